@@ -1,8 +1,9 @@
 """The borders to other programs: Hugging Face models and weights, torch's attention calls, flashtrain's own weights.
 
 huggingface_attention.py lets transformers models run on our attention (register_with_transformers, document_lengths),
-with huggingface_masks.py for their masks, huggingface_rules.py for what of both is understood, and refused, and
-huggingface_context.py for sequences that several devices share;
+with huggingface_masks.py for their masks, huggingface_mask_rules.py for what of these is understood,
+huggingface_architectures.py for the models that are refused, and huggingface_context.py for sequences that several
+devices share;
 huggingface_decoder.py trains a transformers decoder like one of ours (HuggingFaceDecoder; huggingface_model.py builds
 one from a folder or a name of the hub, huggingface_folder.py reads and writes it, huggingface_layers.py saves memory in
 its layers, huggingface_numbers.py counts);
@@ -11,10 +12,11 @@ sdpa_routing.py sends torch's scaled_dot_product_attention calls through our ker
 huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
 which says what a model has that transformers' GPT-2 cannot hold), huggingface_llama.py decoders with rotary positions
 in Llama's and Starcoder2's layouts (load_llama, save_llama; load_decoder and save_decoder choose among all three),
-huggingface_bert.py BERT (load_bert, save_bert, differences_from_bert) and classifiers on it (save_bert_classifier);
-weight_files.py writes any flashtrain model as safetensors with its configuration and reads it back (save_weights,
-load_weights; exported_by_flashtrain tells such a folder from transformers'), and says how far a file's word on its
-model is believed; huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
+huggingface_bert.py BERT (load_bert, save_bert, differences_from_bert) and huggingface_bert_classifiers.py classifiers
+on it (save_bert_classifier); own_weights.py writes any flashtrain model with its configuration and reads it back
+(save_weights, load_weights; exported_by_flashtrain tells such a folder from transformers'); weight_files.py has the
+safetensors of them all; huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads
+(save_tokenizer).
 The names below are imported when first used.
 """
 
@@ -27,14 +29,14 @@ from flashtrain import import_when_used
 if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_attention import document_lengths as document_lengths
     from flashtrain.integrations.huggingface_attention import register_with_transformers as register_with_transformers
-    from flashtrain.integrations.huggingface_bert import architecture_of as architecture_of
     from flashtrain.integrations.huggingface_bert import differences_from_bert as differences_from_bert
-    from flashtrain.integrations.huggingface_bert import (
-        differences_from_bert_classifier as differences_from_bert_classifier,
-    )
     from flashtrain.integrations.huggingface_bert import load_bert as load_bert
     from flashtrain.integrations.huggingface_bert import save_bert as save_bert
-    from flashtrain.integrations.huggingface_bert import save_bert_classifier as save_bert_classifier
+    from flashtrain.integrations.huggingface_bert_classifiers import architecture_of as architecture_of
+    from flashtrain.integrations.huggingface_bert_classifiers import (
+        differences_from_bert_classifier as differences_from_bert_classifier,
+    )
+    from flashtrain.integrations.huggingface_bert_classifiers import save_bert_classifier as save_bert_classifier
     from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
     from flashtrain.integrations.huggingface_gpt2 import load_decoder as load_decoder
@@ -45,20 +47,20 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_llama import save_llama as save_llama
     from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
+    from flashtrain.integrations.own_weights import exported_by_flashtrain as exported_by_flashtrain
+    from flashtrain.integrations.own_weights import load_weights as load_weights
+    from flashtrain.integrations.own_weights import save_weights as save_weights
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
-    from flashtrain.integrations.weight_files import exported_by_flashtrain as exported_by_flashtrain
-    from flashtrain.integrations.weight_files import load_weights as load_weights
-    from flashtrain.integrations.weight_files import save_weights as save_weights
 
 _HOMES = {
     "document_lengths": "huggingface_attention",
     "register_with_transformers": "huggingface_attention",
-    "architecture_of": "huggingface_bert",
+    "architecture_of": "huggingface_bert_classifiers",
     "differences_from_bert": "huggingface_bert",
-    "differences_from_bert_classifier": "huggingface_bert",
+    "differences_from_bert_classifier": "huggingface_bert_classifiers",
     "load_bert": "huggingface_bert",
     "save_bert": "huggingface_bert",
-    "save_bert_classifier": "huggingface_bert",
+    "save_bert_classifier": "huggingface_bert_classifiers",
     "differences_from_gpt2": "huggingface_gpt2",
     "load_decoder": "huggingface_gpt2",
     "load_gpt2": "huggingface_gpt2",
@@ -70,9 +72,9 @@ _HOMES = {
     "transformers_decoder": "huggingface_model",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",
-    "exported_by_flashtrain": "weight_files",
-    "load_weights": "weight_files",
-    "save_weights": "weight_files",
+    "exported_by_flashtrain": "own_weights",
+    "load_weights": "own_weights",
+    "save_weights": "own_weights",
 }
 __all__ = [*_HOMES]
 __getattr__ = import_when_used(__name__, _HOMES)

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_architectures import refuse_other_architectures
 from flashtrain.integrations.huggingface_context import UNDER, holds_no_documents, inputs_of, share_sequences, whole_of
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
-from flashtrain.integrations.huggingface_rules import refuse_other_architectures
 from flashtrain.models.cache import SpreadSequence, spread_sequence
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
@@ -57,11 +57,8 @@ def document_lengths(position_ids: Tensor) -> dict[str, Any]:
     position_ids: (B, S) integers that are 0 at the first token of each document.
     Returns cu_seq_lens_q and cu_seq_lens_k (N + 1,) int32, over the rows one after the other, and max_length_q and
     max_length_k. Needed for models that see both ways and do not pass position_ids to their layers (ModernBERT).
-    Waits for the device. UserError: position_ids that are no such tensor.
+    Waits for the device.
     """
-    if not isinstance(position_ids, Tensor) or position_ids.dim() != 2 or position_ids.is_floating_point():
-        what = tuple(position_ids.shape) if isinstance(position_ids, Tensor) else type(position_ids).__name__
-        raise UserError(f"position_ids must be an integer tensor (B, S), not {what}.")
     begins = position_ids == 0
     begins[:, 0] = True
     starts = begins.flatten().nonzero()[:, 0].to(torch.int32)
@@ -197,20 +194,13 @@ def register_with_transformers(name: str = NAME) -> str:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     except ImportError as error:
         raise UserError(
-            f"register_with_transformers needs the package transformers, version 5 or later ({error}). "
-            "Install it: pip install 'transformers>=5'."
+            f"register_with_transformers needs the package transformers, version 5.20 or later ({error}): pip install "
+            "'transformers>=5.20'."
         ) from error
-    if not isinstance(name, str) or not name:
-        raise UserError(f"name must be a word, not {name!r}. Possible: {NAME!r}.")
-    for part in ("flash", "/", "|", ":"):
-        if part in name.lower():
-            raise UserError(
-                f"name must not contain {part!r}, as {name!r} does: transformers would take it for another "
-                f"implementation's. Possible: {NAME!r}."
-            )
     taken = {"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()}
-    if name in taken and ALL_ATTENTION_FUNCTIONS.get(name) is not attention:
-        raise UserError(f"name {name!r} is taken by another attention implementation. Possible: {NAME!r}.")
+    others = name in taken and ALL_ATTENTION_FUNCTIONS.get(name) is not attention
+    if others or any(part in name.lower() for part in ("flash", "/", "|", ":")):
+        raise UserError(f"transformers takes the name {name!r} for another implementation's: expected {NAME!r}.")
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
     refuse_other_architectures(name)

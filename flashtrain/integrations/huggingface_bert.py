@@ -7,18 +7,14 @@
 
 Three layouts are read, whichever the file holds: BertForPreTraining (masked head, pooler, next-sentence head),
 BertForMaskedLM (masked head) and BertModel (encoder, with its pooler or without); of a fine-tuned classifier its
-BertModel. transformers keeps the projections of
-queries, keys and values apart, and has exactly as many embedding rows as tokens; all else differs in name only.
-
-Fine-tuned classifiers as Hugging Face transformers stores them: safetensors and config.json.
-
-save_bert_classifier(model, "for_transformers", ("no", "yes"))
-# BertForSequenceClassification.from_pretrained("for_transformers"), or BertForTokenClassification
+BertModel. transformers keeps the projections of queries, keys and values apart, and has exactly as many embedding rows
+as tokens; all else differs in name only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +23,13 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.weight_files import (
-    CONFIG,
-    check_tensors,
-    described_config,
+    Part,
+    converted,
     read_architecture,
     read_folder,
-    shapes_of,
     write_folder,
 )
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_encoder import BERT_EPSILON, BertConfig
 from flashtrain.models.gpt2 import round_up
 
@@ -85,30 +78,15 @@ def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
     content, tensors = read_folder(folder_or_file)
     tensors = _bare(tensors)
     config = _our_config(content, tensors, vocab_rows, folder_or_file)
-    tensors = _without_tied(tensors, folder_or_file)
-    ours = shapes_of(lambda: Bert(config, attention="sdpa"), str(folder_or_file))
-    expected = {}
-    for name, shape in ours.items():
-        if name in WITH_VOCABULARY:
-            shape = (config.vocab_size, *shape[1:])
-        names = _their_names(name)
-        for theirs in names:
-            expected[theirs] = (shape[0] // len(names), *shape[1:])
-    check_tensors(tensors, expected, folder_or_file)
-    state_dict = {}
-    for name, shape in ours.items():
-        tensor = torch.cat([tensors[theirs] for theirs in _their_names(name)])
-        if tensor.shape[0] < shape[0]:
-            tensor = torch.cat((tensor, tensor.new_zeros(shape[0] - tensor.shape[0], *shape[1:])))
-        state_dict[name] = tensor
-    return config, state_dict
+    make, tensors = partial(Bert, config, attention="sdpa"), _without_tied(tensors, folder_or_file)
+    return config, converted(tensors, make, partial(_their_parts, config=config), folder_or_file)
 
 
 def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> Path:
     """Writes a BERT for transformers: folder/model.safetensors and folder/config.json; returns the folder.
 
     As BertForPreTraining, BertForMaskedLM or BertModel, by the heads that it has. pad_token: that id, for config.json.
-    UserError: a model that transformers' BERT cannot hold (the modern family), an unwritable folder.
+    UserError: a model that transformers' BERT cannot hold (the modern family). OSError: an unwritable folder.
     """
     architecture = _architecture(model.config)
     tensors = bert_tensors(model.state_dict(), model.config, prefix="" if architecture == "BertModel" else PREFIX)
@@ -205,22 +183,21 @@ def _our_config(
     content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
 ) -> BertConfig:
     sizes = read_architecture(content, "bert", COMPUTATION, SIZES, where)
-    given = {
-        "vocab_size": sizes["vocab_size"],
-        "vocab_rows": round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
-        "context": sizes["max_position_embeddings"],
-        "layers": sizes["num_hidden_layers"],
-        "heads": sizes["num_attention_heads"],
-        "embed": sizes["hidden_size"],
-        "ffn": content.get("intermediate_size") or 4 * sizes["hidden_size"],
-        "segments": content.get("type_vocab_size", 2),
-        "activation": ACTIVATIONS[content.get("hidden_act", "gelu")],
-        "epsilon": content.get("layer_norm_eps", BERT_EPSILON),
-        "masked_head": any(name.startswith("cls.predictions.") for name in tensors),
-        "pooler": any(name.startswith("pooler.") for name in tensors),
-        "next_sentence": any(name.startswith("cls.seq_relationship.") for name in tensors),
-    }
-    return described_config(BertConfig, given, tensors, f"{where} ({CONFIG})")
+    return BertConfig(
+        vocab_size=sizes["vocab_size"],
+        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        context=sizes["max_position_embeddings"],
+        layers=sizes["num_hidden_layers"],
+        heads=sizes["num_attention_heads"],
+        embed=sizes["hidden_size"],
+        ffn=content.get("intermediate_size") or 4 * sizes["hidden_size"],
+        segments=content.get("type_vocab_size", 2),
+        activation=ACTIVATIONS[content.get("hidden_act", "gelu")],
+        epsilon=content.get("layer_norm_eps", BERT_EPSILON),
+        masked_head=any(name.startswith("cls.predictions.") for name in tensors),
+        pooler=any(name.startswith("pooler.") for name in tensors),
+        next_sentence=any(name.startswith("cls.seq_relationship.") for name in tensors),
+    )
 
 
 def _their_names(name: str) -> tuple[str, ...]:
@@ -233,41 +210,6 @@ def _their_names(name: str) -> tuple[str, ...]:
     return tuple(f"encoder.layer.{layer}.{part}.{kind}" for part in theirs)
 
 
-def save_bert_classifier(
-    model: SequenceClassifier | TokenClassifier, folder: str | Path, label_names: Sequence[str], *, pad_token: int = 0
-) -> Path:
-    """Writes folder/model.safetensors and folder/config.json for transformers; returns the folder.
-
-    As BertForSequenceClassification (several labels at once as its multi_label_classification) or
-    BertForTokenClassification. label_names: of the outputs, in their order. pad_token: that id, for config.json.
-    UserError: a model that transformers' cannot hold (see differences_from_bert_classifier), other than one name for
-    each output, an unwritable folder.
-    """
-    differences = differences_from_bert_classifier(model)
-    if differences:
-        raise UserError(
-            f"a classifier with {', '.join(differences)} is not one transformers' BERT can hold. Possible: the family "
-            "bert with pooling first, or with a label for each word."
-        )
-    outputs = model.classifier.out_features
-    if len(label_names) != outputs:
-        raise UserError(f"{len(label_names)} names for {outputs} labels. Possible: one name for each.")
-    config = model.encoder.config
-    content = bert_content(config, architecture_of(model), pad_token, model.classifier.weight.dtype)
-    content["id2label"] = {str(number): name for number, name in enumerate(label_names)}
-    content["label2id"] = {name: number for number, name in enumerate(label_names)}
-    content["classifier_dropout"] = model.dropout.p
-    if isinstance(model, SequenceClassifier):
-        content["problem_type"] = "multi_label_classification" if model.multi_label else "single_label_classification"
-    return write_folder(folder, content, bert_tensors(model.state_dict(), config, prefix=PREFIX))
-
-
-def architecture_of(model: SequenceClassifier | TokenClassifier) -> str:
-    """The class of transformers that such a model is."""
-    return "BertForTokenClassification" if isinstance(model, TokenClassifier) else "BertForSequenceClassification"
-
-
-def differences_from_bert_classifier(model: SequenceClassifier | TokenClassifier) -> list[str]:
-    """What of a model transformers' classifiers cannot hold, in words; empty when save_bert_classifier can write it."""
-    pooling = getattr(model, "pooling", "first")
-    return [*differences_from_bert(model.encoder.config), *([f"pooling={pooling}"] if pooling != "first" else [])]
+def _their_parts(name: str, rows: int, config: BertConfig) -> list[Part]:
+    names = _their_names(name)
+    return [(theirs, config.vocab_size if name in WITH_VOCABULARY else rows // len(names)) for theirs in names]

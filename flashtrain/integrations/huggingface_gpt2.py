@@ -11,23 +11,21 @@ as many embedding rows as tokens. Everything else differs in name only; the pack
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.own_weights import save_weights
 from flashtrain.integrations.weight_files import (
     CONFIG,
-    check_tensors,
-    described_config,
+    Part,
+    converted,
     read_architecture,
     read_folder,
     read_json,
-    save_weights,
-    shapes_of,
-    shown,
     write_folder,
 )
 from flashtrain.models.block import EPSILON
@@ -47,6 +45,7 @@ NAMES = {
     "head": "lm_head",
 }
 CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+WITH_VOCABULARY = ("token_embedding.weight", "head.weight")  # our rows may be more than their tokens
 MASK_BUFFERS = (".attn.bias", ".attn.masked_bias")  # constants that old checkpoints carry
 # What a config.json may say of the computation, and what a GPT-2 of ours computes: absent means the same.
 COMPUTATION: dict[str, tuple[Any, ...]] = {
@@ -68,20 +67,9 @@ def load_gpt2(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
     UserError: nothing there, another architecture, a computation GPT2 does not have, tensors that do not fit.
     """
     content, tensors = read_folder(folder_or_file)
-    config = _our_config(content, tensors, vocab_rows, folder_or_file)
-    tensors = _known(tensors, config)
-    ours = shapes_of(lambda: GPT2(config, attention="sdpa"), str(folder_or_file))
-    expected = {_their_name(name): _their_shape(name, shape, config) for name, shape in ours.items()}
-    check_tensors(tensors, expected, folder_or_file)
-    state_dict = {}
-    for name, shape in ours.items():
-        tensor = tensors[_their_name(name)]
-        if _their_name(name).endswith(CONV1D):
-            tensor = tensor.t().contiguous()
-        if tensor.shape[0] < shape[0]:
-            tensor = torch.cat((tensor, tensor.new_zeros(shape[0] - tensor.shape[0], *shape[1:])))
-        state_dict[name] = tensor
-    return config, state_dict
+    config = _our_config(content, vocab_rows, folder_or_file)
+    make = partial(GPT2, config, attention="sdpa")
+    return config, converted(_known(tensors, config), make, partial(_their_parts, config=config), folder_or_file)
 
 
 def save_gpt2(model: GPT2, folder: str | Path, *, end_of_text: int | None = None) -> Path:
@@ -89,7 +77,7 @@ def save_gpt2(model: GPT2, folder: str | Path, *, end_of_text: int | None = None
 
     end_of_text: that token's id, for config.json (None: GPT-2's own 50256 when the vocabulary is GPT-2's, else none).
     UserError: a model that transformers' GPT-2 cannot hold (the modern family, rotary positions: save_llama writes
-    them), an unwritable folder.
+    them). OSError: an unwritable folder.
     """
     config = model.config
     differences = differences_from_gpt2(config)
@@ -103,7 +91,7 @@ def save_gpt2(model: GPT2, folder: str | Path, *, end_of_text: int | None = None
         theirs = _their_name(name)
         if theirs.endswith(CONV1D):
             tensor = tensor.t()
-        elif theirs in ("wte.weight", "lm_head.weight"):
+        elif name in WITH_VOCABULARY:
             tensor = tensor[: config.vocab_size]
         tensors[theirs if theirs == "lm_head.weight" else PREFIX + theirs] = tensor
     if end_of_text is None and config.vocab_size == 50257:
@@ -157,8 +145,8 @@ def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -
     kind = read_json(file).get("model_type") if file.is_file() else None
     if kind not in ("gpt2", *LAYOUTS, None):
         raise UserError(
-            f"{path} holds another architecture ({CONFIG} says {shown(kind)}). Possible: model_type gpt2, "
-            f"{', '.join(LAYOUTS)}."
+            f"{path} holds another architecture: model_type {kind} in {CONFIG}, where gpt2, {', '.join(LAYOUTS)} are "
+            "read."
         )
     load = load_gpt2 if kind in ("gpt2", None) else load_llama
     return load(folder_or_file, vocab_rows=vocab_rows)
@@ -176,29 +164,27 @@ def differences_from_gpt2(config: GPT2Config) -> list[str]:
     return [name for name, differs in differences.items() if differs]
 
 
-def _our_config(
-    content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
-) -> GPT2Config:
+def _our_config(content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> GPT2Config:
     sizes = read_architecture(content, "gpt2", COMPUTATION, SIZES, where)
-    given = {
-        "vocab_size": sizes["vocab_size"],
-        "vocab_rows": round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
-        "context": sizes["n_positions"],
-        "layers": sizes["n_layer"],
-        "heads": sizes["n_head"],
-        "kv_heads": sizes["n_head"],
-        "embed": sizes["n_embd"],
-        "ffn": content.get("n_inner") or 4 * sizes["n_embd"],
-        "tie_embeddings": content.get("tie_word_embeddings", True),
-    }
-    return described_config(GPT2Config, given, tensors, f"{where} ({CONFIG})")
+    return GPT2Config(
+        vocab_size=sizes["vocab_size"],
+        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        context=sizes["n_positions"],
+        layers=sizes["n_layer"],
+        heads=sizes["n_head"],
+        kv_heads=sizes["n_head"],
+        embed=sizes["n_embd"],
+        ffn=content.get("n_inner") or 4 * sizes["n_embd"],
+        tie_embeddings=content.get("tie_word_embeddings", True),
+    )
 
 
 def _known(tensors: dict[str, Tensor], config: GPT2Config) -> dict[str, Tensor]:
-    """The tensors without prefix, without old mask constants and without a second copy of a tied table."""
+    """The tensors without prefix, without old mask constants and without a second copy of a tied table, as Linear has
+    them."""
     bare = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     return {
-        name: tensor
+        name: tensor.t().contiguous() if name.endswith(CONV1D) else tensor
         for name, tensor in bare.items()
         if not name.endswith(MASK_BUFFERS) and not (config.tie_embeddings and name == "lm_head.weight")
     }
@@ -213,7 +199,5 @@ def _their_name(name: str) -> str:
     return f"{NAMES[module]}.{kind}"
 
 
-def _their_shape(name: str, shape: tuple[int, ...], config: GPT2Config) -> tuple[int, ...]:
-    if name in ("token_embedding.weight", "head.weight"):
-        return (config.vocab_size, *shape[1:])
-    return shape[::-1] if _their_name(name).endswith(CONV1D) else shape
+def _their_parts(name: str, rows: int, config: GPT2Config) -> list[Part]:
+    return [(_their_name(name), config.vocab_size if name in WITH_VOCABULARY else rows)]

@@ -12,22 +12,20 @@ product (q, k, v; gate and value), and have exactly as many embedding rows as to
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.weight_files import (
     CONFIG,
     SHARD_BYTES,
-    check_tensors,
-    described_config,
+    Part,
+    converted,
     read_architecture,
     read_folder,
-    shapes_of,
-    shown,
     write_folder,
 )
 from flashtrain.models.block import EPSILON
@@ -97,7 +95,7 @@ def save_llama(
     """Writes a decoder for transformers: config.json, generation_config.json and the weights; returns the folder.
 
     end_of_text: that token's id (None: none). shard_bytes: of a weights file; more weights are several, with an index.
-    UserError: a model that neither layout can hold (layout_of), an unwritable folder.
+    UserError: a model that neither layout can hold (layout_of). OSError: an unwritable folder.
     """
     config = model.config
     name = layout_of(config)
@@ -144,61 +142,47 @@ def load_llama(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> 
     content, tensors = read_folder(folder_or_file)
     name = str(content.get("model_type"))
     layout = LAYOUTS.get(name, LAYOUTS["llama"])
-    config = _our_config(content, layout, tensors, vocab_rows, folder_or_file)
+    config = _our_config(content, layout, vocab_rows, folder_or_file)
     if config.tie_embeddings:
         tensors.pop("lm_head.weight", None)  # the table once more
-    ours = shapes_of(lambda: GPT2(config, attention="sdpa"), str(folder_or_file))
-    parts = {one: _their_parts(one, config, layout) for one in ours}
-    expected = {part: (rows, *ours[one][1:]) for one in ours for part, rows in parts[one]}
-    check_tensors(tensors, expected, folder_or_file)
-    state_dict = {}
-    for one, shape in ours.items():
-        pieces = [tensors.pop(part) for part, _ in parts[one]]
-        missing = shape[0] - sum(len(piece) for piece in pieces)
-        if missing:  # rows of the table that stand for no token
-            pieces.append(pieces[0].new_zeros(missing, *shape[1:]))
-        state_dict[one] = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-    return config, state_dict
+    make = partial(GPT2, config, attention="sdpa")
+    return config, converted(tensors, make, lambda name, _: _their_parts(name, config, layout), folder_or_file)
 
 
-def _our_config(
-    content: dict[str, Any], layout: Layout, tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
-) -> GPT2Config:
+def _our_config(content: dict[str, Any], layout: Layout, vocab_rows: int | None, where: str | Path) -> GPT2Config:
     name = next(name for name, one in LAYOUTS.items() if one is layout)
     content = {layout.epsilon: layout.epsilon_default, **content}
     rope = content.get("rope_parameters") or {}
-    if not isinstance(rope, dict) or rope.get("rope_type") not in PLAIN_ROPE:
-        kind = rope.get("rope_type") if isinstance(rope, dict) else rope
-        raise UserError(f"{where}: rope_type={shown(kind)} in {CONFIG}. Possible: default (a rope_theta alone).")
+    if rope.get("rope_type") not in PLAIN_ROPE:
+        raise UserError(f"{where}: rope_type={rope['rope_type']} in {CONFIG}: expected default (a rope_theta alone).")
     if "rope_parameters" in content:
         content.pop("rope_scaling", None)  # older files' word for the same
     sizes = read_architecture(content, name, {**layout.computation, layout.epsilon: (EPSILON,)}, SIZES, where)
     heads, embed = sizes["num_attention_heads"], sizes["hidden_size"]
     if content.get("head_dim") not in (None, embed / heads):
         raise UserError(
-            f"{where}: head_dim={shown(content['head_dim'])} in {CONFIG}. Possible: hidden_size / num_attention_heads."
+            f"{where}: head_dim={content['head_dim']} in {CONFIG}: expected hidden_size / num_attention_heads."
         )
     biases = [content.get(entry, layout.ours["norm"] == "layernorm") for entry in layout.biases]
     if any(bias != biases[0] for bias in biases) or (layout.ours["norm"] == "layernorm" and biases != [True]):
-        raise UserError(f"{where}: {' and '.join(layout.biases)} in {CONFIG}. Possible: biases in all layers or none.")
-    given = {
-        "vocab_size": sizes["vocab_size"],
-        "vocab_rows": round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
-        "context": sizes["max_position_embeddings"],
-        "layers": sizes["num_hidden_layers"],
-        "heads": heads,
-        "kv_heads": content.get("num_key_value_heads") or heads,
-        "embed": embed,
-        "ffn": sizes["intermediate_size"],
+        raise UserError(f"{where}: {' and '.join(layout.biases)} in {CONFIG}: expected biases in all layers or none.")
+    return GPT2Config(
+        vocab_size=sizes["vocab_size"],
+        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        context=sizes["max_position_embeddings"],
+        layers=sizes["num_hidden_layers"],
+        heads=heads,
+        kv_heads=content.get("num_key_value_heads") or heads,
+        embed=embed,
+        ffn=sizes["intermediate_size"],
         **layout.ours,
-        "bias": biases[0],
-        "tie_embeddings": content.get("tie_word_embeddings", layout.architecture != "LlamaForCausalLM"),
-        "rope_base": rope.get("rope_theta", content.get("rope_theta", 10000.0)),
-    }
-    return described_config(GPT2Config, given, tensors, f"{where} ({CONFIG})")
+        bias=biases[0],
+        tie_embeddings=content.get("tie_word_embeddings", layout.architecture != "LlamaForCausalLM"),
+        rope_base=rope.get("rope_theta", content.get("rope_theta", 10000.0)),
+    )
 
 
-def _their_parts(name: str, config: GPT2Config, layout: Layout) -> list[tuple[str, int]]:
+def _their_parts(name: str, config: GPT2Config, layout: Layout) -> list[Part]:
     """Transformers' names of one of our tensors' parts, and the rows of each, in our order of rows."""
     module, kind = name.rsplit(".", 1)
     embed, kv = config.embed, config.kv_heads * config.head_dim
@@ -208,7 +192,7 @@ def _their_parts(name: str, config: GPT2Config, layout: Layout) -> list[tuple[st
         their = "lm_head" if module == "head" else "model.embed_tokens"
         return [(f"{their}.{kind}", config.vocab_size)]
     _, layer, rest = module.split(".", 2)
-    parts: dict[str, list[tuple[str, int]]] = {
+    parts: dict[str, list[Part]] = {
         "attention_norm": [("input_layernorm", embed)],
         "attention.qkv": list(zip(QKV, (embed, kv, kv), strict=True)),
         "attention.output": [("self_attn.o_proj", embed)],

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations import huggingface_rules as mask_rules
+from flashtrain.integrations import huggingface_mask_rules as mask_rules
 from flashtrain.integrations.huggingface_context import UNDER, documents_of, inputs_of
-from flashtrain.integrations.huggingface_rules import Rules
+from flashtrain.integrations.huggingface_mask_rules import Rules
 from flashtrain.models.cache import SpreadSequence, spread_sequence
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.masks import Mask
@@ -87,8 +87,8 @@ for _operator in ("add", "radd", "sub", "rsub", "mul", "rmul", "invert"):
 
 def attention_mask(
     batch_size: int,
-    q_length: int | None = None,
-    kv_length: int = 0,
+    q_length: int,
+    kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: MaskFunction | None = None,
@@ -111,8 +111,6 @@ def attention_mask(
     """
     if isinstance(attention_mask, AttentionMask):
         return attention_mask
-    if q_length is None:  # transformers before 5.10 gave the queries' positions instead
-        q_length, q_offset = others["cache_position"].shape[0], others["cache_position"][0]
     function = _causal() if mask_function is None else mask_function
     spread = spread_sequence()
     if spread is not None and q_length == kv_length:

@@ -27,7 +27,6 @@ from flashtrain.data.tokenizers import (
     Tokenizer,
     WordPieceTokenizer,
 )
-from flashtrain.errors import UserError
 
 NAMES = {"pad": "[PAD]", "classify": "[CLS]", "separate": "[SEP]", "mask": "[MASK]"}  # of SpecialTokens
 READ = "AutoTokenizer reads its tokenizer"
@@ -47,7 +46,7 @@ def save_tokenizer(
     context: the longest text, in tokens, that the model takes (None: any). special: the tokens of a BERT's samples,
     which transformers then puts around a text; None: a decoder's tokenizer, which adds nothing. segments: whether the
     model takes token_type_ids.
-    UserError: an unwritable folder.
+    OSError: an unwritable folder.
     """
     folder = Path(folder)
     library = _library_form(tokenizer, special)
@@ -69,12 +68,9 @@ def save_tokenizer(
     if special is not None:
         config |= {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
         config |= {"unk_token": "[UNK]"} if library.token_to_id("[UNK]") is not None else {}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(library.to_str(), encoding="utf-8")
-        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"the tokenizer cannot be written to {folder}: {error.strerror}.") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(library.to_str(), encoding="utf-8")
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
     return READ
 
 

@@ -35,6 +35,8 @@ MAX_HEAD_DIM = 256
 _current: ContextVar[route_sdpa | bool | None] = ContextVar("flashtrain_route_sdpa", default=False)
 
 
+# torch 2.13's own switch, torch.nn.attention.activate_flash_attention_impl, is for a whole process and for CUDA alone,
+# reached only by calls in 16 bits without attn_mask, and counts nothing.
 class route_sdpa(TorchFunctionMode):  # noqa: N801  (used like a function: with route_sdpa(): ...)
     """While open, scaled_dot_product_attention calls run on our kernels where those apply; the rest stays torch's.
 

@@ -16,13 +16,14 @@ Shapes: B batch, S sequence, E embedding width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, one_of, unknown
+from flashtrain.errors import UserError, one_of
 from flashtrain.models.attention import AnyMask, Attention, check_dropout
 from flashtrain.models.cache import LayerCache, PackedSequences
 from flashtrain.models.memory_savings import MemorySavings, checkpointed, feed_forward_pieces
@@ -33,12 +34,9 @@ EPSILON = 1e-5  # GPT-2's
 
 
 def normalization(norm: str, embed: int, bias: bool, epsilon: float = EPSILON) -> nn.LayerNorm | nn.RMSNorm:
-    """The norm of that name (RMSNorm, Zhang and Sennrich 2019, has no bias). UserError: no such norm."""
-    if norm == "layernorm":
-        return nn.LayerNorm(embed, eps=epsilon, bias=bias)
-    if norm == "rmsnorm":
-        return nn.RMSNorm(embed, eps=epsilon)
-    raise unknown("norm", norm, NORMS)
+    """The norm of that name, one of NORMS (RMSNorm, Zhang and Sennrich 2019, has no bias)."""
+    norms: dict[str, Any] = {"layernorm": partial(nn.LayerNorm, bias=bias), "rmsnorm": nn.RMSNorm}
+    return norms[norm](embed, eps=epsilon)
 
 
 class GeluFeedForward(nn.Module):
@@ -119,9 +117,7 @@ GATED = ("swiglu", "geglu")  # two matrices read the input, not one
 
 
 def feed_forward(activation: str, embed: int, ffn: int, bias: bool) -> GeluFeedForward | SwiGLUFeedForward:
-    """The feed-forward of that activation, a name of FEED_FORWARDS. UserError: no such activation."""
-    if activation not in FEED_FORWARDS:
-        raise unknown("activation", activation, FEED_FORWARDS)
+    """The feed-forward of that activation, a name of FEED_FORWARDS."""
     return FEED_FORWARDS[activation](embed, ffn, bias)
 
 

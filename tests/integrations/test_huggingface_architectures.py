@@ -15,8 +15,8 @@ from torch import nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import register_with_transformers
+from flashtrain.integrations.huggingface_architectures import own_attention
 from flashtrain.integrations.huggingface_masks import AttentionMask
-from flashtrain.integrations.huggingface_rules import own_attention
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 

@@ -28,7 +28,12 @@ from flashtrain.integrations.huggingface_attention import NAME, attention
 S = 17
 
 
-def compare(kind, ids, real=None, dtype=torch.float32, tolerance=2e-5, **inputs):
+def compare(kind, ids, real=None, **inputs):
+    # GPT-2 and BERT compute their eager softmax in float64, the others in float32, where what float64's masks hide is NaN;
+    # gpt-oss' experts have no float64.
+    exact = kind in ("gpt2", "bert")
+    dtype = torch.float64 if exact or (kind != "gpt_oss" and "attention_mask" not in inputs) else torch.float32
+    tolerance = 1e-11 if exact else 2e-6 if dtype == torch.float64 else 2e-5
     ours, eager = pair(kind, dtype)
     logits, gradients = logits_and_gradients(ours, ids, real, **inputs)
     expected, expected_gradients = logits_and_gradients(eager, ids, real, **inputs)
@@ -59,21 +64,15 @@ def test_a_model_is_switched_in_place():
     torch.testing.assert_close(model(tokens(2, S)).logits, before, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["flashtrain", "Flash", "owner/kernel", "paged|ours", "", None])
-def test_names_that_transformers_gives_a_meaning_of_its_own_are_refused(name):
-    with pytest.raises(UserError, match=NAME):
-        register_with_transformers(name)
-
-
-@pytest.mark.parametrize("name", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("name", ["flashtrain", "Flash", "owner/kernel", "paged|ours", "eager", "sdpa"])
 def test_names_of_other_implementations_are_refused(name):
-    with pytest.raises(UserError, match="taken"):
+    with pytest.raises(UserError, match=NAME):
         register_with_transformers(name)
 
 
 def test_a_missing_transformers_is_said_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match="pip install 'transformers>=5'"):
+    with pytest.raises(UserError, match="pip install 'transformers>=5"):
         register_with_transformers()
 
 
@@ -95,19 +94,6 @@ def test_unpadded_batches_equal_eager(kind):
     compare(kind, tokens(2, S))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "gpt_oss"])  # whose experts have no float64
-def test_unpadded_batches_equal_eager_in_float64(kind):
-    # GPT-2 and BERT compute their eager softmax in float64, the others in float32.
-    compare(kind, tokens(2, S), dtype=torch.float64, tolerance=1e-11 if kind in ("gpt2", "bert") else 2e-6)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "bert"])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padded_batches_equal_eager_in_float64(kind, side):
-    real = padding(S, [S, 9, 1], side)
-    compare(kind, tokens(3, S), real, attention_mask=real, dtype=torch.float64, tolerance=1e-11)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padded_batches_equal_eager_at_the_real_tokens(kind, side):
@@ -116,15 +102,11 @@ def test_padded_batches_equal_eager_at_the_real_tokens(kind, side):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "qwen3"])
-def test_padding_between_real_tokens_equals_eager(kind):
+def test_padding_between_real_tokens_and_a_mask_of_ones_equal_eager(kind):
     real = torch.ones(2, S, dtype=torch.long)
+    compare(kind, tokens(2, S), attention_mask=real.clone())
     real[0, 4:7] = real[1, 0] = real[1, 8] = 0
     compare(kind, tokens(2, S), real, attention_mask=real)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_of_ones_is_no_mask(kind):
-    compare(kind, tokens(2, S), attention_mask=torch.ones(2, S, dtype=torch.long))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CAUSAL if kind != "gpt_oss"])  # which does not look at positions
@@ -144,15 +126,6 @@ def test_packed_rows_are_kept_apart_also_where_a_cache_is_made(kind):
 # transformers counts Llama 4's chunks in the row, whatever is packed in it.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama4_text"])
 def test_packed_documents_equal_the_same_documents_one_by_one(kind):
-    model, ids, lengths = build(kind, register_with_transformers()), tokens(1, S), [7, 1, 9]
-    where = positions(lengths)
-    packed = model(ids, position_ids=where, **document_lengths(where)).logits[0]
-    single = [model(document[None]).logits[0] for document in ids[0].split(lengths)]
-    torch.testing.assert_close(packed, torch.cat(single), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["llama", "modernbert"])
-def test_rows_of_packed_documents_are_kept_apart_too(kind):
     model, ids = build(kind, register_with_transformers()), tokens(2, S)
     where = torch.cat((positions([7, 1, 9]), positions([10, 7])))
     packed = model(ids, position_ids=where, **document_lengths(where)).logits
@@ -260,14 +233,6 @@ def test_dropout_acts_in_training_only_and_follows_torchs_seed():
     assert not torch.allclose(drawn[0], still)
 
 
-def test_dropout_keeps_the_mean():
-    q, k, v = torch.randn(3, 1, 2, 8, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
-    torch.manual_seed(0)
-    many = [attention(torch.nn.Module(), q, k, v, None, dropout=0.3)[0] for _ in range(400)]
-    expected = attention(torch.nn.Module(), q, k, v, None)[0]
-    assert (torch.stack(many).mean(0) - expected).abs().max() < 0.25
-
-
 def test_dropout_is_the_same_for_a_left_padded_row_as_for_a_right_padded_one():
     model = build("llama", register_with_transformers(), attention_dropout=0.4).train()
     document = tokens(1, 9)
@@ -360,19 +325,13 @@ def test_a_compiled_model_is_one_graph_and_gives_the_same_logits(kind):
 # What cannot be
 
 
-def test_attention_weights_are_refused_readably():
-    with pytest.raises(UserError, match="output_attentions"):
-        attention(torch.nn.Module(), *torch.randn(3, 1, 2, 8, 4).unbind(0), None, output_attentions=True)
-
-
-def test_a_mask_that_reaches_a_layer_in_two_dimensions_is_refused_readably():
-    with pytest.raises(UserError, match=r"attention_mask .* \(1, 8\)"):
-        attention(torch.nn.Module(), *torch.randn(3, 1, 2, 8, 4).unbind(0), torch.ones(1, 8))
-
-
-def test_position_ids_of_another_form_are_refused_readably():
-    with pytest.raises(UserError, match=r"position_ids .* \(3,\)"):
-        document_lengths(torch.arange(3))
+@pytest.mark.parametrize(
+    ("mask", "options", "said"),
+    [(None, {"output_attentions": True}, "output_attentions"), (torch.ones(1, 8), {}, r"attention_mask .* \(1, 8\)")],
+)
+def test_attention_weights_and_masks_of_two_dimensions_are_refused(mask, options, said):
+    with pytest.raises(UserError, match=said):
+        attention(torch.nn.Module(), *torch.randn(3, 1, 2, 8, 4).unbind(0), mask, **options)
 
 
 def test_packed_documents_are_found_in_inference_mode_too() -> None:

@@ -49,8 +49,9 @@ def folder(tmp_path):
     return tmp_path / "bert"
 
 
-@pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+@pytest.mark.parametrize(
+    ("attention", "activation"), [("flash", "gelu"), ("sdpa", "gelu"), ("sdpa", "gelu_new"), ("standard", "gelu")]
+)
 def test_imported_weights_give_transformers_logits(tmp_path, attention, activation):
     theirs = their_model(hidden_act=activation)
     theirs.save_pretrained(tmp_path)
@@ -87,15 +88,14 @@ def test_a_masked_language_model_and_a_bare_encoder_are_read_with_the_heads_that
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads"),
+    ("kind", "activation", "heads"),
     [
-        ("BertForPreTraining", {"pooler": True, "next_sentence": True}),
-        ("BertForMaskedLM", {}),
-        ("BertModel", {"masked_head": False, "pooler": True}),
+        ("BertForPreTraining", "gelu", {"pooler": True, "next_sentence": True}),
+        ("BertForMaskedLM", "gelu_exact", {}),
+        ("BertModel", "gelu", {"masked_head": False, "pooler": True}),
     ],
 )
-@pytest.mark.parametrize("activation", ["gelu", "gelu_exact"])
-def test_exported_weights_give_the_same_in_transformers(tmp_path, kind, heads, activation):
+def test_exported_weights_give_the_same_in_transformers(tmp_path, kind, activation, heads):
     torch.manual_seed(0)
     config = BertConfig.of_size("tiny", vocab_size=61, context=16, activation=activation)
     model = Bert(replace(config, ffn=200, **heads), "sdpa").double()
@@ -103,12 +103,13 @@ def test_exported_weights_give_the_same_in_transformers(tmp_path, kind, heads, a
         parameter.data += 0.1 * torch.randn_like(parameter)
     save_bert(model, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [kind]
-    theirs = getattr(transformers, kind).from_pretrained(tmp_path, dtype=torch.float64).eval()
-    hidden = model.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
+    options = {"dtype": torch.float64, "output_loading_info": True}
+    theirs, told = getattr(transformers, kind).from_pretrained(tmp_path, **options)
+    assert not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    hidden, output = model.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS), theirs_of(theirs.eval())
     if kind == "BertModel":
-        found, expected = hidden, theirs_of(theirs).last_hidden_state
+        found, expected = hidden, output.last_hidden_state
     else:
-        output = theirs_of(theirs)
         expected = output.prediction_logits if kind == "BertForPreTraining" else output.logits
         found = model.masked_head(hidden, model.token_table)[..., :61]
     assert (found - expected)[VISIBLE].abs().max() < 1e-10
@@ -143,25 +144,19 @@ def change_config(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta"}, r"another architecture \(config.json says roberta\). Possible: model_type bert"),
-        ({"hidden_act": "relu"}, r"hidden_act=relu in config.json. Possible: gelu or"),
-        ({"position_embedding_type": "relative_key"}, r"relative_key in config.json. Possible: absolute"),
-        ({"is_decoder": True}, r"is_decoder=True in config.json. Possible: False"),
-        ({"hidden_size": "wide"}, r"hidden_size in config.json is wide. Possible: a whole number"),
-        ({"num_attention_heads": 5}, r"5 heads for an embedding of 24"),
-        (
-            {"vocab_size": 60},
-            r"word_embeddings.weight' has shape \(61, 24\) where its config.json calls for \(60, 24\)",
-        ),
-        ({"num_hidden_layers": 3}, r"has no tensor 'encoder.layer.2"),
-        ({"num_hidden_layers": 1}, r"does not call for: 'encoder.layer.1"),
+        ({"model_type": "roberta"}, "model_type roberta"),
+        ({"hidden_act": "relu"}, "hidden_act=relu"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key"),
+        ({"is_decoder": True}, "is_decoder=True"),
+        ({"vocab_size": 60}, r"word_embeddings.weight' of shape \(61, 24\)"),
+        ({"num_hidden_layers": 3}, "has no tensor 'encoder.layer.2"),
+        ({"num_hidden_layers": 1}, "'encoder.layer.1"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(folder, changes, message):
+def test_a_file_that_does_not_fit_is_refused(folder, changes, message):
     change_config(folder, **changes)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         load_bert(folder)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_decoder_that_is_not_tied_is_refused(folder):

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from flashtrain.errors import UserError
-from flashtrain.integrations import load_gpt2, save_gpt2, save_weights
+from flashtrain.integrations import load_gpt2, save_gpt2
 from flashtrain.models import GPT2, GPT2Config
 
 TOKENS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -43,8 +43,7 @@ def folder(tmp_path):
     return tmp_path / "gpt2"
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "standard"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("attention", "tied"), [("sdpa", True), ("standard", False)])
 def test_imported_weights_give_transformers_logits(tmp_path, attention, tied):
     theirs = their_model(tie_word_embeddings=tied)
     theirs.save_pretrained(tmp_path)
@@ -87,7 +86,10 @@ def test_exported_weights_give_the_same_logits_in_transformers(tmp_path, tied):
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     save_gpt2(model, tmp_path / "out", end_of_text=60)
-    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
+    kind, options = transformers.GPT2LMHeadModel, {"dtype": torch.float64, "output_loading_info": True}
+    theirs, found = kind.from_pretrained(tmp_path / "out", **options)
+    assert not any(found[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    theirs.eval()
     assert theirs.config.vocab_size == 61
     assert theirs.config.eos_token_id == 60
     assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
@@ -100,22 +102,16 @@ def test_import_then_export_gives_back_the_same_tensors(folder, tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_bare_gpt2_model_without_prefix_is_read(folder, tmp_path):
+def test_a_bare_model_one_file_and_shards_with_their_index_are_read(folder, tmp_path):
+    wanted = our_model(folder)(TOKENS)
     their_model().transformer.save_pretrained(tmp_path / "bare")
     assert "wte.weight" in load_file(tmp_path / "bare" / "model.safetensors")
-    assert torch.equal(our_model(tmp_path / "bare")(TOKENS), our_model(folder)(TOKENS))
-
-
-def test_one_file_with_its_configuration_beside_is_read(folder):
-    assert torch.equal(our_model(folder / "model.safetensors")(TOKENS), our_model(folder)(TOKENS))
-
-
-def test_shards_with_their_index_are_read(folder, tmp_path):
     their_model().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
     assert (tmp_path / "shards" / "model.safetensors.index.json").exists()
-    assert torch.equal(our_model(tmp_path / "shards")(TOKENS), our_model(folder)(TOKENS))
+    for given in (tmp_path / "bare", folder / "model.safetensors", tmp_path / "shards"):
+        assert torch.equal(our_model(given)(TOKENS), wanted)
     next((tmp_path / "shards").glob("model-00002*")).unlink()
-    with pytest.raises(UserError, match=r"no model-00002.* which model.safetensors.index.json names"):
+    with pytest.raises(FileNotFoundError, match=r"model-00002"):
         load_gpt2(tmp_path / "shards")
 
 
@@ -143,21 +139,19 @@ def change_config(folder, **changes) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_missing_folder_is_one_line(tmp_path):
-    with pytest.raises(UserError, match=r"no weights at .*/nowhere: no such folder or file"):
+def test_a_missing_folder_or_file_is_named(folder, tmp_path):
+    with pytest.raises(UserError, match=r"no weights at .*/nowhere"):
         load_gpt2(tmp_path / "nowhere")
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).unlink()
+        with pytest.raises(UserError, match=f"no {name} in"):
+            load_gpt2(folder)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_missing_file_is_named(folder, name):
-    (folder / name).unlink()
-    with pytest.raises(UserError, match=f"no {name} in"):
-        load_gpt2(folder)
-
-
-def test_a_file_that_is_no_safetensors_is_one_line(folder):
-    (folder / "model.safetensors").write_bytes(b"not tensors at all")
-    with pytest.raises(UserError, match=r"cannot be read as safetensors"):
+def test_a_file_that_is_cut_off_or_no_safetensors_is_named(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(UserError, match=r"model.safetensors is no whole safetensors file"):
         load_gpt2(folder)
     with pytest.raises(UserError, match=r"config.json is not a safetensors file"):
         load_gpt2(folder / "config.json")
@@ -166,24 +160,21 @@ def test_a_file_that_is_no_safetensors_is_one_line(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llama"}, "another architecture .config.json says llama.. Possible: model_type gpt2"),
-        ({"activation_function": "relu"}, "activation_function=relu in config.json. Possible: gelu_new"),
+        ({"model_type": "llama"}, "model_type llama"),
+        ({"activation_function": "relu"}, "activation_function=relu"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06 in config.json. Possible: 1e-05"),
-        ({"n_embd": "24"}, "n_embd in config.json is 24. Possible: a whole number"),
-        ({"n_head": 5}, "5 heads for an embedding of 24"),
-        ({"n_positions": 32}, r"'wpe.weight' has shape \(16, 24\) where its config.json calls for \(32, 24\)"),
-        ({"n_inner": 48}, r"'h.0.mlp.c_fc.weight' has shape \(24, 96\) where its config.json calls for \(24, 48\)"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06"),
+        ({"n_positions": 32}, r"'wpe.weight' of shape \(16, 24\)"),
+        ({"n_inner": 48}, r"'h.0.mlp.c_fc.weight' of shape \(96, 24\)"),
         ({"n_layer": 3}, "has no tensor 'h.2.ln_1.weight'"),
-        ({"n_layer": 1}, "tensors that its config.json does not call for: 'h.1"),
-        ({"format": "flashtrain"}, "exported by flashtrain, not by transformers. Possible: load_weights"),
+        ({"n_layer": 1}, "has 12 tensors .* 'h.1"),
+        ({"format": "flashtrain"}, "load_weights reads it"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(folder, changes, message):
+def test_a_file_that_does_not_fit_is_refused(folder, changes, message):
     change_config(folder, **changes)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         load_gpt2(folder)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_modern_family_is_refused_on_export_and_told_what_is_possible(tmp_path):
@@ -191,11 +182,3 @@ def test_the_modern_family_is_refused_on_export_and_told_what_is_possible(tmp_pa
     with pytest.raises(UserError, match=r"positions=rotary, norm=rmsnorm.* Possible: save_weights"):
         save_gpt2(model, tmp_path)
     assert not list(tmp_path.iterdir())
-    save_weights(model, tmp_path)
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=61, context=16), attention="sdpa")
-    with pytest.raises(UserError, match=r"weights cannot be written to"):
-        save_gpt2(model, tmp_path / "file" / "out")

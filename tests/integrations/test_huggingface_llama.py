@@ -56,7 +56,9 @@ def make(family: str = "modern", **changes) -> GPT2:
 
 
 def read_by_transformers(folder):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="sdpa")
+    options = {"dtype": torch.float64, "attn_implementation": "sdpa", "output_loading_info": True}
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+    assert not any(found[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     return model.eval()
 
 
@@ -67,23 +69,16 @@ def read_by_us(folder) -> GPT2:
     return model
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_modern_model_is_a_llama_with_the_same_logits(tmp_path, kind) -> None:
-    model = make(**KINDS[kind])
-    assert "Llama layout" in save_decoder(model, tmp_path, end_of_text=60)
+ROTARY_GPT2 = [("gpt2", kind, "Starcoder2") for kind in ("modern", "untied", "longer")]
+
+
+@pytest.mark.parametrize(("family", "kind", "layout"), [*(("modern", kind, "Llama") for kind in KINDS), *ROTARY_GPT2])
+def test_an_exported_model_has_the_same_logits_in_transformers(tmp_path, family, kind, layout) -> None:
+    model = make(family, **KINDS[kind])
+    assert f"{layout} layout" in save_decoder(model, tmp_path, end_of_text=60)
     theirs = read_by_transformers(tmp_path)
-    assert type(theirs) is transformers.LlamaForCausalLM
+    assert type(theirs).__name__ == f"{layout}ForCausalLM"
     assert (theirs.config.vocab_size, theirs.config.eos_token_id, theirs.generation_config.eos_token_id) == (61, 60, 60)
-    assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
-    assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
-
-
-@pytest.mark.parametrize("kind", ["modern", "untied", "longer"])
-def test_gpt2_with_rotary_positions_is_a_starcoder2_with_the_same_logits(tmp_path, kind) -> None:
-    model = make("gpt2", **KINDS[kind])
-    assert "Starcoder2 layout" in save_decoder(model, tmp_path)
-    theirs = read_by_transformers(tmp_path)
-    assert type(theirs) is transformers.Starcoder2ForCausalLM
     assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
     assert torch.equal(read_by_us(tmp_path)(TOKENS), model(TOKENS))
 
@@ -135,27 +130,24 @@ def test_what_no_layout_of_transformers_holds_is_written_in_our_own(tmp_path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "config.json says mamba.. Possible: model_type gpt2, llama, starcoder2"),
-        ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06 in config.json. Possible: 1e-05"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type=llama3 .* Possible: default"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_base is x. Possible: a finite number"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_scaling=a dict"),
-        ({"hidden_act": "gelu"}, "hidden_act=gelu in config.json. Possible: silu"),
-        ({"head_dim": 16}, "head_dim=16 in config.json"),
-        ({"mlp_bias": True}, "attention_bias and mlp_bias .* biases in all layers or none"),
+        ({"model_type": "mamba"}, "model_type mamba .*gpt2, llama, starcoder2"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type=llama3"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_scaling="),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu"),
+        ({"head_dim": 16}, "head_dim=16"),
+        ({"mlp_bias": True}, "attention_bias and mlp_bias"),
         ({"num_hidden_layers": 5}, "has no tensor 'model.layers.4.input_layernorm.weight'"),
-        ({"num_key_value_heads": 2}, r"'model.layers.0.self_attn.k_proj.weight' has shape \(32, 128\) where"),
-        ({"num_key_value_heads": "2"}, "kv_heads is 2. Possible: a whole number"),
+        ({"num_key_value_heads": 2}, r"'model.layers.0.self_attn.k_proj.weight' of shape \(32, 128\)"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(tmp_path, changes, message) -> None:
+def test_a_file_that_does_not_fit_is_refused(tmp_path, changes, message) -> None:
     save_llama(make(), tmp_path)
     path = tmp_path / "config.json"
     content = {**json.loads(path.read_text()), **changes}
     path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         load_decoder(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_one_weights_file_with_its_configuration_beside_is_read(tmp_path) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import masking_utils as theirs
 
+from flashtrain.integrations.huggingface_mask_rules import read, search
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
-from flashtrain.integrations.huggingface_rules import read, search
 
 B, SQ = 3, 13
 PACKED = torch.tensor([[0] * 5 + [1] + [2] * 7, [0] * 13, [0] * 12 + [1]])
@@ -175,18 +175,6 @@ def test_a_mask_made_before_comes_back_as_it_is():
     made = ours(FUNCTIONS["causal"], PADDINGS["left"])
     assert ours(FUNCTIONS["causal"], made) is made
     assert (made.ndim, made.shape, made.contiguous()) == (4, (B, 1, SQ, SQ), made)
-
-
-def test_transformers_before_5_10_gives_positions_of_the_queries_instead_of_their_number():
-    found = attention_mask(
-        batch_size=B,
-        cache_position=torch.arange(9, 13),
-        kv_length=SQ,
-        mask_function=FUNCTIONS["window"],
-        attention_mask=PADDINGS["right"],
-    )
-    sizes = {"q_length": 4, "kv_length": SQ, "q_offset": 9}
-    assert torch.equal(dense(found, True, 4), expected(FUNCTIONS["window"], PADDINGS["right"], **sizes))
 
 
 def test_the_lowest_number_of_a_dtype_hides():

@@ -27,7 +27,6 @@ SAVINGS = {
     "full, chunks, offload": MemorySavings("full", offload=True, ffn_chunk=5),
     "selective, offload": MemorySavings("selective", offload=True),
 }
-KINDS = ["flash", "sdpa", "standard"]
 
 
 def build(
@@ -56,8 +55,7 @@ def loss_and_gradients(model: GPT2, loss=None, mask=None) -> list[torch.Tensor]:
 
 
 def assert_equal(ours: list[torch.Tensor], exact: list[torch.Tensor]) -> None:
-    for one, other in zip(ours, exact, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-11, rtol=0)
+    torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
 
 
 class Counted(TorchDispatchMode):
@@ -81,22 +79,15 @@ class Counted(TorchDispatchMode):
 # --- the same result -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "modern"])
-@pytest.mark.parametrize("attention", KINDS)
+@pytest.mark.parametrize(
+    ("attention", "family"), [("flash", "gpt2"), ("flash", "modern"), ("sdpa", "gpt2"), ("standard", "modern")]
+)
 @pytest.mark.parametrize("name", SAVINGS)
-def test_losses_and_gradients_stay(name, attention, family, mask_of_lengths):
-    for mask in (None, mask_of_lengths([5, 7], [12])):
+def test_losses_gradients_and_dropped_weights_stay(name, attention, family, mask_of_lengths):
+    for mask, dropout in ((None, 0.0), (mask_of_lengths([5, 7], [12]), 0.0), (None, 0.3)):
         with operators(attention):
-            exact = loss_and_gradients(build(attention, MemorySavings(), family), mask=mask)
-            assert_equal(loss_and_gradients(build(attention, SAVINGS[name], family), mask=mask), exact)
-
-
-@pytest.mark.parametrize("attention", KINDS)
-@pytest.mark.parametrize("name", SAVINGS)
-def test_the_same_weights_are_dropped_again(name, attention):
-    with operators(attention):
-        exact = loss_and_gradients(build(attention, MemorySavings(), dropout=0.3))
-        assert_equal(loss_and_gradients(build(attention, SAVINGS[name], dropout=0.3)), exact)
+            exact = loss_and_gradients(build(attention, MemorySavings(), family, dropout), mask=mask)
+            assert_equal(loss_and_gradients(build(attention, SAVINGS[name], family, dropout), mask=mask), exact)
 
 
 @pytest.mark.slow
@@ -254,15 +245,14 @@ def test_the_loss_takes_as_many_tokens_at_once_as_it_is_told(monkeypatch):
     ("given", "line"),
     [
         ({"checkpointing": "selectiv"}, "Did you mean 'selective'"),
-        ({"offload": True}, "checkpointing is none. Possible: checkpointing full or selective"),
-        ({"ffn_chunk": 0}, "ffn_chunk 0. Possible: 1 or more tokens"),
-        ({"loss_chunk": -1}, "loss_chunk -1. Possible: 1 or more tokens"),
+        ({"offload": True}, "checkpointing is none"),
+        ({"ffn_chunk": 0}, "ffn_chunk 0"),
+        ({"loss_chunk": -1}, "loss_chunk -1"),
     ],
 )
-def test_savings_that_cannot_be_are_refused_in_one_line(given, line):
-    with pytest.raises(UserError, match=line) as error:
+def test_savings_that_cannot_be_are_refused(given, line):
+    with pytest.raises(UserError, match=line):
         MemorySavings(**given)
-    assert "\n" not in str(error.value)
 
 
 def test_savings_say_what_they_are():

@@ -29,15 +29,6 @@ def test_an_encoder_block_sees_both_sides_of_its_document_and_nothing_else(mask_
     assert torch.equal(before[:, 3:], after[:, 3:])
 
 
-@pytest.mark.parametrize("kind", ["flash", "sdpa", "standard"])
-def test_dropout_acts_on_the_branches_in_training_only(kind):
-    block = Block(16, 2, ffn=32, dropout=0.5, attention=kind)
-    x = torch.randn(1, 5, 16)
-    assert not torch.equal(block(x), block(x))
-    block.eval()
-    assert torch.equal(block(x), block(x))
-
-
 def gradients(block, x, mask, run):
     """Of the weights and the input, with the same draws each time."""
     torch.manual_seed(4)
@@ -66,13 +57,11 @@ def recomputed_all_but_attention(block, x, mask):
 
 @pytest.mark.parametrize("run", [recomputed, recomputed_the_old_way, recomputed_all_but_attention])
 @pytest.mark.parametrize("kind", ["flash", "sdpa", "standard"])
-@pytest.mark.parametrize("kv_heads", [2, 1])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("kv_heads", "packed"), [(2, False), (1, True)])
 def test_recomputation_repeats_dropout(run, kind, kv_heads, packed, mask_of_lengths):
     torch.manual_seed(0)
     block = Block(16, 2, kv_heads, ffn=32, dropout=0.3, attention=kind).double()
     x = torch.randn(2, 7, 16, dtype=torch.float64)
     mask = mask_of_lengths([3, 4], [7]) if packed else None
     expected = gradients(block, x, mask, plainly)
-    for ours, theirs in zip(gradients(block, x, mask, run), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(gradients(block, x, mask, run), expected, atol=1e-12, rtol=0)

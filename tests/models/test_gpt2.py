@@ -46,8 +46,7 @@ def test_every_attention_gives_the_same_loss_and_gradients(family, packed, token
         loss = model.loss(tokens, tokens.roll(-1, 1), mask=mask)
         results[kind] = [loss, *torch.autograd.grad(loss, list(model.parameters()))]
     for kind in ("sdpa", "flash"):
-        for ours, exact in zip(results[kind], results["standard"], strict=True):
-            torch.testing.assert_close(ours, exact, atol=1e-10, rtol=0)
+        torch.testing.assert_close(results[kind], results["standard"], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,20 +56,6 @@ def test_a_later_token_changes_no_earlier_prediction(family, kind, tokens):
     changed = tokens.clone()
     changed[:, 7:] = (changed[:, 7:] + 1) % 50
     assert torch.equal(model(tokens)[:, :7], model(changed)[:, :7])
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_document_is_predicted_as_if_it_stood_alone(family, kind, tokens, mask_of_lengths):
-    model = build(family, kind)
-    positions = torch.tensor([[*range(5), *range(7)]], dtype=torch.int32).expand(2, -1)
-    together = model(tokens, positions=positions, mask=mask_of_lengths([5, 7], [5, 7]))[..., :50]
-    alone = model(tokens[:, 5:])[..., :50]
-    torch.testing.assert_close(together[:, 5:], alone, atol=1e-12, rtol=0)
-    changed = tokens.clone()
-    changed[:, :5] = (changed[:, :5] + 1) % 50
-    other = model(changed, positions=positions, mask=mask_of_lengths([5, 7], [5, 7]))[..., :50]
-    assert torch.equal(together[:, 5:], other[:, 5:])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -85,8 +70,7 @@ def test_packed_documents_train_as_separate_rows_do(family, kind, tokens, mask_o
     separate = (5 * first + 7 * second) / 12
     torch.testing.assert_close(packed, separate, atol=1e-12, rtol=0)
     wanted = torch.autograd.grad(separate, weights)
-    for ours, theirs in zip(torch.autograd.grad(packed, weights), wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.autograd.grad(packed, weights), wanted, atol=1e-12, rtol=0)
 
 
 def test_the_mask_is_planned_once_a_batch_and_every_layer_gets_the_plan(tokens, mask_of_lengths, monkeypatch):
@@ -161,9 +145,10 @@ def test_reading_with_a_cache_gives_the_same_logits(family, kind, tokens):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("family", "kind", "packed"),
+    [("gpt2", "flash", True), ("gpt2", "standard", False), ("modern", "flash", False), ("modern", "sdpa", True)],
+)
 def test_the_loss_compiles_whole(family, kind, packed, tokens, mask_of_lengths):
     torch.compiler.reset()
     model = build(family, kind, vocab_rows=64)
@@ -174,13 +159,11 @@ def test_the_loss_compiles_whole(family, kind, packed, tokens, mask_of_lengths):
     loss = compiled(tokens, tokens, positions=positions, mask=mask)
     torch.testing.assert_close(loss, expected, atol=1e-12, rtol=0)
     wanted = torch.autograd.grad(expected, list(model.parameters()))
-    for ours, theirs in zip(torch.autograd.grad(loss, list(model.parameters())), wanted, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.autograd.grad(loss, list(model.parameters())), wanted, atol=1e-12, rtol=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("family", "packed"), [("gpt2", True), ("modern", False)])
 def test_the_loss_of_flash_with_dropout_compiles_whole_and_follows_torchs_seed(family, packed, tokens, mask_of_lengths):
     torch.compiler.reset()
     model = build(family, "flash", dropout=0.2)
@@ -192,8 +175,7 @@ def test_the_loss_of_flash_with_dropout_compiles_whole_and_follows_torchs_seed(f
         value = loss(tokens, tokens, mask=mask)
         return [value, *torch.autograd.grad(value, list(model.parameters()))]
 
-    for ours, eager in zip(draw(compiled, 1), draw(model.loss, 1), strict=True):
-        torch.testing.assert_close(ours, eager, atol=1e-12, rtol=0)
+    torch.testing.assert_close(draw(compiled, 1), draw(model.loss, 1), atol=1e-12, rtol=0)
     assert draw(compiled, 1)[0] != draw(compiled, 2)[0]
 
 
@@ -207,20 +189,6 @@ def test_autocast_to_bfloat16_stays_near_the_exact_loss(family, kind, tokens):
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(exact.item(), rel=5e-3)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_few_steps_learn_a_repeated_text(family):
-    torch.manual_seed(0)
-    model = GPT2(small_config(family), attention="sdpa")
-    tokens = (torch.arange(16) % 5).expand(4, -1).clone()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
-        loss.backward()
-        optimizer.step()
-    assert loss.item() < 0.1
 
 
 def test_the_last_tokens_logits_alone_are_the_same(tokens):

@@ -102,23 +102,22 @@ def test_weights_start_as_gpt2s_do():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 5}, "5 heads for an embedding of 32. Possible: a number of heads that divides 32"),
-        ({"kv_heads": 3}, "3 kv_heads for 4 heads. Possible: a number of kv_heads that divides 4"),
-        ({"embed": 2048}, "head dimension 512 .* Possible: at most 256"),
-        ({"embed": 36, "positions": "rotary"}, "head dimension 9 with rotary positions. Possible: an even"),
-        ({"context": 0}, "context 0. Possible: 1 or more"),
-        ({"vocab_rows": 49}, "vocab_rows 49 for 50 tokens. Possible: 50 or more"),
+        ({"heads": 5}, "5 heads for an embedding of 32"),
+        ({"kv_heads": 3}, "3 kv_heads for 4 heads"),
+        ({"embed": 2048}, "head dimension 512"),
+        ({"embed": 36, "positions": "rotary"}, "head dimension 9 with rotary positions"),
+        ({"context": 0}, "context 0"),
+        ({"vocab_rows": 49}, "vocab_rows 49 for 50 tokens"),
         ({"positions": "rotery"}, "unknown positions 'rotery'. Did you mean 'rotary'"),
         ({"norm": "layer_norm"}, "unknown norm 'layer_norm'. Did you mean 'layernorm'"),
         ({"activation": "gellu"}, "unknown activation 'gellu'. Did you mean 'gelu'"),
-        ({"dropout": 1.5}, "dropout 1.5. Possible: 0 up to"),
-        ({"positions": "rotary", "rope_base": 0.0}, "rope_base 0. Possible: a number above 1"),
+        ({"dropout": 1.0}, "dropout 1"),
+        ({"positions": "rotary", "rope_base": 0.0}, "rope_base 0"),
     ],
 )
-def test_a_shape_that_cannot_work_is_refused_in_one_line(changes, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_a_shape_that_cannot_work_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
         small_config(**changes)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_size_or_family_is_refused():

@@ -44,9 +44,6 @@ def test_a_scaled_base_slows_the_slowest_pair_by_the_factor_and_leaves_the_faste
     assert base == pytest.approx(10000 * factor ** (64 / 62))
     assert base ** -(62 / 64) == pytest.approx(10000 ** -(62 / 64) / factor)
     assert base**-0.0 == 1.0
-
-
-def test_no_scaling_is_the_base_itself():
     assert rotary_base_for(10000.0, 1.0, 64) == 10000.0
 
 
@@ -68,11 +65,6 @@ def test_rotary_survives_a_cast_of_the_model_to_bfloat16():
 def test_rotary_holds_nothing_to_save_or_cast():
     assert RotaryPositions(64).state_dict() == {}
     assert not list(RotaryPositions(64).buffers())
-
-
-def test_rotary_refuses_an_odd_head_dimension():
-    with pytest.raises(UserError, match=r"head dimension 7 with rotary positions. Possible: an even"):
-        RotaryPositions(7)
 
 
 def test_learned_positions_look_up_a_vector_each():
@@ -102,7 +94,4 @@ def test_a_table_stretched_to_its_own_length_is_itself_in_its_own_dtype(dtype):
     table = torch.randn(7, 4).to(dtype)
     assert torch.equal(stretched(table, 7), table)
     assert stretched(table, 9).dtype == dtype
-
-
-def test_a_table_of_one_row_is_repeated():
-    assert torch.equal(stretched(torch.ones(1, 3), 4), torch.ones(4, 3))
+    assert torch.equal(stretched(table[:1], 4), table[:1].expand(4, 4))

@@ -11,7 +11,6 @@ from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, new_folder, read_settings
 from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
-from flashtrain.integrations.weight_files import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.prepare import (
@@ -57,24 +56,16 @@ def read_tuned(settings: Settings, hardware: Hardware) -> Tuned:
     """The model of settings.checkpoint, on the CPU. UserError: it holds no fine-tuned BERT."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_checkpoint(path)
-    notes = saved.get("flashtrain")
-    if not isinstance(notes, dict) or notes.get("task") != TASK:
+    notes = saved.get("flashtrain") or {}
+    if notes.get("task") != TASK:
         raise UserError(f"{path} holds no fine-tuned BERT: it was not written by a run with task={TASK}.")
     state = weights_in(saved, path, prefix="model.")
-    shape = notes["shape"] if isinstance(notes.get("shape"), dict) else {}
-    labels = shape.get("labels")
-    if not isinstance(labels, list) or not labels or not all(type(label) is str for label in labels):
-        raise UserError(f"{path} is damaged: it does not name its labels.")
-    names = {field.name for field in fields(BertConfig)}
-    given = {name: value for name, value in shape.items() if name in names}
-    config = described_config(BertConfig, given, state, str(path))
+    shape, names = notes["shape"], {field.name for field in fields(BertConfig)}
+    config = BertConfig(**{name: value for name, value in shape.items() if name in names})
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
-    if tokenizer is not None:
-        check_vocabulary(special_tokens(tokenizer).vocab_size, config.vocab_size, folder)
-    check_weights(lambda: make_head(settings, hardware, config, len(labels)), state, str(path))
-    model = make_head(settings, hardware, config, len(labels))
+    model = make_head(settings, hardware, config, len(shape["labels"]))
     model.load_state_dict(state)
-    return Tuned(model, labels, tokenizer, folder, path, trained_steps(saved, path))
+    return Tuned(model, shape["labels"], tokenizer, folder, path, saved["global_step"])
 
 
 def _evaluate(tuned: Tuned, settings: Settings, hardware: Hardware) -> dict[str, Any]:

@@ -15,14 +15,6 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import exported_by_flashtrain, load_decoder, load_weights
 from flashtrain.integrations.huggingface_folder import folder_of, read_config
-from flashtrain.integrations.weight_files import (
-    check_stored,
-    check_vocabulary,
-    check_weights,
-    described_config,
-    shown,
-    trained_steps,
-)
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import with_context
@@ -207,7 +199,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     saved, description = _described(path)
     state = weights_in(saved, path, prefix="model.")
     if description["name"] in DECODERS:
-        config = _decoder_config(description, state, path)
+        config = GPT2Config(**description["shape"])
         if settings is not None:
             config, state = at_context(settings, config, state, where=path)
         residual = (settings or read_settings(folder)).model.residual
@@ -216,20 +208,15 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         own = read_settings(folder)
         if settings is not None:
             own = own.having(context=max(own.context, settings.context), model=settings.model)
-        # A model with a configuration of its own is no larger than that says.
+        # A model with a configuration of its own asks for the text's tokenizer, and knows more tokens, maybe.
         sized = hasattr(component("model", own.model.name), "check")
-        vocab_size = load_tokenizer(folder / TOKENIZER).vocab_size if sized else _vocab_size(description, state, path)
+        vocab_size = load_tokenizer(folder / TOKENIZER).vocab_size if sized else description["vocab_size"]
         model = make_model(own, vocab_size=vocab_size, attention=attention)
-    try:
-        model.fill(state)
-    except RuntimeError as error:
-        raise UserError(f"{path} does not fit its model: {str(error).splitlines()[0]}") from error
+    model.fill(state)
     tokenizer = load_tokenizer(folder / TOKENIZER)
     if not (settings or read_settings(folder)).data.puts_begin:
         tokenizer = without_begin(tokenizer)
-    known = config.vocab_size if description["name"] in DECODERS else vocab_size
-    check_vocabulary(tokenizer.vocab_size, known, folder)
-    return TrainedModel(model.eval(), tokenizer, folder, path, trained_steps(saved, path))
+    return TrainedModel(model.eval(), tokenizer, folder, path, saved["global_step"])
 
 
 def move(model: Trainable, kind: str, precision: str) -> Trainable:
@@ -244,30 +231,13 @@ def _checkpoint_weights(path: Path) -> tuple[GPT2Config, dict[str, torch.Tensor]
     if description["name"] not in DECODERS:
         raise UserError(f"{checkpoint} holds a model of kind {description['name']}. Possible: {', '.join(DECODERS)}.")
     state = weights_in(saved, checkpoint, prefix="model.")
-    return _decoder_config(description, state, checkpoint), state
-
-
-def _decoder_config(description: dict[str, Any], state: dict[str, torch.Tensor], path: Path) -> GPT2Config:
-    """The shape of a decoder of ours that a checkpoint describes. UserError: its weights are of another."""
-    config = described_config(GPT2Config, description.get("shape"), state, str(path))
-    check_weights(lambda: GPT2(config, attention="sdpa"), state, str(path))
-    return config
-
-
-def _vocab_size(description: dict[str, Any], state: dict[str, torch.Tensor], path: Path) -> int:
-    """The tokens that a registered model knows, for which some tensor of its checkpoint has as many rows at least."""
-    check_stored(state, str(path))
-    most = max(max(tensor.shape, default=0) for tensor in state.values())
-    given = description.get("vocab_size")
-    if type(given) is not int or not 1 <= given <= most:
-        raise UserError(f"{path} is damaged: its vocab_size is {shown(given)}. Possible: 1 to {most}, by its tensors.")
-    return given
+    return GPT2Config(**description["shape"]), state
 
 
 def _described(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(checkpoint, what it says of its model). Raises UserError for one that says nothing."""
     saved = read_checkpoint(path)
     description = saved.get("flashtrain")
-    if not isinstance(description, dict) or not isinstance(description.get("name"), str):
+    if not description or "name" not in description:
         raise UserError(f"{path} was not written by flashtrain: it does not say which model it holds.")
     return saved, description

@@ -16,7 +16,6 @@ from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, WordPieceTokeni
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights, save_tokenizer
-from flashtrain.integrations.weight_files import check_vocabulary, check_weights, described_config, trained_steps
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.memory_savings import MemorySavings
@@ -64,7 +63,12 @@ class SavedBert:
                 f"no tokenizer beside the weights in {self.folder}. Possible: a run folder, what mode=export wrote, or "
                 "a Hugging Face folder with vocab.txt or tokenizer.json."
             )
-        check_vocabulary(special_tokens(self.tokenizer).vocab_size, self.config.vocab_size, self.folder)
+        tokens, known = special_tokens(self.tokenizer).vocab_size, self.config.vocab_size
+        if tokens > known:  # of a token past them no row would be looked up
+            raise UserError(
+                f"{self.folder}: its tokenizer makes {tokens:,} tokens, and its weights know {known:,}: expected the "
+                "tokenizer that they were trained with."
+            )
         return self.tokenizer
 
 
@@ -99,14 +103,12 @@ def read_bert(given: str | Path) -> SavedBert:
 def _of_run(given: str) -> SavedBert:
     folder, path = find_checkpoint(given, prefer=BEST)
     saved = read_checkpoint(path)
-    notes = saved.get("flashtrain")
-    shape = notes.get("shape") if isinstance(notes, dict) and notes.get("name") == "bert" else None
-    if not isinstance(shape, dict):
+    notes = saved.get("flashtrain") or {}
+    if notes.get("name") != "bert":
         raise UserError(f"{path} holds no BERT: it was not written by a run with task=masked_language_model.")
     state = weights_in(saved, path, prefix="model.")
-    config = described_config(BertConfig, shape, state, str(path))
-    check_weights(lambda: Bert(config, "sdpa"), state, str(path))
-    return SavedBert(config, state, load_tokenizer(folder / TOKENIZER), folder, path, trained_steps(saved, path))
+    config, tokenizer = BertConfig(**notes["shape"]), load_tokenizer(folder / TOKENIZER)
+    return SavedBert(config, state, tokenizer, folder, path, saved["global_step"])
 
 
 def _tokenizer_beside(folder: Path) -> Tokenizer | None:

@@ -157,9 +157,12 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
     }
 
 
+PARTS = ("seed", "train", "validation")
+
+
 def _parts(sequence: SequenceSettings) -> dict[str, int]:
     """What decides which of the generated expressions are for testing: those after the others."""
-    given = {name: getattr(sequence, name) for name in ("seed", "train", "validation")}
+    given = {name: getattr(sequence, name) for name in PARTS}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -29,7 +29,7 @@ from flashtrain.spec import Loaded
 from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware, duration
 from flashtrain_recipes.arena.accuracy import ORIGINAL, OWN, accuracy_rows, accuracy_table, papers_task, task_of, wilson
-from flashtrain_recipes.arena.build import classifier_config, make_sequence_source
+from flashtrain_recipes.arena.build import PARTS, classifier_config, make_sequence_source
 from flashtrain_recipes.arena.figures import answers_picture
 from flashtrain_recipes.arena.pathfinder.parameters import BOTH, DRAWINGS, SMOOTH
 from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
@@ -70,13 +70,13 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
         raise UserError("mode=evaluate weights=... takes a .safetensors file of a classifier; runs: checkpoint=...")
     notes = read_notes(path)
     data = notes.get("data", "pathfinder")
-    own = [f"sequence.data={data}", f"pathfinder.contour={notes.get('contour', 'hard')}"]
-    own += [f"pathfinder.drawing={notes.get('drawing', SMOOTH)}"]  # the only one when weights did not say which
+    taken = {"sequence.data": data, "pathfinder.contour": notes.get("contour", "hard")}
+    taken["pathfinder.drawing"] = notes.get("drawing", SMOOTH)  # the only one when weights did not say which
     name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
-    size = notes["shape"].get(key)
-    own += [f"{name}={size}"] if type(size) is int else []
-    own += [f"sequence.{name}={value}" for name, value in notes.get("sequence", {}).items()]
-    own += [] if "recipe" in given else [f"recipe={notes.get('recipe', 'pathx')}"]
+    taken |= {name: notes["shape"].get(key)} | {f"sequence.{one}": notes.get("sequence", {}).get(one) for one in PARTS}
+    taken |= {} if "recipe" in given else {"recipe": notes.get("recipe", "pathx")}
+    # In quotes: what a file says is a value, and neither a word of the command line nor the name of a variable.
+    own = [f"{name}={quoted(str(value))}" for name, value in taken.items() if value is not None]
     settings = compose_settings([*own, *words])
     settings.task = "classification"
     return settings

@@ -233,6 +233,19 @@ def test_weights_are_tested_on_the_drawing_that_they_were_trained_on(tmp_path) -
         assert other.pathfinder.drawing == "smooth"
 
 
+def test_what_weights_say_becomes_values_of_few_settings(tmp_path) -> None:
+    config = ClassifierConfig(classes=10, length=32, embed=8, layers=1, heads=1, ffn=8, positions="rotary")
+    state = Classifier(config, attention="sdpa").state_dict()
+    notes = {"recipe": "lra-listops", "data": "listops", "sequence": {"seed": 3, "cache_dir": str(tmp_path)}}
+    file = write_classifier(SavedClassifier(config, state, notes, tmp_path), tmp_path / "own.safetensors")
+    found = settings_from_checkpoint(["mode=evaluate", f"weights={file}"]).sequence
+    assert (found.data, found.seed, found.length) == ("listops", 3, 32)
+    assert found.cache_dir != str(tmp_path)
+    other = SavedClassifier(config, state, {**notes, "contour": "${oc.env:HOME}"}, tmp_path)
+    with pytest.raises(UserError, match=r"contour '\$\{oc.env:HOME\}'"):
+        settings_from_checkpoint(["mode=evaluate", f"weights={write_classifier(other, tmp_path / 'o.safetensors')}"])
+
+
 def test_both_drawings_are_tested_by_one_command_in_one_table(finished, capsys, caplog) -> None:
     before = set(finished.glob("evaluate*"))
     with caplog.at_level("INFO", logger="flashtrain"):

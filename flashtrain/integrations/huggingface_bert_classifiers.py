@@ -1,0 +1,55 @@
+"""Fine-tuned BERT classifiers as Hugging Face transformers stores them: safetensors and config.json.
+
+save_bert_classifier(model, "for_transformers", ("no", "yes"))
+# BertForSequenceClassification.from_pretrained("for_transformers"), or BertForTokenClassification
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_bert import PREFIX, bert_content, bert_tensors, differences_from_bert
+from flashtrain.integrations.weight_files import write_folder
+from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
+
+
+def save_bert_classifier(
+    model: SequenceClassifier | TokenClassifier, folder: str | Path, label_names: Sequence[str], *, pad_token: int = 0
+) -> Path:
+    """Writes folder/model.safetensors and folder/config.json for transformers; returns the folder.
+
+    As BertForSequenceClassification (several labels at once as its multi_label_classification) or
+    BertForTokenClassification. label_names: of the outputs, in their order. pad_token: that id, for config.json.
+    UserError: a model that transformers' cannot hold (see differences_from_bert_classifier), other than one name for
+    each output. OSError: an unwritable folder.
+    """
+    differences = differences_from_bert_classifier(model)
+    if differences:
+        raise UserError(
+            f"a classifier with {', '.join(differences)} is not one transformers' BERT can hold. Possible: the family "
+            "bert with pooling first, or with a label for each word."
+        )
+    outputs = model.classifier.out_features
+    if len(label_names) != outputs:
+        raise UserError(f"{len(label_names)} names for {outputs} labels. Possible: one name for each.")
+    config = model.encoder.config
+    content = bert_content(config, architecture_of(model), pad_token, model.classifier.weight.dtype)
+    content["id2label"] = {str(number): name for number, name in enumerate(label_names)}
+    content["label2id"] = {name: number for number, name in enumerate(label_names)}
+    content["classifier_dropout"] = model.dropout.p
+    if isinstance(model, SequenceClassifier):
+        content["problem_type"] = "multi_label_classification" if model.multi_label else "single_label_classification"
+    return write_folder(folder, content, bert_tensors(model.state_dict(), config, prefix=PREFIX))
+
+
+def architecture_of(model: SequenceClassifier | TokenClassifier) -> str:
+    """The class of transformers that such a model is."""
+    return "BertForTokenClassification" if isinstance(model, TokenClassifier) else "BertForSequenceClassification"
+
+
+def differences_from_bert_classifier(model: SequenceClassifier | TokenClassifier) -> list[str]:
+    """What of a model transformers' classifiers cannot hold, in words; empty when save_bert_classifier can write it."""
+    pooling = getattr(model, "pooling", "first")
+    return [*differences_from_bert(model.encoder.config), *([f"pooling={pooling}"] if pooling != "first" else [])]
