@@ -75,7 +75,7 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
         content = foreign_files.read_json_object(where)
     else:
         content = {"model_type": path}
-    kind = content.get("model_type")
+    kind: Any = content.get("model_type")
     if kind not in DECODERS:
         if "auto_map" in content or kind is None:
             what = "its model is code of its own, not run" if "auto_map" in content else f"{CONFIG} names no model_type"

@@ -37,7 +37,7 @@ class Layout(NamedTuple):
     computation: what its config.json may say, the first where it says nothing; epsilon and biases: entries of it."""
 
     architecture: str
-    ours: dict[str, str]
+    ours: dict[str, Any]
     up: tuple[str, ...]
     down: str
     computation: dict[str, tuple[Any, ...]]

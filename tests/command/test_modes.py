@@ -62,7 +62,7 @@ def test_an_export_has_the_tokenizer_that_the_model_was_trained_with(trained) ->
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", "tokenizer.json"])
-def test_an_export_to_a_full_disk_leaves_nothing(trained, monkeypatch, part) -> None:
+def test_an_export_to_a_full_disk_is_one_line_and_leaves_nothing(trained, monkeypatch, part) -> None:
     before = set(trained.iterdir())
 
     def full(*_: object, **__: object) -> None:
@@ -72,7 +72,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(trained, monkeypatch, part) -> 
         monkeypatch.setattr("flashtrain.integrations.weight_files.save_file", full)
     else:
         monkeypatch.setattr("pathlib.Path.write_text", full)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(UserError, match="No space left on device"):
         run_mode("mode=export", f"checkpoint={trained}")
     assert set(trained.iterdir()) == before
 

@@ -29,7 +29,7 @@ S = 17
 
 
 def compare(kind, ids, real=None, **inputs):
-    # GPT-2 and BERT compute their eager softmax in float64, the others in float32, where what float64's masks hide is NaN;
+    # GPT-2 and BERT compute their eager softmax in float64, the others in float32, where what is hidden is NaN;
     # gpt-oss' experts have no float64.
     exact = kind in ("gpt2", "bert")
     dtype = torch.float64 if exact or (kind != "gpt_oss" and "attention_mask" not in inputs) else torch.float32
