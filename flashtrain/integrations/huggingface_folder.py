@@ -22,10 +22,9 @@ from torch import Tensor, nn
 
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, unknown
-from flashtrain.files import foreign_files
 from flashtrain.files.disk import write_atomically
 from flashtrain.integrations.huggingface_context import source_of
-from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights
+from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights, read_json
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 OTHER_MIXERS = r"Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
@@ -72,7 +71,7 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     if where.is_dir():
         where = where / CONFIG
     if where.suffix == ".json" or where.exists():
-        content = foreign_files.read_json_object(where)
+        content = read_json(where)
     else:
         content = {"model_type": path}
     kind: Any = content.get("model_type")
@@ -147,7 +146,7 @@ def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 def end_ids(folder: Path) -> list[int]:
     """All of eos_token_id in a model's generation_config.json, or in its config.json where that names none."""
     for file in (folder / GENERATION, folder / CONFIG):
-        given = foreign_files.read_json_object(file).get("eos_token_id") if file.is_file() else None
+        given = read_json(file).get("eos_token_id") if file.is_file() else None
         if given is not None:
             return given if isinstance(given, list) else [given]
     return []
@@ -157,7 +156,7 @@ def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
     """Let what transformers and vLLM write with an exported model end at these ids too."""
     file = folder / GENERATION
     if ids and file.is_file():  # transformers reads the export
-        content = foreign_files.read_json_object(file)
+        content = read_json(file)
         content.pop("_from_model_config", None)  # of which transformers 4 would go by config.json
         content["eos_token_id"] = list(dict.fromkeys([*end_ids(folder), *ids]))
         write_atomically(file, json.dumps(content, indent=2, sort_keys=True) + "\n")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.files import foreign_files
+from flashtrain.files import json_files
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -106,7 +106,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. UserError: no such file."""
     if not path.is_file():
         raise UserError(f"no {path.name} in {path.parent}: expected a folder with {CONFIG} and {WEIGHTS}.")
-    return foreign_files.read_json_object(path)
+    return json_files.read_json(path)
 
 
 def files_of_weights(path: Path) -> list[Path]:
