@@ -1,14 +1,10 @@
-"""Attention: its functions, block by block where a mask allows it, and the module around them.
+"""Attention as models have it: inner functions of one meaning (flash, sdpa, standard), in a module with projections.
 
-Attention under a pattern of blocks by torch's own kernels, one block of queries at a time: nothing is S x S.
+    from flashtrain.models import Attention
+    attention = Attention(embed=768, heads=12, causal=True, attention="flash")
+    y = attention(x)                                # x and y (B, S, 768)
 
-For evaluating on a CPU, where our kernels do not run: of 65,536 pixels a matrix of what is visible alone is 4 GiB.
-
-Shapes: B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
-
-The inner attention, softmax(q k^T scale) v, three ways under one signature: flash, sdpa, standard.
-
-All three mean the same thing, to rounding:
+The inner attention is softmax(q k^T scale) v. All three mean the same thing, to rounding:
 - causal is aligned bottom-right: the last query sees every key, so a query block behind a key/value cache is right;
 - a mask (flashtrain_kernels.masks, or a BlockMask) alone says which keys each query sees: it holds its own causal
   rule, and `causal` is not looked at;
@@ -17,16 +13,8 @@ All three mean the same thing, to rounding:
   from torch's generator in its own way, so what is dropped differs between the three;
 - a query that sees no key gives zeros.
 
-Shapes: B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
-q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D). UserError: a mask of other sizes than q and k.
-
-Multi-head attention as a module: packed QKV projection, optional rotary positions, a choice of inner attention.
-
-    from flashtrain.models import Attention
-    attention = Attention(embed=768, heads=12, causal=True, attention="flash")
-    y = attention(x)                                # x and y (B, S, 768)
-
-Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension (E / H), E embedding width.
+Shapes: B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension (E / H), E
+embedding width. q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D).
 """
 
 from __future__ import annotations
@@ -62,6 +50,7 @@ def block_rows_attention(
 ) -> Tensor:
     """softmax(q k^T scale) v, each block of queries with the keys that it sees; 0 where it sees none.
 
+    For evaluating on a CPU, where our kernels do not run: of 65,536 pixels a matrix of what is visible alone is 4 GiB.
     q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D). A call that takes_block_rows.
     """
     size_q, size_k = mask.block_size

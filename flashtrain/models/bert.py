@@ -1,8 +1,4 @@
-"""What BERT is pre-trained with: the head that predicts masked tokens, and the one that tells next sentences.
-
-M masked positions, N sequences, E embedding width, V rows of the embedding table.
-
-BERT (Devlin et al. 2019) with its pre-training heads, padded or without any padding.
+"""BERT (Devlin et al. 2019) with its pre-training heads, padded or without any padding.
 
     config = BertConfig.of_size("large", vocab_size=30522)
     model = Bert(config, attention="flash")

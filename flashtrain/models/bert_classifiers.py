@@ -1,10 +1,4 @@
-"""Classifiers on BERT's encoder, of sequences and of tokens.
-
-From the states of padded or packed sequences to one vector each: the mean or the largest over the real tokens.
-
-B batch, S sequence, T packed tokens, N sequences (B of padded ones), E embedding width.
-
-Heads on an encoder that is fine-tuned: labels of whole sequences, one or several each, and labels of tokens.
+"""Heads on BERT's encoder that are fine-tuned: labels of whole sequences, one or several each, and labels of tokens.
 
 B batch, S sequence, T packed tokens, N sequences (B of padded ones), L labels, E embedding width.
 """

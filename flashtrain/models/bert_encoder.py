@@ -1,6 +1,4 @@
-"""The shape of a BERT: the sizes of Devlin et al. 2019, and a modern encoder of the same sizes.
-
-BERT's encoder: tokens to states, on padded batches or on sequences packed into one row without padding.
+"""BERT's encoder: tokens to states, on padded batches or on sequences packed into one row without padding.
 
 B batch, S sequence, T packed tokens, N packed sequences, E embedding width.
 """

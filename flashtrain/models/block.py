@@ -1,16 +1,8 @@
-"""A Transformer block: its norms, its feed-forward, and the two halves together.
+"""One Transformer layer, causal (a decoder's) or not (an encoder's), of attention, norms and a feed-forward.
 
-Which normalisation a model uses, by name: torch's own LayerNorm or RMSNorm over the embedding width E.
-
-The feed-forward half of a block: GELU as GPT-2 and BERT have it, SwiGLU and GeGLU as later models do.
-
-Shapes: B batch, S sequence, E embedding width, F width inside (config name `ffn`).
-`chunk`, an attribute of both: tokens computed at once, where there are more (None: all; see memory_savings.py),
-in layers that nothing has replaced.
-
-One Transformer layer, causal (a decoder's) or not (an encoder's).
-
-Shapes: B batch, S sequence, E embedding width.
+Shapes: B batch, S sequence, E embedding width, F width inside the feed-forward (config name `ffn`).
+`chunk`, an attribute of the feed-forwards: tokens computed at once, where there are more (None: all; see
+memory_savings.py), in layers that nothing has replaced.
 """
 
 from __future__ import annotations

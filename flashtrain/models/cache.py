@@ -1,20 +1,10 @@
 """Rows that are not whole on a device: spread over several, packed with others, or going on from a cache.
 
-How attention and positions are told that the tokens of a row are spread over several devices.
-
 Models compute on the tokens that they are given; what needs the whole sequence (attention, and positions that were not
 given) asks the spread sequence in force, if any. flashtrain.distributed.context provides one; models know only this.
 
-B batch, n tokens of a row on this device, H query heads, K key/value heads, D head dimension.
-
-Sequences packed into one row, kept apart by attending to each alone: for attention that has no kernel for them.
-
-Where our kernels run, a Mask does it (flashtrain_kernels.masks); for the others a mask of a packed row would be a
-T x T tensor. T tokens, H query heads, K key/value heads, D head dimension.
-
-Keys and values of the tokens already read, so that generating one more token reads only that token.
-
-Shapes: B batch, S new tokens, K key/value heads, D head dimension.
+B batch, S new tokens, n tokens of a row on this device, T packed tokens, H query heads, K key/value heads, D head
+dimension.
 """
 
 from __future__ import annotations
@@ -127,7 +117,10 @@ def mean_over_context(loss: Tensor) -> Tensor:
 
 
 class PackedSequences(NamedTuple):
-    """lengths: of the sequences, in the order in which they lie in the row. What follows them belongs to none."""
+    """Sequences in one row, for attention without our kernels, to which a mask of the row would be a T x T tensor.
+
+    lengths: of the sequences, in the order in which they lie in the row. What follows them belongs to none.
+    """
 
     lengths: tuple[int, ...]
 

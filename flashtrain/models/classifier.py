@@ -5,10 +5,6 @@
     logits = model(pixels)                                   # pixels (B, S) uint8 in raster order; logits (B, classes)
 
 Shapes: B batch, S sequence, E embedding width, M masked tokens of a row, C rows that are read masked.
-
-A classifier's weights made ready for a larger image, for a deeper model, or for one that predicts pixels.
-
-E embedding width.
 """
 
 from __future__ import annotations

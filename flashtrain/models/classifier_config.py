@@ -1,17 +1,9 @@
-"""What makes up a Classifier: which blocks see what, how states are pooled, and its configuration.
-
-Block-sparse attention of a model: the pattern by name, and its lists as buffers that move with the module.
+"""The shape of a sequence classifier, with the block patterns and poolings that it names.
 
 Rows of an image one after the other make poor blocks: a block is a strip of one row, and what lies above it is far away
 in the sequence. The patterns of tiles take the pixels tile by tile; every pixel still is a token with its own place.
 
-S sequence.
-
-From the states of a sequence to one vector: mean, max or attention pooling, blind to padding.
-
 Shapes: B batch, S sequence, E embedding width.
-
-The shape of a sequence classifier.
 """
 
 from __future__ import annotations

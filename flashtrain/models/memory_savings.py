@@ -1,18 +1,16 @@
 """What a model does to need less memory for activations: none of it changes the result or the weights.
 
-Activation checkpointing of one block: keep little in the forward, compute the rest again in the backward.
+torch.utils.checkpoint keeps little of a block in the forward and computes the rest again in the backward, eagerly and
+inside torch.compile (where the graph is cut accordingly).
 
-torch.utils.checkpoint does the work, eagerly and inside torch.compile (where the graph is cut accordingly). Shapes:
-B batch, S sequence, E embedding width.
+The feed-forward goes over pieces of the tokens, so that its inner width F is never stored for all of them. Forward and
+backward are operators of torch.library: torch.compile takes each as one step instead of unrolling the pieces (at a
+million tokens there are dozens in every layer), and cannot merge what the backward computes again with the forward,
+which would store it after all. The backward computes the up projection of each piece again, one matrix product more
+where there were six.
 
-The feed-forward over pieces of the tokens, so that its inner width F is never stored for all of them.
-
-Forward and backward are operators of torch.library: torch.compile takes each as one step instead of unrolling the
-pieces (at a million tokens there are dozens in every layer), and cannot merge what the backward computes again with the
-forward, which would store it after all. The backward computes the up projection of each piece again, one matrix
-product more where there were six.
-
-Shapes: T tokens, E embedding width, F inner width; U is F, or 2F for SwiGLU and GeGLU (gate, then value).
+Shapes: B batch, S sequence, T tokens, E embedding width, F inner width; U is F, or 2F for SwiGLU and GeGLU (gate, then
+value).
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""Positions: learned, rotary, and rotary along two axes.
+"""Where a token stands: learned vectors, or rotary angles of queries and keys, in a row or along an image's two axes.
 
-Where a token stands: learned position vectors, or rotary angles applied to queries and keys.
-
-Either can serve a longer context than it was trained with: rotary_base_for raises the base of the angles, stretched
-interpolates a learned table.
-
-Shapes: B batch, S sequence, N heads (query and key heads may be stacked), D head dimension, E embedding width.
-
-Where a pixel stands in a square image: axial rotary positions, and learned ones carried to a larger image.
+All can serve a longer context than they were trained with: rotary_base_for raises the base of the angles, stretched and
+grown_grid interpolate a learned table.
 
 Shapes: B batch, S sequence (pixels in raster order), N heads (query and key heads may be stacked), D head dimension,
 E embedding width.

@@ -1,17 +1,11 @@
 """What is done with a trained decoder: text from it, and a longer context.
 
-Continuing a text: tokens drawn one after another from a model's predictions, with a key/value cache.
-
-Shapes: B batch, S prompt length, V rows of the embedding table.
-
-A trained decoder's configuration and weights, made ready for a longer context than it was trained with.
-
     config, state_dict = load_gpt2("gpt2")                                  # 1,024 learned positions
     config, state_dict = with_context(config, state_dict, 8192, interpolate=True)
     model = GPT2(config)
     model.load_state_dict(state_dict)
 
-E embedding width, C positions of a learned table.
+Shapes: B batch, S prompt length, V rows of the embedding table, E embedding width, C positions of a learned table.
 """
 
 from __future__ import annotations
