@@ -47,7 +47,7 @@ def folder_of(path: str, *weights: str) -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=PATIENCE))
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise UserError(f"model.path={path}: no such folder, and of the hub: {error}") from error
+        raise UserError(f"model.path={path}: no such folder, and the hub says: {error}") from error
 
 
 def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
