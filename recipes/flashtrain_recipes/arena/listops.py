@@ -64,7 +64,7 @@ class ListOps(ArraySource):
             total = sum(self.counts.values())
             name = f"listops-{self.shortest}-{self.longest}-seed{self.seed}-{total}-v{VERSION}"
             self._all = open_or_build(
-                name, lambda: _generated(self.seed, total, self.shortest, self.longest), self.cache_dir, self.shape
+                name, lambda: _generated(self.seed, total, self.shortest, self.longest), self.cache_dir
             )
 
     def split(self, name: str) -> SequenceSamples:

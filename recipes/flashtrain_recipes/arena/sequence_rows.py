@@ -1,8 +1,4 @@
-"""Sequences from rows of files, and kept on disk once they were made.
-
-Rows of a local table or of a dataset that `datasets` loads: what the tasks that are not generated are read from.
-Texts become sequences of bytes, gathered one after another. A folder of sequences appears whole or not at all.
-"""
+"""Sequences of bytes from the rows of local tables and datasets, made once and kept on disk."""
 
 from __future__ import annotations
 
@@ -13,21 +9,17 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import filelock
 import numpy as np
 
 from flashtrain.data.labelled_documents import jsonl_objects
-from flashtrain.data.sequences import Sequences, SequenceShape
-from flashtrain.data.text_files import is_plain, one_line, parquet_rows
+from flashtrain.data.parquet_rows import parquet_rows
+from flashtrain.data.sequences import Sequences
 from flashtrain.errors import UserError
-from flashtrain.files.addresses import work_offline_where_unreachable
 from flashtrain.files.caches import default_cache_dir
-from flashtrain.files.npy_files import DamagedArrayError, map_npy
-
-if TYPE_CHECKING:
-    import pyarrow
+from flashtrain.files.hub import work_offline_where_unreachable
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +33,7 @@ def local_rows(path: Path) -> Iterator[tuple[Row, str]]:
     if path.suffix == ".jsonl":
         yield from jsonl_objects(path)
     elif path.suffix == ".parquet":
-        for number, row in enumerate(parquet_rows(path, _plain_columns), start=1):
+        for number, row in enumerate(parquet_rows(path), start=1):
             yield row, f"{path}, row {number}"
     else:
         raise UserError(f"{path} is of no format that is read here: .jsonl or .parquet.")
@@ -74,19 +66,13 @@ def _check_shards(files: Sequence[Path]) -> None:
 
 
 def hub_rows(name: str, split: str) -> Any:
-    """A split of a dataset, rows by number. UserError: no `datasets`, or it cannot load it."""
+    """A split of a dataset, rows by number. UserError: no `datasets`."""
     work_offline_where_unreachable()
     try:
         import datasets
     except ImportError as error:
         raise UserError("sequence.name=... needs `datasets`: pip install 'flashtrain[hub]'") from error
-    try:
-        return datasets.load_dataset(name, split=split)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"cannot load the dataset {name}, split {split}: {one_line(error)}. Check its name, and that this machine "
-            "reaches the hub; sequence.path=... reads local files."
-        ) from error
+    return datasets.load_dataset(name, split=split)
 
 
 def value_of(row: Row, names: Iterable[str], where: str) -> Any:
@@ -95,10 +81,6 @@ def value_of(row: Row, names: Iterable[str], where: str) -> Any:
         if name in row:
             return row[name]
     raise UserError(f"{where}: no column {' or '.join(names)}. It has {', '.join(map(str, row))}.")
-
-
-def _plain_columns(schema: pyarrow.Schema) -> list[str]:
-    return [field.name for field in schema if is_plain(field.type)]
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
@@ -158,12 +140,11 @@ def open_or_build(
     name: str,
     build: Callable[[], Sequences],
     cache_dir: str | os.PathLike[str] | None = None,
-    shape: SequenceShape | None = None,
 ) -> Sequences:
     """The sequences in the cache folder `name`, memory-mapped; made by `build` where they are missing.
 
-    name: of all that decides the content. shape: what a model is told of them, which holds for what is read too.
-    Processes that ask at one time build once. UserError: a folder that cannot be written, or is damaged.
+    name: of all that decides the content. Processes that ask at one time build once. UserError: a folder that cannot be
+    written.
     """
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     folder = base / name
@@ -178,26 +159,8 @@ def open_or_build(
                 f"cannot write to the cache folder {base}: {error.strerror or error}. "
                 "Choose another with sequence.cache_dir, or set FLASHTRAIN_CACHE."
             ) from error
-    try:
-        found = Sequences(*(map_npy(folder / f"{field}.npy", DTYPES[field]) for field in Sequences._fields))
-        _check(found, shape)
-    except DamagedArrayError as error:
-        raise UserError(f"{folder} is damaged ({error}): delete it, and it is made anew.") from error
-    return found
-
-
-def _check(found: Sequences, shape: SequenceShape | None) -> None:
-    """Raise DamagedArrayError where offsets, tokens and labels do not fit one another, or the shape."""
-    tokens, offsets, labels = found
-    if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens) or (offsets[1:] < offsets[:-1]).any():
-        raise DamagedArrayError("offsets.npy does not fit tokens.npy")
-    towers, rest = divmod(len(offsets) - 1, max(1, len(labels)))
-    if rest or (towers < 1 and len(labels)) or (shape is not None and len(labels) and towers != shape.towers):
-        raise DamagedArrayError("offsets.npy does not fit labels.npy")
-    if shape is not None and labels.max(initial=0) >= shape.classes:
-        raise DamagedArrayError(f"labels.npy holds {labels.max()}, of {shape.classes} classes")
-    if shape is not None and tokens.max(initial=0) >= shape.vocab_size:
-        raise DamagedArrayError(f"tokens.npy holds {tokens.max()}, of {shape.vocab_size} tokens")
+    arrays = (folder / f"{field}.npy" for field in Sequences._fields)
+    return Sequences(*(np.load(array, mmap_mode="r", allow_pickle=False) for array in arrays))
 
 
 def _write(sequences: Sequences, folder: Path) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
-from flashtrain.data.text_files import decode_text
 from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import read_bytes
 from flashtrain_recipes.arena.sequence_rows import (
     ByteSequences,
+    Row,
     find_table,
     fingerprint,
     held_out,
@@ -28,7 +27,6 @@ from flashtrain_recipes.arena.sequence_rows import (
 
 REVIEWS_VERSION = 1
 REVIEW_LENGTH = 4096  # the Arena's
-LONGEST_REVIEW = 2**24  # bytes of a .txt file
 HELD_OUT = 2000  # training reviews that validate: the data set has no split for it
 _SENTIMENTS = {"neg": 0, "pos": 1}
 
@@ -92,13 +90,12 @@ class ByteText(ArraySource):
                 f"text-{key}-{part}-{self.length}-v{REVIEWS_VERSION}",
                 lambda: self._from_hub(part),
                 self.cache_dir,
-                self.shape,
             )
         if not self.path.is_dir():
             raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
         files = self._files(part)
         name = f"text-{fingerprint(files)}-{part}-{self.length}-v{REVIEWS_VERSION}"
-        return open_or_build(name, lambda: self._from_files(files), self.cache_dir, self.shape)
+        return open_or_build(name, lambda: self._from_files(files), self.cache_dir)
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path or Path()
@@ -117,7 +114,7 @@ class ByteText(ArraySource):
         found = ByteSequences(self.length)
         for path in files:
             if path.suffix == ".txt":
-                found.add(_SENTIMENTS[path.parent.name], _review(path))
+                found.add(_SENTIMENTS[path.parent.name], path.read_bytes())
                 continue
             for row, where in local_rows(path):
                 _add_review(found, row, where)
@@ -137,16 +134,7 @@ def _shuffled(part: Sequences) -> Sequences:
     return part.chosen(order)
 
 
-def _review(path: Path) -> bytes:
-    """A review's bytes, as they are: the model reads bytes. UserError: they are no text."""
-    content = read_bytes(path, LONGEST_REVIEW)
-    decode_text(content, path, remedy="reviews are UTF-8.")
-    return content
-
-
-def _add_review(found: ByteSequences, row: object, where: str) -> None:
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: a row is no object with fields.")
+def _add_review(found: ByteSequences, row: Row, where: str) -> None:
     label = value_of(row, ("label", "sentiment"), where)
     label = _SENTIMENTS.get(str(label)[:3], label)
     if label not in (0, 1):
@@ -156,8 +144,6 @@ def _add_review(found: ByteSequences, row: object, where: str) -> None:
 
 PAIRS_VERSION = 1
 PAPER_LENGTH = 4000  # the Arena's, of each text
-LONGEST_LINE = 2**24  # bytes of a pair
-LOOKED_AT = 2**20  # bytes of a file, whether they are text
 COLUMNS = 5  # label, id1, id2, text1, text2
 _NAMES = {"train": "train", "validation": "eval", "test": "test"}  # as the Arena's files have them
 
@@ -201,7 +187,7 @@ class Retrieval(ArraySource):
         files = self._files(name)
         key = f"retrieval-{fingerprint(files)}-{self.length}-v{PAIRS_VERSION}"
         return SequenceSamples(
-            open_or_build(key, lambda: self._read(files), self.cache_dir, self.shape), self.length, fixed=self.fixed
+            open_or_build(key, lambda: self._read(files), self.cache_dir), self.length, fixed=self.fixed
         )
 
     def _files(self, split: str) -> list[Path]:
@@ -221,13 +207,7 @@ class Retrieval(ArraySource):
 
 def _add_pairs(pairs: ByteSequences, file: Path) -> None:
     with file.open("rb") as lines:
-        decode_text(lines.read(LOOKED_AT), file, remedy="pairs are UTF-8.")
-        lines.seek(0)
-        number = 0
-        while line := lines.readline(LONGEST_LINE + 1):
-            number += 1
-            if len(line) > LONGEST_LINE:
-                raise UserError(f"{file}:{number}: a line of more than {LONGEST_LINE:,} bytes.")
+        for number, line in enumerate(lines, start=1):
             fields = line.rstrip(b"\r\n").split(b"\t")
             if len(fields) != COLUMNS:
                 raise UserError(f"{file}:{number}: {len(fields)} fields by tabs, not label, id1, id2, text1, text2.")

@@ -17,11 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashtrain.announce import say
 from flashtrain.data.packing import PackedSamples, Spans
-from flashtrain.data.token_cache import TokenCache, check_ids
+from flashtrain.data.token_cache import TokenCache
 from flashtrain.errors import UserError
-from flashtrain.files.npy_files import DamagedArrayError, read_npz
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trained_decoders import MaskMaker, row_mask
@@ -64,7 +62,6 @@ def held_out_windows(cache: TokenCache, held_out: Spans, *, window: int, most: i
     ][:most]
     begins = [int(held_out.begins[document]) + turn * window for document, turn in chosen]
     tokens = np.stack([cache.tokens[begin : begin + window + 1] for begin in begins]).astype(np.int64)
-    check_ids(tokens, cache.tokenizer.vocab_size, cache.tokens_path)
     documents = np.array([document for document, _ in chosen])
     if len(np.unique(documents)) < 2:
         return Windows(torch.from_numpy(tokens), np.arange(len(chosen)), "windows")
@@ -72,9 +69,7 @@ def held_out_windows(cache: TokenCache, held_out: Spans, *, window: int, most: i
 
 
 def _across_documents(cache: TokenCache, held_out: Spans, window: int, most: int) -> Windows:
-    samples = PackedSamples(
-        cache.tokens_path, cache.meta.dtype, held_out, window, vocab_size=cache.tokenizer.vocab_size
-    )
+    samples = PackedSamples(cache.tokens_path, cache.meta.dtype, held_out, window)
     count = min(most, len(samples))
     batch = samples[range(count)]
     tokens = torch.cat((batch["tokens"], batch["labels"][:, -1:]), dim=1)
@@ -168,15 +163,10 @@ def kept_scores(
     key = hashlib.blake2b(windows.numpy().tobytes(), digest_size=16)
     key.update(f"{context} {scored} {stride}".encode())
     file = run / KEPT_SCORES
-    losses = ("float32", (len(windows), scored))
-    try:
-        noted = read_npz(file, {"key": (f"<U{len(key.hexdigest())}", ())})["key"]
-        if str(noted) == key.hexdigest():
-            return Scores(**read_npz(file, {"whole": losses, "sliding": losses}))
-    except FileNotFoundError:
-        pass
-    except DamagedArrayError as damage:
-        say(f"{file} is not what was written there ({damage}): scoring again")
+    if file.is_file():
+        with np.load(file, allow_pickle=False) as kept:
+            if str(kept["key"]) == key.hexdigest():
+                return Scores(kept["whole"], kept["sliding"])
     found = score_run(run / checkpoint, windows, hardware, context=context, scored=scored, stride=stride)
     if hardware.kind == "cuda":
         torch.cuda.empty_cache()  # the next training is another process, and needs the memory

@@ -18,14 +18,10 @@ from PIL import Image
 
 from flashtrain.data.sequences import ArraySource, SequenceBatch, SequenceShape
 from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import MIB, read_bytes
-from flashtrain.files.npy_files import ARCHIVE_ERRORS, DamagedArrayError, read_whole_npz, read_words
 from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS
 
 METADATA = "metadata"
 SHARE_HELD_OUT = 10  # one image of so many validates, and as many test, as in the Arena
-_METADATA_BYTES = 256 * MIB  # of one file; 200,000 lines of text take some 20
-_NPZ_BYTES = 4096 * MIB
 # The Arena's folder names of a contour, and the second half of them where labels lie apart.
 _CONTOUR_FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}
 _NEGATIVE = "_neg"
@@ -170,21 +166,15 @@ def _open(path: Path, side: int, contour: str) -> ImageSamples:
     return ImageSamples(files, labels, side, str(folders[0]), sum(part.empty for part in parts))
 
 
-def read_archive(path: Path, side: int | None = None, most: int = _NPZ_BYTES) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, side, side) uint8 and labels (N,) uint8 of a .npz. side: that they must have (None: any). most: bytes,
-    unpacked.
+def read_archive(path: Path, side: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, side, side) uint8 and labels (N,) uint8 of a .npz. side: that they must have (None: any).
 
-    Raises UserError for a file that holds none.
+    Raises UserError for arrays of another shape.
     """
-    try:
-        found = read_whole_npz(path, {"x": 3, "y": 1}, most)
-    except FileNotFoundError as error:
-        raise UserError(f"there is no file {path}.") from error
-    except DamagedArrayError as error:
-        raise UserError(f"{path} is no .npz of images x and labels y: {error}.") from error
-    images, labels = found["x"], found["y"]
-    square = images.dtype == np.uint8 and images.shape[1] == images.shape[2] == (side or images.shape[1])
-    if not square or not len(images) or labels.shape != images.shape[:1] or not np.isin(labels, (0, 1)).all():
+    with np.load(path, allow_pickle=False) as archive:
+        images, labels = archive["x"], archive["y"]
+    shape = (len(labels), side or images.shape[1], side or images.shape[1])
+    if images.shape != shape or images.dtype != np.uint8 or not np.isin(labels, (0, 1)).all():
         size = side or "side"
         raise UserError(
             f"{path}: x must be (images, {size}, {size}) bytes and y as many labels, 0 or 1; they are {images.shape} "
@@ -214,10 +204,9 @@ def _folders(path: Path, side: int, contour: str) -> list[Path]:
 
 def _metadata(table: Path) -> list[list[str]]:
     """The words of each line of a metadata file of either kind."""
-    content = read_bytes(table, _METADATA_BYTES)
-    try:
-        if content.startswith(b"\x93NUMPY"):
-            return read_words(content)
-        return [line.split() for line in content.decode("utf-8").splitlines() if line.strip()]
-    except (DamagedArrayError, *ARCHIVE_ERRORS) as error:
-        raise UserError(f"{table} is no table of images: {error}.") from error
+    with table.open("rb") as file:
+        is_array = file.read(6) == np.lib.format.MAGIC_PREFIX
+    if not is_array:
+        return [line.split() for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = np.load(table, allow_pickle=False).tolist()
+    return [[word if isinstance(word, str) else word.decode("latin-1") for word in row] for row in rows]

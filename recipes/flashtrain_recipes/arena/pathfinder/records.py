@@ -143,7 +143,7 @@ def seal(records: np.ndarray) -> None:
 def sound(records: np.ndarray) -> int:
     """How many records, from the first, carry their checksum."""
     size = records.dtype.itemsize
-    data = memoryview(records.tobytes())
+    data = records.view(np.uint8).data  # of the mapped file, and no copy
     for number, noted in enumerate(records["checksum"].tolist()):
         if zlib.crc32(data[number * size : (number + 1) * size - 4]) != noted:
             return number

@@ -103,7 +103,7 @@ def ensure(
     at_least("count", count, 1)
     header = Header(of_side(side, contour), seed, split, drawing)
     path = set_path(side, seed, split=split, contour=contour, drawing=drawing, cache_dir=cache_dir)
-    if _whole(path, header) < count:
+    if _whole(path) < count:
         _generate(path, header, count, workers)
     return PathfinderImages(path, count)
 
@@ -178,14 +178,11 @@ def _read(path: Path, header: Header) -> tuple[np.ndarray, int]:
     return records, sound(records)
 
 
-def _whole(path: Path, expected: Header) -> int:
-    """How many whole images of the expected set the file holds; 0 where there is none."""
+def _whole(path: Path) -> int:
+    """How many whole images the file holds; 0 where there is none."""
     if not path.exists() or path.stat().st_size < HEADER_BYTES:
         return 0
-    found = read_header(path)
-    if found != expected:
-        raise UserError(f"{path} holds another set of images than its name says: delete it, and it is made anew.")
-    return _read(path, found)[1]
+    return _read(path, read_header(path))[1]
 
 
 def _generate(path: Path, header: Header, count: int, workers: int | None) -> None:
@@ -193,6 +190,6 @@ def _generate(path: Path, header: Header, count: int, workers: int | None) -> No
     from flashtrain_recipes.arena.pathfinder.generate import grow_file
 
     with only_writer(path, "pathfinder.cache_dir"):
-        have = _whole(path, header)
+        have = _whole(path)
         if have < count:
             grow_file(path, header, have, count, workers)
