@@ -1,11 +1,11 @@
 """Text to batches: where text comes from, how it becomes tokens on disk, and how tokens become packed samples.
 
 In the order the text travels: `sources` and `hub_source` (TextSource, StandardLibrarySource, FilesSource, HubSource,
-SavedDataset, make_source), `text_files` (what they read), `tokenizers`, `bpe` and `huggingface_tokenizer` (Tokenizer,
-TokenizerSpec, ByteTokenizer, BPETokenizer, WordPieceTokenizer, gpt2_tokenizer, huggingface_tokenizer, make_tokenizer,
-load_tokenizer), `token_builder` and `token_cache` (TokenCache, open_or_build),
-`packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and `datamodule`
-(TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
+SavedDataset, make_source), `text_encodings`, `json_lines` and `parquet_rows` (what they read), `tokenizers`, `bpe`,
+`wordpiece` and `huggingface_tokenizer` (Tokenizer, TokenizerSpec, ByteTokenizer, BPETokenizer, WordPieceTokenizer,
+gpt2_tokenizer, huggingface_tokenizer, make_tokenizer, load_tokenizer), `token_builder` and `token_cache` (TokenCache,
+open_or_build), `packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and
+`datamodule` (TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
 
 Tokens may come otherwise, too: `token_files` (TokenFiles: somebody else's), `mixture` (MixtureSource: several sources
 by weight), `streaming` and `text_stream` (StreamingDataModule: without a token file).

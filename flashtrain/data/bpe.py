@@ -12,14 +12,15 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import parse_json, read_json_object, read_text
+from flashtrain.files.json_files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +44,18 @@ class BPETokenizer:
     kind = "bpe"
 
     def __init__(self, tokenizer: RustTokenizer) -> None:
-        end = tokenizer.token_to_id(END_OF_TEXT)
-        if end is None:
-            raise UserError(f"the tokenizer has no token {END_OF_TEXT}, which closes every document.")
         # A text that spells "<|endoftext|>" must not end the document it stands in.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
-        self.end_of_text: int = end
+        self.end_of_text: int = tokenizer.get_vocab(with_added_tokens=True)[END_OF_TEXT]
         self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     @classmethod
     def train(cls, documents: Iterable[str], vocab_size: int) -> BPETokenizer:
         """Learn merges until there are vocab_size tokens (fewer when the text has no more to give).
 
-        vocab_size: at least 257, the bytes and the end of text. Raises UserError below that and without any text.
+        vocab_size: at least 257, the bytes and the end of text.
         """
-        if vocab_size < BYTES + 1:
-            raise UserError(
-                f"vocab_size={vocab_size} is too small for a BPE: {BYTES} bytes and {END_OF_TEXT} need 257."
-            )
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
@@ -69,34 +63,19 @@ class BPETokenizer:
             show_progress=False,
         )
         tokenizer = _byte_level(models.BPE())
-        characters = 0
-
-        def pieces() -> Iterator[str]:
-            nonlocal characters
-            for document in documents:
-                for piece in split_long(document):
-                    characters += len(piece)
-                    yield clean(piece)
-
+        pieces = (piece for document in documents for piece in split_long(document))
         log.info("training a BPE of %s tokens on the text", f"{vocab_size:,}")
         with rust_threads():
-            tokenizer.train_from_iterator(pieces(), trainer)
-        if not characters:
-            raise UserError("there is no text to train a BPE on.")
+            tokenizer.train_from_iterator(pieces, trainer)
         return cls(tokenizer)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> BPETokenizer:
-        """Read tokenizer.json from the folder. Raises UserError when it is missing or damaged."""
+        """Read tokenizer.json, as `save` wrote it, from the folder."""
         path = Path(folder) / "tokenizer.json"
-        try:
-            model = read_json_object(path)["model"]
-            merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
-            return cls(_from_vocabulary(model["vocab"], merges, str(path)))
-        except UserError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is no tokenizer of flashtrain's, or is damaged.") from error
+        model = read_json(path)["model"]
+        merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+        return cls(_from_vocabulary(model["vocab"], merges, str(path)))
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0].tolist()
@@ -106,7 +85,7 @@ class BPETokenizer:
         found: list[list[np.ndarray]] = [[] for _ in texts]
         with rust_threads():
             for group in _groups(pieces):
-                encodings = self._tokenizer.encode_batch_fast([clean(piece) for _, piece in group])
+                encodings = self._tokenizer.encode_batch_fast([piece for _, piece in group])
                 for (number, _), encoding in zip(group, encodings, strict=True):
                     found[number].append(np.asarray(encoding.ids, dtype=np.uint32))
         return [np.concatenate(parts) if parts else np.empty(0, np.uint32) for parts in found]
@@ -150,19 +129,27 @@ def gpt2_tokenizer(
     """GPT-2's own tokenizer, id for id (50,257 tokens, end of text 50256).
 
     vocab, merges: its two files, as published (encoder.json, vocab.bpe) or on the hub (vocab.json, merges.txt); with
-    neither they come from the hub. Raises UserError when a file is missing or is no byte-level BPE, or without network.
+    neither they come from the hub. Raises UserError for files that are no byte-level BPE, and without network.
     """
     if vocab is None and merges is None:
         vocab, merges = _download("vocab.json"), _download("merges.txt")
-    vocabulary_text, merges_text = _gpt2_files(vocab, merges)
-    vocabulary = parse_json(vocabulary_text, f"{vocab} is no vocabulary, a JSON object of token to id: it")
-    pairs = [tuple(line.split(" ")) for line in merges_text.splitlines() if line and not line.startswith("#version")]
+    vocabulary = read_json(_expanded(vocab))
+    lines = _expanded(merges).read_text(encoding="utf-8").splitlines()
+    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     return BPETokenizer(_from_vocabulary(vocabulary, pairs, f"{vocab} with {merges}"))
 
 
 def gpt2_files_version(vocab: str | os.PathLike[str] | None, merges: str | os.PathLike[str] | None) -> str:
-    """A hash of the two files' content. Raises UserError when one is not given or missing."""
-    return hashlib.sha256("\0".join(_gpt2_files(vocab, merges)).encode()).hexdigest()
+    """A hash of the two files' content."""
+    texts = (_expanded(path).read_text(encoding="utf-8") for path in (vocab, merges))
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _expanded(path: str | os.PathLike[str] | None) -> Path:
+    """The path of one of GPT-2's two files, which are given together."""
+    if path is None:
+        raise UserError("GPT-2's tokenizer needs both files: data.vocab and data.merges.")
+    return Path(path).expanduser()
 
 
 def split_long(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
@@ -221,45 +208,22 @@ def _byte_level(model: models.BPE) -> RustTokenizer:
     return tokenizer
 
 
-def _from_vocabulary(vocabulary: object, merges: Sequence[tuple[str, ...]], where: str) -> RustTokenizer:
-    """Checked here, since the library raises a bare Exception for what does not fit."""
-    if not isinstance(vocabulary, dict) or not all(type(token) is int for token in vocabulary.values()):
-        raise UserError(f"{where}: the vocabulary must be one JSON object of token to id.")
-    ids = vocabulary.values()
-    # A hole or two among the ids would do no harm; every id below the largest gets a row of the model's.
-    if len(set(ids)) < len(ids) or not 0 <= min(ids, default=-1) <= max(ids, default=-1) < 2 * len(ids):
-        raise UserError(f"{where}: the ids of the vocabulary's {len(ids):,} tokens must be 0 to {len(ids) - 1:,}.")
+def _from_vocabulary(vocabulary: Any, merges: Any, where: str) -> RustTokenizer:
+    """UserError: no vocabulary of bytes, of which the library would leave out what it does not know, silently."""
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:
         raise UserError(f"{where}: no byte-level vocabulary; {len(missing)} of its 256 byte symbols are missing.")
-    for pair in merges:
-        if len(pair) != 2 or any(part not in vocabulary for part in (*pair, "".join(pair))):
-            raise UserError(f"{where}: the merge '{' '.join(pair)}' does not fit the vocabulary.")
     try:
-        model = models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in merges])
-    except Exception as error:  # the library raises no other
-        raise UserError(f"{where}: {' '.join(str(error).split())}.") from error
+        model = models.BPE(vocab=vocabulary, merges=merges)
+    except Exception as error:  # the library raises no other, and names no file
+        raise UserError(f"{where}: {first_line(error)}.") from error
     tokenizer = _byte_level(model)
     tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
     return tokenizer
 
 
-def _gpt2_files(vocab: str | os.PathLike[str] | None, merges: str | os.PathLike[str] | None) -> tuple[str, str]:
-    if vocab is None or merges is None:
-        given, missing = ("merges", "vocab") if vocab is None else ("vocab", "merges")
-        raise UserError(f"GPT-2's tokenizer needs both files: {given} is given, {missing} is not.")
-    texts = []
-    for name, path in (("vocab", vocab), ("merges", merges)):
-        try:
-            texts.append(read_text(Path(path).expanduser()))
-        except UserError as error:
-            reason = error if Path(path).expanduser().exists() else "No such file."
-            raise UserError(f"cannot read GPT-2's {name} file {path}: {reason}") from error
-    return texts[0], texts[1]
-
-
 def _download(name: str) -> str:
-    from flashtrain.files.addresses import work_offline_where_unreachable
+    from flashtrain.files.hub import work_offline_where_unreachable
 
     work_offline_where_unreachable()
     import huggingface_hub  # a dependency of tokenizers; imported here since it is slow
@@ -286,12 +250,3 @@ def _groups(pieces: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]
             group, size = [], 0
     if group:
         yield group
-
-
-def clean(text: str) -> str:
-    """The text as UTF-8 can hold it."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold
-        return text.encode("utf-8", errors="replace").decode("utf-8")
-    return text

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import parse_json
+from flashtrain.files.json_files import parse_json
 
 POSSIBLE = "messages (a list of objects with role and content), prompt and completion, or text"
 

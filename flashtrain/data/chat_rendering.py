@@ -12,21 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from flashtrain.data.bpe import clean, rust_threads
+from flashtrain.data.bpe import rust_threads
 from flashtrain.data.chat_messages import Messages, forms, joined, with_other_calls
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
-from flashtrain.data.text_files import one_line
-from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import read_text
+from flashtrain.errors import UserError, first_line
 
-MOST_TEMPLATE = 2**18  # characters; those of the models of 2026 have up to 20,000
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
 
 Tools = list[Any] | None
 
 
 class ChatRendering:
-    """A tokenizer's chat template. UserError: one that is too long, or no Jinja."""
+    """A tokenizer's chat template. UserError: one that is no Jinja."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -81,7 +78,7 @@ class ChatRendering:
     def ids(self, texts: list[str]) -> list[np.ndarray]:
         """The tokens of each text, int64."""
         with rust_threads():
-            found = self.library.encode_batch_fast([clean(text) for text in texts], add_special_tokens=False)
+            found = self.library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def shared_text(self, one: str, other: str) -> int:
@@ -109,19 +106,17 @@ class ChatRendering:
 
 
 def read_template(path: str | os.PathLike[str] | None) -> str | None:
-    """The Jinja template in a file. UserError: none that can be read, or too long a one."""
-    return None if path is None else read_text(Path(path).expanduser(), MOST_TEMPLATE)
+    """The Jinja template in a file."""
+    return None if path is None else Path(path).expanduser().read_text(encoding="utf-8-sig")
 
 
 def _templates(given: object) -> dict[str, str]:
-    """A tokenizer's templates by name, "default" where there is one. UserError: too long a one, or no Jinja."""
+    """A tokenizer's templates by name, "default" where there is one. UserError: no Jinja."""
     if isinstance(given, list):  # as tokenizer_config.json has several
         found: dict[str, Any] = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
     else:
         found = {} if given is None else {"default": given}
     for text in found.values():
-        if not isinstance(text, str) or len(text) > MOST_TEMPLATE:
-            raise UserError(f"the chat template is no text of at most {MOST_TEMPLATE:,} characters.")
         _rendered(text, [], "is no Jinja")
     return found
 
@@ -142,7 +137,7 @@ def _rendered(template: str, conversations: list[Messages], what: str, **given: 
         return render(conversations=conversations, chat_template=template, **given)
     # Whatever Python raises of values that a template did not expect.
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"the chat template {what}: {one_line(error)}.") from error
+        raise UserError(f"the chat template {what}: {first_line(error)}.") from error
 
 
 def _content(token: object) -> object:

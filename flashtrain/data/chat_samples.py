@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
 from flashtrain.data.token_budget import Cost
-from flashtrain.data.token_cache import LABELLED, TokenCache, check_ids
+from flashtrain.data.token_cache import LABELLED, TokenCache
 
 # All tokens of a row are computed, filled or not: what differs between rows is attention's pairs.
 COST = Cost(per_token=0.0, per_pair=1.0)
@@ -64,7 +64,7 @@ class ChatSamples(Dataset[ChatBatch]):
     ) -> None:
         self.tokens_path, self.marks_path = cache.tokens_path, cache.marks_path
         self.dtype = cache.meta.dtype
-        self.vocab_size, self.filler = cache.tokenizer.vocab_size, cache.tokenizer.end_of_text
+        self.filler = cache.tokenizer.end_of_text
         self.documents = documents
         self.context = context
         self.document_mask = document_mask
@@ -155,7 +155,6 @@ class ChatSamples(Dataset[ChatBatch]):
             )
         begin, length, _ = (int(values[number]) for values in self.documents)
         ids, marks = (values[begin : begin + length] for values in self._files)
-        check_ids(ids, self.vocab_size, self.tokens_path)
         return ids.astype(np.int64), marks
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,17 +15,16 @@ from typing import Any, Protocol
 
 from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
-from flashtrain.data.hub_source import HubSource, datasets_library, reading_errors
-from flashtrain.data.sources import LONGEST, FilesSource, held_out
-from flashtrain.data.text_files import json_lines, one_line, parquet_errors
+from flashtrain.data.hub_source import HubSource, datasets_library
+from flashtrain.data.json_lines import json_lines
+from flashtrain.data.parquet_rows import parquet_rows
+from flashtrain.data.sources import FilesSource, held_out
 from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Marked
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError, unknown
-from flashtrain.files.foreign_files import UnpackedSize, too_long
 
 log = logging.getLogger(__name__)
 
-ROWS = 16  # of a table at once: its texts may be long, and one that the file has once may be in all of them
 SAVED = ("state.json", "dataset_dict.json")  # one of them is in what Dataset.save_to_disk writes
 
 Broken = Callable[[UserError], None]
@@ -49,60 +48,39 @@ class ChatFiles(FilesSource):
     """The .jsonl (compressed ones too) and .parquet files of a FilesSource, row by row."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See ChatRows. UserError: no such file, one that cannot be read, a row longer than longest_document."""
+        """See ChatRows. UserError: no such file, one that cannot be read."""
         files = [path for path in self._files() if ".parquet" in path.suffixes or ".jsonl" in path.suffixes]
         if not files:
             raise UserError(f"no conversations in {self.path}. Possible: .jsonl (also compressed) and .parquet files.")
         for path in files:
-            yield from self._table(path) if path.suffix == ".parquet" else self._lines(path, broken)
+            yield from self._named(path, self._table(path) if path.suffix == ".parquet" else self._lines(path, broken))
+        self._log_replaced()
 
     def _lines(self, path: Path, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        lines = json_lines(path, encoding=self.encoding, longest=self.longest_document, setting=LONGEST, broken=broken)
-        for where, row, _ in lines:
+        decoder = self._decoder(path)
+        for where, row in json_lines(path, decoder, broken):
             if isinstance(row, dict):
                 yield where, row
             else:
                 broken(UserError(f"{where}: holds a JSON {type(row).__name__}. Possible: an object with messages."))
+        self._note(decoder)
 
     def _table(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        import pyarrow.parquet  # slow to import
-
-        size, number = UnpackedSize(path), 0
-        try:
-            with pyarrow.parquet.ParquetFile(path) as table:
-                for batch in table.iter_batches(batch_size=ROWS):
-                    size.add(batch.nbytes)
-                    if batch.nbytes > ROWS * self.longest_document:
-                        raise too_long(str(path), self.longest_document, LONGEST)
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield f"{path}: row {number}", _without_nulls(row)
-        except UserError:
-            raise
-        except parquet_errors() as error:
-            raise UserError(f"cannot read {path} as parquet: {one_line(error)}.") from error
+        for number, row in enumerate(parquet_rows(path), start=1):
+            yield f"{path}: row {number}", _without_nulls(row)
 
 
 class ChatDataset(HubSource):
     """A HubSource's rows; its name may also be a folder that Dataset.save_to_disk wrote."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See ChatRows. UserError: whatever keeps the dataset from being read."""
-        number = 0
-        try:
-            for number, row in enumerate(islice(self._load(), self.max_documents), start=1):
-                yield f"{self.describe()}: row {number}", _without_nulls(row)
-        except reading_errors() as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"reading {self.describe()} failed after {number:,} rows: {one_line(error)}.") from error
+        """See ChatRows."""
+        for number, row in enumerate(islice(self._load(), self.max_documents), start=1):
+            yield f"{self.describe()}: row {number}", _without_nulls(row)
 
     def _load(self) -> Any:
         if self._rows is None and is_saved(Path(self.name)):
-            try:
-                found = datasets_library().load_from_disk(self.name)
-            except reading_errors() as error:
-                raise UserError(f"cannot load {self.describe()}: {one_line(error)}.") from error
+            found = datasets_library().load_from_disk(self.name)
             if isinstance(found, dict) and self.split not in found:
                 raise unknown("split", self.split, found)
             self._rows = found[self.split] if isinstance(found, dict) else found
@@ -176,7 +154,7 @@ class ChatSource:
 
     def _encoded(self, group: list[Piece]) -> Marked:
         tokens, marks = zip(*self.template.encode(group), strict=True)
-        return Marked(tokens, marks, sum(len(piece.text.encode("utf-8", errors="replace")) for piece in group))
+        return Marked(tokens, marks, sum(len(piece.text.encode()) for piece in group))
 
     def _tell(self, rows: int, broken: list[UserError], rewritten: int, endless: int) -> None:
         if len(broken) > self.skip_broken * rows:

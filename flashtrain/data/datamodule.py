@@ -263,7 +263,6 @@ class TextDataModule(ResumableDataModule):
             spans,
             self.context,
             self.document_mask,
-            vocab_size=self.tokenizer.vocab_size,
             whole=self.validation_fraction == 1,
         )
 

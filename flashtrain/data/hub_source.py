@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -15,16 +12,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashtrain.data.text_files import one_line
 from flashtrain.errors import UserError
-from flashtrain.files.addresses import hash_of_contents, work_offline_where_unreachable
 from flashtrain.files.caches import default_cache_dir
-from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, read_json_object, read_text
+from flashtrain.files.content_hashes import hash_of_contents
+from flashtrain.files.disk import write_atomically
+from flashtrain.files.hub import work_offline_where_unreachable
+from flashtrain.files.json_files import read_json
 
 log = logging.getLogger(__name__)
 
 HUB_TIMEOUT_SECONDS = 10
-LONGEST_COMMIT = 100  # characters
 SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
 OWN_SETTINGS = {  # of load_dataset's arguments
     "path": "say data.name=",
@@ -45,7 +42,8 @@ class HubSource:
 
     The fingerprint holds the commit that the revision stands for. A machine without network uses the commit that it
     saw last, so that a token cache built before (on a login node, say) is found again.
-    Raises UserError when `datasets` is not installed, and for whatever keeps the dataset from being read.
+    Raises UserError when `datasets` is not installed, for a column that is not there or no text, and what `datasets`
+    raises.
     """
 
     def __init__(
@@ -101,27 +99,18 @@ class HubSource:
         return self._texts(rows.shard(num_shards=count, index=number))
 
     def _texts(self, rows: Any) -> Iterator[str]:
-        count = 0
-        try:
-            for row in islice(rows, self.max_documents):
-                if self.text_column not in row:
-                    raise UserError(
-                        f"dataset {self.name}: no column '{self.text_column}'. Possible: {', '.join(row)} "
-                        "(set it with data.text_column)."
-                    )
-                text = row[self.text_column]
-                if text is not None and not isinstance(text, str):
-                    kind = type(text).__name__
-                    raise UserError(f"dataset {self.name}: column '{self.text_column}' holds {kind}, not text.")
-                count += 1
-                if text is not None:
-                    yield text
-        except reading_errors() as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(
-                f"reading {self.describe()} failed after {count:,} documents: {one_line(error)}."
-            ) from error
+        for row in islice(rows, self.max_documents):
+            if self.text_column not in row:
+                raise UserError(
+                    f"dataset {self.name}: no column '{self.text_column}'. Possible: {', '.join(row)} "
+                    "(set it with data.text_column)."
+                )
+            text = row[self.text_column]
+            if text is not None and not isinstance(text, str):
+                kind = type(text).__name__
+                raise UserError(f"dataset {self.name}: column '{self.text_column}' holds {kind}, not text.")
+            if text is not None:
+                yield text
 
     def approximate_bytes(self) -> int | None:
         """The size of the split as the dataset states it, None where it does not or cannot be reached."""
@@ -129,7 +118,8 @@ class HubSource:
             return None
         try:
             splits = self._load().info.splits
-        except UserError:
+        except Exception:
+            log.debug("the size of %s is not known", self.name, exc_info=True)
             return None
         stated = splits.get(self.split) if splits else None
         return stated.num_bytes or None if stated is not None else None
@@ -138,20 +128,11 @@ class HubSource:
         if self._rows is None:
             if not Path(self.name).is_dir():
                 work_offline_where_unreachable()
-            datasets = datasets_library()
-            try:
-                self._rows = datasets.load_dataset(
-                    self.name,
-                    self.config,
-                    **{"split": self.split, "streaming": self.streaming, "revision": self.revision, **self.options},
-                )
-            except reading_errors(TypeError) as error:  # TypeError: an option of another kind
-                if isinstance(error, TypeError) and not self.options:
-                    raise
-                raise UserError(
-                    f"cannot load {self.describe()}: {one_line(error)}. Check its name, configuration and split, and "
-                    "that this machine reaches the hub; text on disk is read with data=files."
-                ) from error
+            self._rows = datasets_library().load_dataset(
+                self.name,
+                self.config,
+                **{"split": self.split, "streaming": self.streaming, "revision": self.revision, **self.options},
+            )
         return self._rows
 
     def _commit(self) -> str:
@@ -160,19 +141,15 @@ class HubSource:
         remembered = default_cache_dir() / "hub-commits" / key
         try:
             commit = _ask_hub(self.name, self.revision)
-        except reading_errors() as error:
-            last = _remembered_commit(remembered)
-            if last is not None:
-                log.info("the hub cannot be asked about %s; using the version seen last", self.name)
-                return last
-            log.debug("no commit known for %s: %s", self.name, error)
-            return "unknown"
+        except Exception:
+            log.debug("the hub cannot be asked about %s", self.name, exc_info=True)
+            if not remembered.is_file():
+                return "unknown"
+            log.info("the hub cannot be asked about %s; using the version seen last", self.name)
+            return remembered.read_text(encoding="utf-8")
         try:
-            remembered.parent.mkdir(parents=True, exist_ok=True)
-            part = remembered.with_name(f"{key}.{os.getpid()}")
-            part.write_text(commit, encoding="utf-8")
-            part.replace(remembered)
-        except OSError as error:
+            write_atomically(remembered, commit)
+        except UserError as error:
             log.debug("could not remember the commit of %s: %s", self.name, error)
         return commit
 
@@ -187,10 +164,11 @@ class SavedDataset(HubSource):
         super().__init__(os.fspath(folder), split, text_column)
         self.folder = Path(folder).expanduser()
         if (self.folder / SPLITS).is_file():
-            splits = read_json_object(self.folder / SPLITS).get("splits")
-            if not isinstance(splits, list) or split not in splits:
-                listed = ", ".join(map(str, splits)) if isinstance(splits, list) else "none"
-                raise UserError(f"the dataset in {folder} has no split '{split}'. Possible: data.split={listed}.")
+            splits = read_json(self.folder / SPLITS)["splits"]
+            if split not in splits:
+                raise UserError(
+                    f"the dataset in {folder} has no split '{split}'. Possible: data.split={', '.join(splits)}."
+                )
             self.folder /= split
 
     def describe(self) -> str:
@@ -204,11 +182,7 @@ class SavedDataset(HubSource):
 
     def _load(self) -> Any:
         if self._rows is None:
-            datasets = datasets_library()
-            try:
-                self._rows = datasets.load_from_disk(str(self.folder))
-            except reading_errors(LookupError, TypeError) as error:  # of a damaged state.json
-                raise UserError(f"cannot read the dataset saved in {self.folder}: {one_line(error)}.") from error
+            self._rows = datasets_library().load_from_disk(str(self.folder))
         return self._rows
 
 
@@ -235,33 +209,6 @@ def _ask_hub(name: str, revision: str | None) -> str:
 
     info = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_TIMEOUT_SECONDS)
     return str(info.sha)
-
-
-def reading_errors(*more: type[Exception]) -> tuple[type[Exception], ...]:
-    """What datasets and huggingface_hub raise for names, versions, files and networks that fail them."""
-    import huggingface_hub.errors
-
-    errors: list[type[Exception]] = [*more, *BROKEN_FILE_ERRORS, ValueError, huggingface_hub.errors.HfHubHTTPError]
-    try:
-        import datasets.exceptions
-        import pyarrow
-
-        errors += [datasets.exceptions.DatasetsError, pyarrow.ArrowException]
-    except ImportError:  # the hub is asked for a commit without datasets
-        pass
-    for client in ("httpx", "httpx2"):  # what huggingface_hub speaks through; below 1.0 requests, with OSErrors
-        with contextlib.suppress(ImportError):
-            errors.append(importlib.import_module(client).HTTPError)
-    return tuple(errors)
-
-
-def _remembered_commit(path: Path) -> str | None:
-    """What an earlier run noted; None where there is nothing, or something else than a commit."""
-    try:
-        commit = read_text(path, LONGEST_COMMIT)
-    except UserError:
-        return None
-    return commit if re.fullmatch(r"[0-9A-Za-z._-]+", commit) else None
 
 
 def _folder_version(folder: Path) -> str:

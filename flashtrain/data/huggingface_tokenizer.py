@@ -1,7 +1,4 @@
-"""The tokenizer of any Hugging Face folder: tokenizer.json, or what transformers makes one of.
-
-No code of the folder's runs, and each of its files is bounded.
-"""
+"""The tokenizer of any Hugging Face folder: tokenizer.json, or what transformers makes one of. No code of it runs."""
 
 from __future__ import annotations
 
@@ -15,17 +12,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
-from flashtrain.data.bpe import END_OF_TEXT, clean, rust_threads
-from flashtrain.errors import UserError
+from flashtrain.data.bpe import END_OF_TEXT, rust_threads
+from flashtrain.data.tokenizer_files import CONFIG, FILE, MARK, read_tokenizer
+from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import JSON_BYTES, read_bytes, read_json_object, read_text
+from flashtrain.files.json_files import read_json
 
-FILE, CONFIG, MAP, TEMPLATE = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
+MAP, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 DECIDING = (FILE, CONFIG, MAP, "added_tokens.json", "config.json", *OTHER_FILES)
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # where no file of the folder says which
@@ -58,26 +51,15 @@ class HuggingFaceTokenizer:
     def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
         """Raises UserError: no tokenizer there, a damaged one, one without an end of text."""
         folder = Path(folder).expanduser()
-        config = read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-        if (folder / MAP).is_file():
-            config = {**read_json_object(folder / MAP), **config}
+        config = {**_read(folder / MAP), **_read(folder / CONFIG)}
         if (folder / TEMPLATE).is_file():
-            config["chat_template"] = read_text(folder / TEMPLATE)
+            config["chat_template"] = (folder / TEMPLATE).read_text(encoding="utf-8")
         if (folder / FILE).is_file():
-            text = read_text(folder / FILE)
+            tokenizer = read_tokenizer(folder / FILE)
         elif config or any((folder / name).is_file() for name in OTHER_FILES):
-            text = _made_by_transformers(folder)
+            tokenizer = _made_by_transformers(folder)
         else:
             raise UserError(f"no tokenizer in {folder}: it has no {FILE} and no {CONFIG}.")
-        try:
-            tokenizer = RustTokenizer.from_str(text)
-        except Exception as error:  # the library raises no other
-            raise UserError(f"the tokenizer in {folder} cannot be read: {' '.join(str(error).split())}.") from error
-        ids = tokenizer.get_vocab(with_added_tokens=True).values()
-        if not ids or max(ids) >= 2 * len(ids):  # every id below the largest gets a row of the model's
-            raise UserError(
-                f"the tokenizer in {folder} has {len(ids):,} tokens, and ids up to {max(ids, default=0):,}."
-            )
         return cls(tokenizer, _end_of_text(folder, tokenizer, config), config)
 
     def without_begin(self) -> HuggingFaceTokenizer:
@@ -91,11 +73,11 @@ class HuggingFaceTokenizer:
         return RustTokenizer.from_str(self._tokenizer.to_str())
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(clean(text), add_special_tokens=False).ids
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         with rust_threads():
-            found = self._tokenizer.encode_batch_fast([clean(text) for text in texts], add_special_tokens=False)
+            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(one.ids, dtype=np.uint32) for one in found]
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
@@ -114,24 +96,25 @@ class HuggingFaceTokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / FILE, self._tokenizer.to_str())
-        write_atomically(folder / CONFIG, json.dumps({**self.config, "flashtrain": {"kind": self.kind}}, indent=1))
+        write_atomically(folder / CONFIG, json.dumps({**self.config, MARK: {"kind": self.kind}}, indent=1))
 
 
 def folder_version(folder: str | os.PathLike[str]) -> str:
-    """A hash of what decides the ids, known without reading the tokenizer. Raises UserError for too large a file."""
+    """A hash of what decides the ids, known without reading the tokenizer."""
     digest = hashlib.sha256()
     for name in DECIDING:
         path = Path(folder).expanduser() / name
         if path.is_file():
-            digest.update(f"{name}\0{hashlib.sha256(read_bytes(path, JSON_BYTES)).hexdigest()}\n".encode())
+            digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def _made_by_transformers(folder: Path) -> str:
-    """tokenizer.json's content for a folder that has none."""
-    for name in DECIDING:
-        if (folder / name).is_file():
-            read_bytes(folder / name, JSON_BYTES)  # bounded, before a library reads all of it
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _made_by_transformers(folder: Path) -> RustTokenizer:
+    """The tokenizer of a folder without tokenizer.json."""
     try:
         import transformers
     except ImportError as error:
@@ -140,11 +123,10 @@ def _made_by_transformers(folder: Path) -> str:
         ) from error
     try:
         made = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        return made.backend_tokenizer.to_str()
+        return RustTokenizer.from_str(made.backend_tokenizer.to_str())
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"no {FILE} in {folder}, and transformers makes no tokenizer of its other files: {reason}"
+            f"no {FILE} in {folder}, and transformers makes no tokenizer of its other files: {first_line(error)}."
         ) from error
 
 
@@ -164,10 +146,9 @@ def _end_of_text(folder: Path, tokenizer: RustTokenizer, config: dict[str, Any])
             if number is None:
                 raise UserError(f"the tokenizer in {folder} has no token {token}, which its {CONFIG} calls {name}.")
             return number
-    beside = read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    number = beside.get("eos_token_id")
+    number = _read(folder / "config.json").get("eos_token_id")
     number = number[0] if isinstance(number, list) and number else number
-    if type(number) is int and number >= 0 and tokenizer.id_to_token(number) is not None:
+    if isinstance(number, int) and tokenizer.id_to_token(number) is not None:
         return number
     usual = (tokenizer.token_to_id(token) for token in USUAL_ENDS)
     found = next((number for number in usual if number is not None), None)

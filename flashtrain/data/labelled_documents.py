@@ -1,10 +1,6 @@
-"""Documents with labels, as samples and from files.
-
-Documents with labels, as a classifier is trained and tested on them: sources of them, and batches.
+"""Documents with labels, as a classifier is trained and tested on them: sources of them, and batches.
 
 L labels, B documents of a batch, T packed tokens, S tokens of the longest padded row.
-
-Labelled documents of one's own: .jsonl lines {"text": ..., "labels": [...]}, or a dataset by name.
 """
 
 from __future__ import annotations
@@ -20,14 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flashtrain.data.hub_source import datasets_library, reading_errors
-from flashtrain.data.text_files import json_lines
-from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
-from flashtrain.errors import UserError, unknown
-from flashtrain.files.addresses import work_offline_where_unreachable
-from flashtrain.files.foreign_files import COMPRESSIONS
-
-LAYOUTS = ("packed", "padded")
+from flashtrain.data.hub_source import datasets_library
+from flashtrain.data.json_lines import json_lines
+from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.wordpiece import SpecialTokens
+from flashtrain.errors import UserError, first_line
+from flashtrain.files.compressed_files import COMPRESSIONS
+from flashtrain.files.hub import work_offline_where_unreachable
 
 
 class LabelledDocuments(Protocol):
@@ -98,17 +93,12 @@ class CutSamples(Dataset[ClassificationBatch]):
 
     context: tokens of the longest sample, [CLS] and [SEP] included: of a longer document the first are read. Packed, a
     batch of B documents has B * context tokens, whatever their lengths, so that shapes stay the same.
-    It goes with data.loader as PackedSamples does. UserError: no documents, a context below 3, an
-    unknown layout.
+    It goes with data.loader as PackedSamples does. UserError: a context below 3.
     """
 
     def __init__(self, documents: Measured, special: SpecialTokens, context: int, layout: str) -> None:
         if context < 3:
             raise UserError(f"context={context} must be at least 3: a token, [CLS] and [SEP].")
-        if layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
-        if not len(documents):
-            raise UserError("there are no labelled documents.")
         self.special = special
         self.context = context
         self.layout = layout
@@ -165,7 +155,6 @@ class LabelledSamples(CutSamples):
 
 SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS))
 ENCODED_AT_ONCE = 256
-MOST_BYTES = 2**30  # of lines, uncompressed, where all of them are kept in memory
 ECTHR = ("coastalcph/lex_glue", "ecthr_a")  # European Court of Human Rights: which articles were violated
 
 
@@ -189,24 +178,17 @@ def labelled_rows(
     A line is an object with a text (or a list of paragraphs, which are joined by line feeds) and a list of labels (or
     one alone): strings or whole numbers. UserError: nothing to read, and what is wrong in which line.
     """
-    return [_row(row, where, text_column, labels_column) for row, where in jsonl_objects(path, most=MOST_BYTES)]
+    return [_row(row, where, text_column, labels_column) for row, where in jsonl_objects(path)]
 
 
-def jsonl_objects(path: str | os.PathLike[str], *, most: int | None = None) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each line's object, and where it stands in words, of such a file or folder. most: bytes of all lines together.
-
-    UserError: as labelled_rows.
-    """
+def jsonl_objects(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each line's object, and where it stands in words, of such a file or folder. UserError: as labelled_rows."""
     path = Path(path).expanduser()
     files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
     if not files or not files[0].is_file() or not files[0].name.endswith(SUFFIXES):
         raise UserError(f"no labelled documents at {path}. Possible: a {SUFFIXES[0]} file, or a folder with some.")
-    total = 0
     for file in files:
-        for where, found, size in json_lines(file):
-            total += size
-            if most is not None and total > most:
-                raise UserError(f"{where}: the labelled texts of {path} are longer than {most:,} bytes together.")
+        for where, found in json_lines(file):
             if not isinstance(found, dict):
                 kind = type(found).__name__
                 raise UserError(f"{where}: holds a JSON {kind}. Possible: an object with a text and labels.")
@@ -226,7 +208,7 @@ def dataset_rows(
 
     Numbered labels get the names that the dataset gives them. most: the first so many rows only.
     dataset_rows(*ECTHR) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
-    UserError: `datasets` is not installed, no such dataset, no network, columns that are not there.
+    UserError: `datasets` is not installed, no such split, columns that are not there; and what `datasets` raises.
     """
     if not Path(name).is_dir():
         work_offline_where_unreachable()
@@ -234,14 +216,11 @@ def dataset_rows(
     where = f"dataset {name}{f' {config}' if config else ''}, split {split}"
     try:
         table = library.load_dataset(name, config, split=split)
-        rows = list(islice(table, most))
-    except reading_errors() as error:
-        line = (" ".join(str(error).split()) or type(error).__name__)[:200]
-        missing = isinstance(error, ValueError) and "unknown split" in line.lower()
-        raise (MissingSplit if missing else UserError)(
-            f"cannot load {where}: {line}. Check its name, configuration and split, and that this machine reaches the "
-            "hub; documents on disk are read from .jsonl files."
-        ) from error
+    except ValueError as error:
+        if "unknown split" not in str(error).lower():
+            raise
+        raise MissingSplit(f"cannot load {where}: {first_line(error)}.") from error
+    rows = islice(table, most)
     feature = (table.features or {}).get(labels_column)
     inner = getattr(feature, "feature", feature)
     found = [_row(row, f"{where}, row {number}", text_column, labels_column) for number, row in enumerate(rows)]

@@ -1,18 +1,6 @@
 """Words with labels, and made-up documents with cues: what fine-tuning reads beside labelled documents.
 
-Texts with a label for each word: .jsonl lines {"words": [...], "labels": [...]}, and their samples.
-
-T packed tokens, B padded rows, S the longest of them.
-
-Long documents whose labels only their whole text tells: a task made up to show what context is worth.
-
-Each label is present in a document independently, with one probability. For each that is present one cue, a token of
-its own, stands at a uniformly random place; all other tokens are filler that says nothing. A reader of the first c of n
-tokens sees a present label's cue with probability c / n, and of labels without a visible cue it knows no more than that
-chance: best_micro_f1 is the most that it can score, however it was trained. (Up to the order of L / n: two cues never
-share a place, so to see one makes another a little less likely to be among what is read.)
-
-n tokens of a document, c tokens that are read, L labels.
+T packed tokens, B padded rows, S the longest of them; n tokens of a made-up document, c tokens that are read, L labels.
 """
 
 from __future__ import annotations
@@ -24,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from flashtrain.data.labelled_documents import (
-    MOST_BYTES,
     ClassificationBatch,
     CutSamples,
     TokenDocuments,
@@ -33,7 +20,8 @@ from flashtrain.data.labelled_documents import (
 )
 from flashtrain.data.masking import hashed, uniform
 from flashtrain.data.packing import IGNORED_LABEL
-from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
+from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 
 
@@ -53,7 +41,7 @@ def word_rows(
     UserError: nothing to read, and what is wrong in which line: a column missing, no two lists of one length.
     """
     rows = []
-    for row, where in jsonl_objects(path, most=MOST_BYTES):
+    for row, where in jsonl_objects(path):
         for column in (words_column, labels_column):
             given = row.get(column)
             if not isinstance(given, list) or not all(isinstance(one, str | int) for one in given):
@@ -121,12 +109,19 @@ _LENGTH, _PRESENT, _PLACE, _FILLER = range(4)  # keeps the draws apart
 
 
 class CueDocuments:
-    """`count` documents (a LabelledDocuments), each made when it is asked for: document i follows from (seed, i) alone.
+    """`count` long documents (a LabelledDocuments) whose labels only their whole text tells. Document i follows from
+    (seed, i) alone, and is made when it is read.
+
+    Each label is present in a document independently, with one probability. For each that is present one cue, a token
+    of its own, stands at a uniformly random place; all other tokens are filler that says nothing. A reader of the first
+    c of n tokens sees a present label's cue with probability c / n, and of labels without a visible cue it knows no
+    more than that chance: best_micro_f1 is the most that it can score, however it was trained. (Up to the order of
+    L / n: two cues never share a place, so to see one makes another a little less likely to be among what is read.)
 
     length: n, of the longest; shortest: lengths are uniform from this to `length` (None: all have `length`).
     labels: L. presence: the probability of each label. Tokens 0 to L - 1 are the cues, the FILLER next ones filler, the
     k-th of them about as frequent as 1 / k, as words are. vocab_size: tokens altogether.
-    UserError: numbers out of range, more labels than fit the shortest document.
+    UserError: more labels than fit the shortest document.
     """
 
     def __init__(
@@ -140,17 +135,11 @@ class CueDocuments:
         seed: int = 0,
     ) -> None:
         shortest = length if shortest is None else shortest
-        if count < 1 or labels < 1:
-            raise UserError(f"{count} documents with {labels} labels. Possible: 1 or more of both.")
         if not labels <= shortest <= length:
             raise UserError(
                 f"documents of {shortest} to {length} tokens with {labels} labels. Possible: a length of {labels} or "
                 "more, and no shortest above it."
             )
-        if not 0 < presence < 1:
-            raise UserError(f"presence={presence:g} of a label. Possible: a probability between 0 and 1.")
-        if seed < 0:
-            raise UserError(f"seed={seed} must be at least 0.")
         self.count = count
         self.length = length
         self.shortest = shortest

@@ -23,7 +23,6 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import is_count
 
 PERMUTATIONS_KEPT = 2
 
@@ -255,11 +254,11 @@ class ResumableLoader(DataLoader[Any]):
         """Go on after the steps that the state counts: with exactly the next sample, also at another batch size.
 
         A stream made of other data, context or seed has no such sample: that is logged as a warning. Raises UserError
-        for a state that holds no counts.
+        for the state of another kind of data.
         """
-        odd = self._odd_entries(state_dict)
-        if odd or not state_dict["accumulate"]:
-            raise UserError(f"the checkpoint's place in the data is damaged: {', '.join(odd or ['accumulate'])}.")
+        missing = self.state_dict().keys() - state_dict.keys()
+        if missing:
+            raise UserError(f"the checkpoint is of another kind of data: it has no {', '.join(sorted(missing))}.")
         changed = [
             f"{name} {state_dict[name]} -> {now}"
             for name, now in self.state_dict().items()
@@ -271,10 +270,6 @@ class ResumableLoader(DataLoader[Any]):
         self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
         if self.trainer is not None:
             align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)
-
-    def _odd_entries(self, state_dict: dict[str, Any]) -> list[str]:
-        """What of a state is no count."""
-        return [name for name in self.state_dict() if not is_count(state_dict.get(name))]
 
     def _continue_from(self, state_dict: dict[str, Any]) -> None:
         # Not step times samples a step: the run may have changed its batch size before.

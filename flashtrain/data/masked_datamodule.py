@@ -18,7 +18,8 @@ from flashtrain.data.packing import Spans
 from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_budget import Cost, TokenBudgetPlan, rows_once
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
-from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, TokenizerSpec, without_begin
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 
 VALIDATION_SEED = 2**32  # no training run has it: seeds end below

@@ -20,11 +20,9 @@ from torch.utils.data import Dataset
 
 from flashtrain.data.masking import MaskedBatch, Pieces, hashed, mask_tokens, masked_count
 from flashtrain.data.packing import IGNORED_LABEL, Mappable
-from flashtrain.data.token_cache import check_ids
-from flashtrain.data.tokenizers import SpecialTokens
-from flashtrain.errors import UserError, unknown
+from flashtrain.data.wordpiece import SpecialTokens
+from flashtrain.errors import UserError
 
-LAYOUTS = ("packed", "padded")
 PAIR_DRAW = 1  # keeps the draw of pairs apart from that of masked tokens
 ROUNDED_TO = 8  # a padded row's width
 EPOCHS_KEPT = 3
@@ -59,7 +57,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
     tokens that are masked. pairs: two neighbouring pieces of a document make a sample; in every epoch another random
     half of the second pieces change places, so that each piece is still used once. layout: "packed" rows of `budget`
     tokens, of at most `most` samples (None: as follows from the mean length), or "padded".
-    Raises UserError: no pieces, a sample longer than the budget, an unknown layout.
+    Raises UserError: no pieces.
 
     Cheap to send to worker processes: the file is memory-mapped where it is first read.
     """
@@ -78,12 +76,8 @@ class MaskedSamples(Dataset[MaskedBatch]):
         layout: str = "packed",
         most: int | None = None,
     ) -> None:
-        if layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
         if not len(pieces.begins):
             raise UserError("there is no text to make samples of.")
-        if not 0 < share <= 1:
-            raise UserError(f"masking {share:g} of the tokens. Possible: a share above 0, and at most 1.")
         self.tokens_path = Path(tokens_path) if isinstance(tokens_path, str | os.PathLike) else tokens_path
         self.dtype = dtype
         self.pieces = pieces
@@ -97,11 +91,6 @@ class MaskedSamples(Dataset[MaskedBatch]):
         self._epochs: dict[int, EpochTable] = {}
         self._tokens: np.ndarray | None = None
         lengths = self.lengths(0)
-        if lengths.max() > budget:
-            raise UserError(
-                f"a sample of {lengths.max()} tokens for rows of {budget}. Possible: a budget of {lengths.max()} or "
-                "more, or shorter samples."
-            )
         if most is None:
             most = min(math.ceil(2 * budget / float(lengths.mean())), budget // int(lengths.min()))
         self.most = max(1, most)
@@ -157,14 +146,10 @@ class MaskedSamples(Dataset[MaskedBatch]):
         ]
 
     def __getitem__(self, row: Row) -> MaskedBatch:
-        """The batch of a row's samples, in their order. Raises UserError where a packed row cannot hold them."""
+        """The batch of a row's samples, in their order."""
         numbers = np.asarray(row.numbers, dtype=np.int64)
         epochs, places = np.divmod(numbers, len(self))
         parts, segments, lengths, following = self._assembled(epochs, places)
-        if self.layout == "packed" and (lengths.sum() > self.budget or len(lengths) > self.most):
-            raise UserError(
-                f"{len(lengths)} samples of {lengths.sum()} tokens in one row. Possible: {self.most} of {self.budget}."
-            )
         tokens = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         of = np.repeat(np.arange(len(lengths)), lengths)
         keys = (self.seed, 0, epochs[of], places[of])
@@ -246,9 +231,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
             path = self.tokens_path
             mapped = np.asarray(np.memmap(path, self.dtype, "r")) if isinstance(path, Path) else path.mapped()
             self._tokens = mapped
-        found = self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]].astype(np.int64)
-        check_ids(found, self.special.vocab_size, self.tokens_path)
-        return found
+        return self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]].astype(np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tokens": None, "_epochs": {}}

@@ -21,16 +21,14 @@ T tokens of several samples end to end, M masked positions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 from torch import Tensor
 
 from flashtrain.data.packing import Spans
-from flashtrain.data.token_cache import check_ids
-from flashtrain.data.tokenizers import SpecialTokens, Tokenizer
-from flashtrain.errors import UserError, unknown
+from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.wordpiece import SpecialTokens
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -56,7 +54,6 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-UNITS = ("sentence", "paragraph", "document")
 TOKENS_AT_ONCE = 2**22
 SENTENCE_ENDS = (".", "!", "?")
 CLOSING = "\"'\u201d\u2019\u00bb)]"  # quotes and brackets that may follow a sentence's last mark
@@ -120,12 +117,7 @@ def split_pieces(
     aside. Within these, what is longer than `longest` is cut there. White space stays with what it follows.
     shortest: a shorter piece is joined to the next of its document (the last one to the one before), unless they are
     together too long. A heading is no sample of its own, that is to say.
-    UserError: an unknown unit, lengths that make no sense, tokens that are none of the vocabulary's.
     """
-    if unit not in UNITS:
-        raise unknown("unit of samples", unit, UNITS)
-    if not 1 <= shortest <= longest:
-        raise UserError(f"pieces of {shortest} to {longest} tokens. Possible: 1 or more, and no more than the longest.")
     begins: list[int] = []
     ends: list[int] = []
     documents: list[int] = []
@@ -133,9 +125,7 @@ def split_pieces(
         low, high = int(spans.begins[first]), int(spans.ends[last - 1])
         starts = None
         if unit != "document":
-            some = np.asarray(tokens[low:high])
-            check_ids(some, len(breaks.blank), Path(getattr(tokens, "filename", None) or "the token file"))
-            starts = low + _starts(some, breaks, unit)
+            starts = low + _starts(np.asarray(tokens[low:high]), breaks, unit)
         for document in range(first, last):
             begin, end = int(spans.begins[document]), int(spans.ends[document])
             if end > begin and end_of_text is not None and tokens[end - 1 : end][0] == end_of_text:
@@ -284,10 +274,8 @@ def mask_tokens(
 
     tokens: (T,) integers. samples: (T,), the ordinal of each token's sample, not decreasing. keys: what the choice
     follows from, besides a token's place in its sample: integers or (T,) arrays, such as a seed, each token's epoch and
-    its sample's number. [CLS], [SEP] and [PAD] are never chosen. UserError: a share not in (0, 1].
+    its sample's number. [CLS], [SEP] and [PAD] are never chosen.
     """
-    if not 0 < share <= 1:
-        raise UserError(f"masking {share:g} of the tokens. Possible: a share above 0, and at most 1.")
     tokens = tokens.astype(np.int64)
     index = np.arange(len(tokens))
     first = np.concatenate(([True], samples[1:] != samples[:-1])) if len(tokens) else np.empty(0, dtype=bool)

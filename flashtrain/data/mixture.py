@@ -40,16 +40,10 @@ class MixtureSource:
     """Sources by name, with a weight each; all become tokens of one tokenizer.
 
     A "bpe" is trained on the beginnings of all, as much of each as its weight says.
-    Raises UserError: no source, a weight that is not above 0.
     """
 
     def __init__(self, parts: Mapping[str, tuple[TextSource | TokenSource, float]]) -> None:
-        if not parts:
-            raise UserError("a mixture of no source: name one at least.")
         self.parts = [Part(name, source, float(weight)) for name, (source, weight) in parts.items()]
-        for part in self.parts:
-            if not 0 < part.weight < float("inf"):
-                raise UserError(f"data.mixture.{part.name}.weight={part.weight:g} must be above 0.")
 
     @property
     def shares(self) -> np.ndarray:
@@ -172,11 +166,7 @@ class OpenMixture:
     def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
         """The parts' packed samples. in_proportion: number them such that the first so many are mixed by weight."""
         parts = [
-            None
-            if own is None
-            else PackedSamples(
-                cache.tokens_path, cache.meta.dtype, own, context, document_mask, vocab_size=cache.tokenizer.vocab_size
-            )
+            None if own is None else PackedSamples(cache.tokens_path, cache.meta.dtype, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
         ]
         return MixedSamples(self.names, parts, self.counts, in_proportion=in_proportion)

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flashtrain.data.token_cache import check_ids
 from flashtrain.errors import UserError, between
 
 IGNORED_LABEL = -100
@@ -164,9 +163,8 @@ class PackedSamples(Dataset[Batch]):
     context: S.
     document_mask: positions restart at each document, and the label that would be the next document's first token is
     -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
-    vocab_size: ids are below it (None: not checked). whole: the tokens past the last full sample are one too, filled up
-    without labels.
-    Raises UserError when the spans hold fewer than S + 1 tokens; when read, a token that is none of the vocabulary's.
+    whole: the tokens past the last full sample are one too, filled up without labels.
+    Raises UserError when the spans hold fewer than S + 1 tokens.
 
     Cheap to send to worker processes: the file is memory-mapped where it is first read.
     """
@@ -179,7 +177,6 @@ class PackedSamples(Dataset[Batch]):
         context: int,
         document_mask: bool = False,
         *,
-        vocab_size: int | None = None,
         whole: bool = False,
     ) -> None:
         self.whole = whole
@@ -187,7 +184,6 @@ class PackedSamples(Dataset[Batch]):
         self.dtype = dtype
         self.context = context
         self.document_mask = document_mask
-        self.vocab_size = vocab_size
         # Where each document ends in the stream.
         self._ends = (spans.ends - spans.begins).cumsum()
         # Documents that are neighbours in the file are read at once: a run, of which there are few.
@@ -219,7 +215,6 @@ class PackedSamples(Dataset[Batch]):
             begin = sample * size
             lengths.append(min(size, self.tokens - 1 - begin))
             self._read(begin, window[row, : lengths[-1] + 1])
-            check_ids(window[row], self.vocab_size, self.tokens_path)
             ends.append(self._document_ends(begin))
         batch = packed_batch(window, ends, self.document_mask)
         if self.whole:

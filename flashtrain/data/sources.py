@@ -1,27 +1,25 @@
-"""Where text comes from: files, the standard library, the Hub.
-
-Text files of one's own: a document a .txt or .md file, a line of .jsonl, a row of .parquet.
-
-Where text comes from. A source hands out documents, one string each; everything after it sees only those.
-"""
+"""Where text comes from: a source hands out documents, one string each, and everything after it sees only those."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import logging
 import os
 import platform
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-from flashtrain.data.text_files import UTF_8, check_encoding, decode_text, json_lines, one_line, parquet_rows
-from flashtrain.errors import UserError, printable
-from flashtrain.files.foreign_files import BROKEN_FILE_ERRORS, COMPRESSIONS, DEFAULT_LONGEST, read_whole
+from flashtrain.data.json_lines import json_lines
+from flashtrain.data.parquet_rows import parquet_rows
+from flashtrain.data.text_encodings import UTF_8, Decoder, check_encoding
+from flashtrain.errors import UserError, first_line
+from flashtrain.files.compressed_files import COMPRESSIONS, open_binary
 
 if TYPE_CHECKING:
     import pyarrow
@@ -30,6 +28,8 @@ __all__ = ["FilesSource", "StandardLibrarySource", "TextSource", "make_source"]
 
 log = logging.getLogger(__name__)
 
+Row = TypeVar("Row")
+
 WHOLE_FILE_FORMATS = (".txt", ".md")
 FORMATS = (*WHOLE_FILE_FORMATS, ".jsonl", ".parquet")
 READABLE = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRESSIONS)})"
@@ -37,7 +37,7 @@ READABLE = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRES
 TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}
 """Bytes of text in a byte of file, roughly, for English and code."""
 
-LONGEST = "data.longest_document"
+LISTED = 3  # files by name, in a line that counts more
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*(?:::|://)")  # s3://..., and zip://...::s3://...
 
 
@@ -47,11 +47,10 @@ class FilesSource:
 
     path: file or folder, or an address that fsspec reads ("s3://bucket/folder"). text_column: the field of .jsonl
     objects and .parquet rows that holds the text; rows where it is null are left out. encoding: of .txt, .md and .jsonl
-    (text_files.check_encoding); in the first two, bytes that are not of it become U+FFFD, with one logged line naming
-    the file and their number. longest_document: bytes, uncompressed, of a text file, a line of .jsonl or a text in
-    .parquet: what is in memory at once.
-    Raises UserError for a missing path, no readable file, a malformed file or line, a missing column, too long a
-    document, an unknown encoding, and a file of which more than 1% is no text.
+    (text_encodings.check_encoding). encoding_errors: "strict", or "replace": bytes that are no text become U+FFFD, and
+    a logged line counts them.
+    Raises UserError for a missing path, no readable file, a malformed file or line, a missing column, bytes that are no
+    text, and an unknown encoding.
     """
 
     def __init__(
@@ -60,15 +59,16 @@ class FilesSource:
         text_column: str = "text",
         *,
         encoding: str = UTF_8,
-        longest_document: int = DEFAULT_LONGEST,
+        encoding_errors: str = "strict",
     ) -> None:
         self.address = path if isinstance(path, str) and ADDRESS.match(path) else None
         self.path = Path(path).expanduser()
         self.text_column = text_column
         self.encoding = check_encoding(encoding)
-        self.longest_document = longest_document
+        self.encoding_errors = encoding_errors
         self.split = "train"
-        self._told: set[Path] = set()  # files whose replaced bytes were told of: they are read more than once
+        self._replaced: dict[str, int] = {}  # by file: bytes
+        self._logged: set[str] = set()  # files of which that was logged: they are read more than once
 
     def describe(self) -> str:
         if self.address is not None:
@@ -80,7 +80,7 @@ class FilesSource:
         found = self._by_split()
         for split, what in (("validation", "held out"), ("test", "left out")):
             if split in found:
-                log.info("%s: %s", what, ", ".join(printable(path.name) for path in found[split]))
+                log.info("%s: %s", what, ", ".join(path.name for path in found[split]))
         if "validation" not in found:
             return None
         other = copy(self)
@@ -93,39 +93,56 @@ class FilesSource:
 
     def fingerprint(self) -> str:
         encoding = "" if self.encoding == UTF_8 else f"\nencoding {self.encoding}"
+        if self.encoding_errors != "strict":
+            encoding += f" {self.encoding_errors}"
         files = self._files()
         if self.address is not None:
             contents = repr([(file.relative, file.size, file.version) for file in files])
         else:
-            contents = self._contents(files)
+            from flashtrain.files.content_hashes import hash_of_contents  # when text is read: not for help or a plan
+
+            contents = hash_of_contents(self.path if self.path.is_dir() else self.path.parent, files)
         return hashlib.sha256(f"files {self.text_column}{encoding}\n{contents}".encode()).hexdigest()
-
-    def _contents(self, files: Sequence[Any]) -> str:
-        from flashtrain.files.addresses import hash_of_contents  # when text is read: not for help or a plan
-
-        base = self.path if self.path.is_dir() else self.path.parent
-        try:
-            return hash_of_contents(base, files)
-        except OSError as error:
-            raise UserError(f"cannot read {error.filename or base}: {one_line(error)}.") from error
 
     def documents(self) -> Iterator[str]:
         for path in self._files():
             yield from self._of_file(path)
+        self._log_replaced()
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
         """The documents of each file, to be read apart."""
-        return [partial(self._of_file, path) for path in self._files()]
+        return [partial(self._shard, path) for path in self._files()]
+
+    def _shard(self, path: Any) -> Iterator[str]:
+        yield from self._of_file(path)
+        self._log_replaced()
 
     def _of_file(self, path: Any) -> Iterator[str]:
-        # Clients of far file systems have errors of their own.
-        errors: tuple[type[Exception], ...] = BROKEN_FILE_ERRORS if self.address is None else (Exception,)
+        return self._named(path, self._read(path))
+
+    def _named(self, path: Any, rows: Iterator[Row]) -> Iterator[Row]:
+        """The rows; errors of libraries, which may not say which file they were reading, name it."""
         try:
-            yield from self._read(path)
+            yield from rows
         except UserError:
             raise
-        except errors as error:
-            raise UserError(f"cannot read {path}: {one_line(error)}.") from error
+        except Exception as error:
+            raise UserError(f"cannot read {path}: {first_line(error)}.") from error
+
+    def _decoder(self, path: Any) -> Decoder:
+        return Decoder(path, self.encoding, self.encoding_errors)
+
+    def _note(self, decoder: Decoder) -> None:
+        if decoder.replaced:
+            self._replaced[str(decoder.path)] = decoder.replaced
+
+    def _log_replaced(self) -> None:
+        new = {path: count for path, count in self._replaced.items() if path not in self._logged}
+        if new:
+            self._logged |= new.keys()
+            listed = ", ".join(f"{count:,} of {path}" for path, count in list(new.items())[:LISTED])
+            more = f" and {len(new) - LISTED:,} more files" if len(new) > LISTED else ""
+            log.warning("%s bytes became U+FFFD: %s%s", f"{sum(new.values()):,}", listed, more)
 
     def approximate_bytes(self) -> int:
         ratio = (TYPICAL_RATIO.get(path.suffix.lower(), 1.0) * path.stat().st_size for path in self._files())
@@ -138,23 +155,23 @@ class FilesSource:
     def _by_split(self) -> dict[str, list[Any]]:
         from flashtrain.data.split_names import by_split  # a plan needs none of it
 
+        where = self.address or self.path
         if self.address is not None:
             from flashtrain.files.addresses import remote_files
 
-            there = [file for file in remote_files(self.address) if _format(file) is not None]
-            if not there:
-                raise UserError(f"no readable file at {self.address}; what is read: {READABLE}.")
-            return by_split(there, [PurePosixPath(file.relative) for file in there])
-        if self.path.is_file():
-            if _format(self.path) is None:
-                raise UserError(f"{self.path} is of no format that is read: {READABLE}.")
-            return {"train": [self.path]}
-        if not self.path.is_dir():
-            raise UserError(f"no file or folder {self.path} (seen from {Path.cwd()}).")
-        found = sorted(path for path in files_below(self.path) if _format(path) is not None)
+            found: list[Any] = [file for file in remote_files(self.address) if _format(file) is not None]
+            names: list[PurePath] = [PurePosixPath(file.relative) for file in found]
+        elif self.path.is_file():
+            found = [self.path] if _format(self.path) is not None else []
+            names = [PurePath(self.path.name)]
+        elif self.path.is_dir():
+            found = sorted(path for path in files_below(self.path) if _format(path) is not None)
+            names = [path.relative_to(self.path) for path in found]
+        else:
+            raise no_such_path(self.path)
         if not found:
-            raise UserError(f"no readable file in {self.path}; what is read: {READABLE}.")
-        return by_split(found, [path.relative_to(self.path) for path in found])
+            raise UserError(f"no readable file at data.path={where}; what is read: {READABLE}.")
+        return {"train": found} if found == [self.path] else by_split(found, names)
 
     def _read(self, path: Path) -> Iterator[str]:
         kind = _format(path)
@@ -165,16 +182,15 @@ class FilesSource:
         return self._read_whole(path)
 
     def _read_whole(self, path: Path) -> Iterator[str]:
-        text, invalid = decode_text(read_whole(path, self.longest_document, LONGEST), path, self.encoding)
-        if invalid and path not in self._told:
-            self._told.add(path)
-            where = printable(str(path))
-            log.warning("%s: %s bytes are no %s and become U+FFFD", where, f"{invalid:,}", self.encoding.upper())
+        decoder = self._decoder(path)
+        with open_binary(path) as file:
+            text = "".join(decoder.pieces(file))
+        self._note(decoder)
         yield text
 
     def _read_jsonl(self, path: Path) -> Iterator[str]:
-        lines = json_lines(path, encoding=self.encoding, longest=self.longest_document, setting=LONGEST)
-        for where, row, _ in lines:
+        decoder = self._decoder(path)
+        for where, row in json_lines(path, decoder):
             if not isinstance(row, dict):
                 raise UserError(f"{where}: holds a JSON {_json_type(row)}, not an object with fields.")
             if self.text_column not in row:
@@ -184,6 +200,7 @@ class FilesSource:
                 yield text
             elif text is not None:
                 raise UserError(f"{where}: '{self.text_column}' holds a JSON {_json_type(text)}, not text.")
+        self._note(decoder)
 
     def _read_parquet(self, path: Path) -> Iterator[str]:
         def columns(schema: pyarrow.Schema) -> list[str]:
@@ -194,7 +211,7 @@ class FilesSource:
                 raise UserError(f"{path}: column '{self.text_column}' holds {kind}, not text.")
             return [self.text_column]
 
-        for row in parquet_rows(path, columns, longest=self.longest_document, setting=LONGEST):
+        for row in parquet_rows(path, columns):
             if row[self.text_column] is not None:
                 yield row[self.text_column]
 
@@ -224,6 +241,14 @@ def files_below(folder: Path) -> Iterator[Path]:
             path = Path(current, name)
             if not name.startswith(".") and path.is_file():
                 yield path
+
+
+def no_such_path(path: Path) -> UserError:
+    """The error for a file or folder that is not there, with the nearest names beside it."""
+    beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=3)
+    hint = f" Did you mean {' or '.join(str(path.with_name(name)) for name in near)}?" if near else ""
+    return UserError(f"no file or folder {path} (seen from {Path.cwd()}).{hint}")
 
 
 def _no_column(where: str, given: str, possible: Iterable[str]) -> UserError:
@@ -305,8 +330,7 @@ class StandardLibrarySource:
     def approximate_bytes(self) -> int:
         return sum(path.stat().st_size for path in self._files())
 
-    def _files(self) -> list[Any]:
-        """Paths, or what stands for them of an address."""
+    def _files(self) -> list[Path]:
         skipped = NOT_STANDARD_LIBRARY if self.include_tests else NOT_STANDARD_LIBRARY | TEST_FOLDERS
         found = []
         for folder, subfolders, names in os.walk(self.folder):

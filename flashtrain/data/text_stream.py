@@ -27,7 +27,6 @@ from flashtrain.data.packing import Batch, packed_batch
 from flashtrain.data.sources import TextSource
 from flashtrain.data.tokenizers import Tokenizer, as_document
 from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import is_count
 
 log = logging.getLogger(__name__)
 
@@ -267,20 +266,17 @@ class StreamLoader:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with exactly the next token, also in other micro-batches. Raises UserError: another number of devices,
         a state that holds no places."""
-        places, stream = state_dict.get("places"), self.batches.stream
-        counts = [state_dict.get(name) for name in ("step", "accumulate", "seed")]
-        lists = places if isinstance(places, list) else []
-        sound = all(isinstance(place, list) and len(place) == 5 and all(map(is_count, place)) for place in lists)
-        if not lists or not sound or not all(map(is_count, counts)) or not state_dict["accumulate"]:
-            raise UserError("the checkpoint's place in the streamed text is damaged, or it is of another kind of data.")
-        if len(lists) != stream.world_size:
+        if "places" not in state_dict:
+            raise UserError("the checkpoint is of another kind of data: leave data.streaming=true out.")
+        places, stream = state_dict["places"], self.batches.stream
+        if len(places) != stream.world_size:
             raise UserError(
-                f"the run streamed its text to {len(lists)} devices, and each has its own place: go on with as many, "
+                f"the run streamed its text to {len(places)} devices, and each has its own place: go on with as many, "
                 f"not {stream.world_size}."
             )
         if state_dict["seed"] != stream.seed:
             log.warning("resuming with another seed: some documents may repeat")
         self._begin, self._taken = state_dict["step"] * self.accumulate, 0
-        self._places = {self._begin: Place(*lists[stream.rank])}
+        self._places = {self._begin: Place(*places[stream.rank])}
         if self.trainer is not None:
             align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.accumulate)

@@ -231,8 +231,6 @@ class TokenBudgetPlan:
     ) -> None:
         for name, value in (("samples", samples), ("budget", budget), ("rows", rows)):
             at_least(name, value, 1)
-        if not look_ahead >= 1:
-            raise UserError(f"look_ahead={look_ahead:g} must be at least 1.")
         self.samples = samples
         self.lengths = lengths
         self.budget = budget

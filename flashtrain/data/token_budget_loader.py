@@ -10,8 +10,6 @@ from torch.utils.data import DistributedSampler
 
 from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan
-from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import is_count
 
 BILLION = 1_000_000_000
 STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
@@ -53,8 +51,6 @@ class TokenBudgetSampler(DistributedSampler):
         rank: int = 0,
     ) -> None:
         super().__init__(range(len(samples)), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
-        if plan.rows != accumulate * world_size * batch_size:
-            raise UserError(f"a plan of {plan.rows} rows for {accumulate} micro-batches on {world_size} devices.")
         self.samples = samples
         self.plan = plan
         self.total_steps = total_steps
@@ -86,9 +82,7 @@ class TokenBudgetSampler(DistributedSampler):
 
     def state_at(self, step: int) -> PlanState:
         """Where the plan stands before a step. It is planned again from the nearest earlier step that is known."""
-        known = max((s for s in self._states if s <= step), default=None)
-        if known is None:
-            raise UserError(f"step {step} lies before step {min(self._states)}, at which this run was resumed.")
+        known = max(s for s in self._states if s <= step)
         kept = self.plan.state
         self.plan.state = self._states[known]
         for _ in range(known, step):
@@ -163,26 +157,12 @@ class TokenBudgetLoader(ResumableLoader):
             "fills": [[at, *map(_billionths, fill)] for at, fill in self.rows.fills_before(self.step).items()],
         }
 
-    def _odd_entries(self, state_dict: dict[str, Any]) -> list[str]:
-        waiting = state_dict.get("waiting")
-        odd = [n for n in self.state_dict() if n not in ("waiting", "fills") and not is_count(state_dict.get(n))]
-        return odd or ([] if isinstance(waiting, list) and all(map(is_count, waiting)) else ["waiting"])
-
     def _continue_from(self, state_dict: dict[str, Any]) -> None:
         place = PlanState(state_dict["next_number"], tuple(state_dict["waiting"]))
-        self.rows.continue_from(state_dict["step"], place, _fills(state_dict.get("fills")))
+        fills = {at: (fill / BILLION, imbalance / BILLION) for at, fill, imbalance in state_dict["fills"]}
+        self.rows.continue_from(state_dict["step"], place, fills)
 
 
 def _billionths(value: float) -> int:
     """A checkpoint's loops hold whole numbers only, by which a damaged one is known."""
     return round(value * BILLION)
-
-
-def _fills(stored: Any) -> dict[int, tuple[float, float]]:
-    """What a checkpoint has of them: they are told at the end of a run, and nothing else depends on them."""
-    rows = stored if isinstance(stored, list) and len(stored) <= STATES_KEPT else []
-    found = {}
-    for row in rows:
-        if isinstance(row, list) and len(row) == 3 and all(map(is_count, row)):
-            found[row[0]] = (row[1] / BILLION, row[2] / BILLION)
-    return found

@@ -24,13 +24,10 @@ from flashtrain.data.token_cache import (
     FORMAT,
     MARKS,
     CacheMeta,
-    DamagedCacheError,
-    Expected,
     TokenCache,
-    checksum,
     folder_of,
     open_cache,
-    open_checked,
+    open_if_whole,
     tokenizer_key,
 )
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
@@ -71,22 +68,16 @@ def open_or_build(
     cache_dir: where caches live, default_cache_dir() by default. Raises UserError: an empty corpus, a folder that
     cannot be written, a full disk, and whatever the source or the tokenizer object to.
     """
-    fingerprint = source.fingerprint()
-    folder = folder_of(fingerprint, tokenizer, cache_dir)
-    expected = Expected(fingerprint, tokenizer_key(tokenizer), tokenizer)
-    expected = expected._replace(marked=isinstance(source, MarkedSource))
-    found = open_checked(folder, expected)
+    folder = folder_of(source.fingerprint(), tokenizer, cache_dir)
+    found = open_if_whole(folder)
     if found is not None:
         return found
     with only_writer(folder, "data.cache_dir"):
-        found = open_checked(folder, expected, warn=True)
+        found = open_if_whole(folder, warn=True)
         remove_leftovers(folder)
         if found is None:
             build(source, tokenizer, folder)
-            try:
-                found = open_cache(folder, expected)
-            except DamagedCacheError as damage:
-                raise UserError(f"the token cache {folder} was written, and cannot be used: {damage}.") from damage
+            found = open_cache(folder)
     return found
 
 
@@ -123,7 +114,7 @@ def build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path
             documents=written.documents,
             text_bytes=written.text_bytes,
             files={
-                path.relative_to(part).as_posix(): {"bytes": path.stat().st_size, "checksum": checksum(path)}
+                path.relative_to(part).as_posix(): {"bytes": path.stat().st_size}
                 for path in sorted(path for path in part.rglob("*") if path.is_file())
             },
         ).write(part)
@@ -182,7 +173,7 @@ def _write_tokens(
                 arrays.append(as_document(tokenizer, ids).astype(written.dtype))
                 written.tokens += len(arrays[-1])
                 offsets.append(written.tokens)
-            written.text_bytes += sum(len(text.encode("utf-8", errors="replace")) for text in group)
+            written.text_bytes += sum(len(text.encode()) for text in group)
             _write(file, np.concatenate(arrays))
             written.documents += len(group)
             progress.update(written)

@@ -17,15 +17,15 @@ from typing import NamedTuple
 import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
-from flashtrain.data.sources import TextSource, files_below, held_out
+from flashtrain.data.sources import TextSource, files_below, held_out, no_such_path
 from flashtrain.data.split_names import by_split
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, first_line
 from flashtrain.files.caches import default_cache_dir
-from flashtrain.files.npy_files import DamagedArrayError, map_npy, npy_place
+from flashtrain.files.disk import replacing
 
 log = logging.getLogger(__name__)
 
@@ -118,15 +118,13 @@ class TokenFiles:
         return {split: [token_file(path, self.dtype) for path in paths] for split, paths in found.items()}
 
     def _paths(self) -> dict[str, list[Path]]:
-        if self.path.is_file():
-            if self.path.suffix not in FORMATS:
-                raise UserError(f"{self.path} is no file of tokens: {' or '.join(FORMATS)} are read.")
+        if self.path.is_file() and self.path.suffix in FORMATS:
             return {"train": [self.path]}
-        if not self.path.is_dir():
-            raise UserError(f"no file or folder {self.path} (seen from {Path.cwd()}).")
+        if not self.path.exists():
+            raise no_such_path(self.path)
         found = sorted(path for path in files_below(self.path) if path.suffix in FORMATS)
         if not found:
-            raise UserError(f"no file of tokens in {self.path}: {' or '.join(FORMATS)} are read.")
+            raise UserError(f"no file of tokens at data.path={self.path}: {' or '.join(FORMATS)} are read.")
         return by_split(found, [path.relative_to(self.path).with_suffix("") for path in found], any_word=True)
 
     def open_tokens(
@@ -243,10 +241,7 @@ def open_split(
 
 def token_file(path: Path, dtype: str | None) -> TokenFile:
     """Where a file's tokens lie, from its header, its size and data.dtype. Raises UserError."""
-    try:
-        found = _npy_file(path) if path.suffix == ".npy" else _bin_file(path, dtype)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    found = _npy_file(path) if path.suffix == ".npy" else _bin_file(path, dtype)
     if not found.tokens:
         raise UserError(f"{path} holds no token.")
     return found
@@ -254,12 +249,15 @@ def token_file(path: Path, dtype: str | None) -> TokenFile:
 
 def _npy_file(path: Path) -> TokenFile:
     try:
-        dtype, begin, shape = npy_place(path, NPY_DTYPES)
-    except DamagedArrayError as error:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:  # which do not name the file
+        raise UserError(f"{path} holds no tokens: {first_line(error)}.") from error
+    dtype = next((name for name in NPY_DTYPES if array.dtype == np.dtype(name)), None)
+    if dtype is None or array.ndim != 1:
         raise UserError(
-            f"{path} holds no tokens: {error}. Read are {', '.join(NPY_DTYPES)} of one dimension."
-        ) from error
-    return TokenFile(path, dtype, begin, shape[0])
+            f"{path} holds {array.dtype} of shape {array.shape}: expected one dimension of {', '.join(NPY_DTYPES)}."
+        )
+    return TokenFile(path, dtype, array.offset, len(array))
 
 
 def _bin_file(path: Path, dtype: str | None) -> TokenFile:
@@ -291,9 +289,9 @@ def _looked_at(file: TokenFile, end_of_text: int, cache: Path) -> tuple[int, int
     large = status.st_size >= REMEMBERED_FROM
     if large:
         try:
-            least, most, *_ = found = map_npy(noted, "int64")
-            return int(least), int(most), _checked(found[2:], file.tokens)
-        except (DamagedArrayError, ValueError):
+            found = np.load(noted, mmap_mode="r", allow_pickle=False)
+            return int(found[0]), int(found[1]), found[2:]
+        except FileNotFoundError:
             log.info("looking at the %s tokens of %s once", f"{file.tokens:,}", file.path)
     tokens = file.mapped()
     pieces = [tokens[begin : begin + AT_ONCE] for begin in range(0, file.tokens, AT_ONCE)]
@@ -315,19 +313,9 @@ def _ends(pieces: Iterable[np.ndarray], end_of_text: int, count: int) -> Iterato
         yield count
 
 
-def _checked(ends: np.ndarray, count: int) -> np.ndarray:
-    if not len(ends) or ends[-1] != count or ends[0] < 1 or (ends[1:] <= ends[:-1]).any():
-        raise DamagedArrayError("it notes other documents than the file can have")
-    return ends
-
-
 def _note(path: Path, values: np.ndarray) -> None:
-    part = path.with_suffix(f".{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with replacing(path) as part, part.open("wb") as file:
             np.save(file, values, allow_pickle=False)
-        part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         log.debug("the documents of a token file are not noted: %s", error)

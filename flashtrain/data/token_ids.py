@@ -6,14 +6,12 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from flashtrain.data.tokenizer_files import CONFIG, MARK
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-
-CONFIG = "tokenizer_config.json"
 
 
 class TokenIds:
@@ -24,14 +22,6 @@ class TokenIds:
     def __init__(self, vocab_size: int, end_of_text: int | None = None) -> None:
         self.vocab_size = vocab_size
         self.end_of_text = -1 if end_of_text is None else end_of_text
-
-    @classmethod
-    def of(cls, told: dict[str, Any], where: Path) -> TokenIds:
-        """What `save` noted. Raises UserError for anything else."""
-        size, end = told.get("vocab_size"), told.get("end_of_text")
-        if type(size) is not int or type(end) is not int or not -1 <= end < size:
-            raise UserError(f"{where} does not say which ids there are.")
-        return cls(size, end)
 
     def encode(self, text: str) -> list[int]:
         words = text.split()
@@ -55,6 +45,6 @@ class TokenIds:
         return f"ids {self.vocab_size} {self.end_of_text}"
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        told = {"kind": self.kind, "vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
+        saved = {"kind": self.kind, "vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
         Path(folder).mkdir(parents=True, exist_ok=True)
-        write_atomically(Path(folder) / CONFIG, json.dumps({"flashtrain": told}, indent=1))
+        write_atomically(Path(folder) / CONFIG, json.dumps({MARK: saved}, indent=1))

@@ -18,15 +18,9 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
-from flashtrain.data.tokenizers import (
-    CONFIG_NAME,
-    FILE,
-    MARK,
-    ByteTokenizer,
-    SpecialTokens,
-    Tokenizer,
-    WordPieceTokenizer,
-)
+from flashtrain.data.tokenizer_files import CONFIG, FILE, MARK
+from flashtrain.data.tokenizers import ByteTokenizer, Tokenizer
+from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 
 NAMES = {"pad": "[PAD]", "classify": "[CLS]", "separate": "[SEP]", "mask": "[MASK]"}  # of SpecialTokens
 READ = "AutoTokenizer reads its tokenizer"
@@ -70,7 +64,7 @@ def save_tokenizer(
         config |= {"unk_token": "[UNK]"} if library.token_to_id("[UNK]") is not None else {}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(library.to_str(), encoding="utf-8")
-    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
     return READ
 
 

@@ -11,9 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashtrain.data.text_files import UTF_8, check_encoding
+from flashtrain.data.text_encodings import ERRORS, UTF_8, check_encoding
 from flashtrain.errors import UserError, at_least, between, one_of, unknown
-from flashtrain.files.foreign_files import DEFAULT_LONGEST
 
 ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -38,7 +37,7 @@ HEEDED_BY = {
     "streaming": "data=files or data=hub",
     "text_column": "data=files or data=hub",
     "encoding": "data=files",
-    "longest_document": "data=files",
+    "encoding_errors": "data=files",
     "train_on": "data=chat",
     "chat_template": "data=chat",
     "too_long": "data=chat",
@@ -50,10 +49,11 @@ HEEDED_BY = {
 # What a source of data=mixture may be, and be told.
 PARTS = ("files", "hub", "stdlib", "tokens")
 KINDS_OF_A_PART: dict[str, type] = {
-    "longest_document": int, "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict,
+    "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict,
 }  # fmt: skip
 OF_A_PART = (
-    "source", "weight", "path", "name", "config", "split", "text_column", "encoding", "dtype", *KINDS_OF_A_PART,
+    "source", "weight", "path", "name", "config", "split", "text_column", "encoding", "encoding_errors", "dtype",
+    *KINDS_OF_A_PART,
 )  # fmt: skip
 # Of the decoders that ship with flashtrain (models/gpt2.py has them with their numbers, and may not be read here).
 DECODERS = ("gpt2", "modern", "plain")
@@ -139,8 +139,7 @@ class DataSettings:
     """conf/data: where text comes from, how it becomes tokens, and how tokens become samples.
 
     validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
-    split_context: hold out as for samples of this length (None: `context`): see TextDataModule. encoding: of text files
-    (any of Python's text encodings). longest_document: bytes, uncompressed, of a text file or a line of .jsonl.
+    split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
     train_on: of data=chat: the tokens whose loss counts. chat_template: of data=chat: a file with a Jinja template in
     place of the tokenizer's own. too_long: of data=chat: a conversation longer than `context` is cut, dropped or
     refused. skip_broken: of data=chat: the share of the rows that may be broken, and are left out with a line; 0
@@ -161,8 +160,8 @@ class DataSettings:
     config: str | None = None  # of data=hub, chat: the dataset's configuration
     split: str = "train"  # of data=hub, chat, and of data=files a folder of save_to_disk: the dataset's split
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
-    encoding: str = UTF_8
-    longest_document: int = DEFAULT_LONGEST
+    encoding: str = UTF_8  # of text files: any of Python's text encodings
+    encoding_errors: str = "strict"  # of bytes that are no text: strict names their place, replace counts them
     streaming: bool | None = None
     include_tests: bool = True  # of data=stdlib: with the standard library's tests
     tokenizer: str = "bpe"  # bytes | bpe (trained on the text) | gpt2 | a folder | huggingface (of model.path) | none
@@ -218,7 +217,7 @@ class DataSettings:
         one_of("data.too_long", self.too_long, TOO_LONG)
         between("data.skip_broken", self.skip_broken, 0.0, 1.0, include_high=False)
         check_encoding(self.encoding)
-        at_least("data.longest_document", self.longest_document, 1)
+        one_of("data.encoding_errors", self.encoding_errors, ERRORS)
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
         for name in unheeded(self):

@@ -86,7 +86,7 @@ def build_files(settings: DataSettings) -> TextSource:
         path,
         text_column=settings.text_column,
         encoding=settings.encoding,
-        longest_document=settings.longest_document,
+        encoding_errors=settings.encoding_errors,
     )
 
 
@@ -140,7 +140,7 @@ def build_chat(settings: DataSettings) -> TextSource:
             settings.path,
             text_column=settings.text_column,
             encoding=settings.encoding,
-            longest_document=settings.longest_document,
+            encoding_errors=settings.encoding_errors,
         )
     return ChatDataset(
         str(settings.name or Path(str(settings.path)).expanduser()),

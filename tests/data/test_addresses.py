@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import zipfile
 
 import fsspec
@@ -76,12 +75,8 @@ def fails(address, message, **options):
     assert "\n" not in str(told.value)
 
 
-def test_mistakes_are_one_line(corpus, memory, monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    fails("s3://bucket/folder", r"data\.path=s3://bucket/folder needs a package that is not installed: .*s3fs")
-    fails("nosuch://bucket", r"cannot read nosuch://bucket: Protocol not known: nosuch")
-    fails("memory://nowhere", r"no readable file at memory://nowhere")
-    fails("http://127.0.0.1:9/a.txt", r"no file at http://127\.0\.0\.1:9/a\.txt|cannot read http://127")
+def test_mistakes_name_the_address(corpus, memory):
+    fails("memory://nowhere", r"no readable file at data\.path=memory://nowhere")
     fails(corpus, r"b\.jsonl:1: no column 'body'", text_column="body")
     memory.pipe("/corpus/b.jsonl", b"{")
     fails(corpus, r"memory://.*b\.jsonl:1: not a JSON object on a line")

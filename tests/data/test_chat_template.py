@@ -341,14 +341,9 @@ def test_a_template_that_is_no_jinja_is_told_before_anything_is_read(make, jinja
         make(jinja)
 
 
-def test_a_template_is_bounded_and_runs_in_a_sandbox(make, tmp_path):
-    (tmp_path / "long.jinja").write_text("x" * (2**18 + 1))
-    with pytest.raises(UserError, match="at most 262,144 are read"):
-        read_template(tmp_path / "long.jinja")
+def test_a_template_runs_in_a_sandbox(make):
     with pytest.raises(UserError, match=r"the chat template does not take it: access to attribute '__class__'"):
         make("{{ messages.__class__.__mro__ }}").pieces({"messages": TALK})
-    with pytest.raises(UserError, match="at most 262,144"):
-        make("x" * (2**18 + 1))
 
 
 def test_the_tokenizer_of_a_run_folder_has_its_template_still(make, tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from flashtrain.data.labelled_documents import LabelledSamples
 from flashtrain.data.labelled_examples import FILLER, CueDocuments, best_micro_f1
-from flashtrain.data.tokenizers import SpecialTokens
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.models import BertConfig, BertEncoder, SequenceClassifier
 from flashtrain.tasks.fine_tuning.task import MicroF1
@@ -108,11 +108,8 @@ def test_a_classifier_finds_in_whole_documents_what_no_reader_of_a_quarter_can()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"count": 0}, "0 documents with 8 labels"),
         ({"length": 7}, "documents of 7 to 7 tokens with 8 labels"),
         ({"shortest": 200}, "documents of 200 to 100 tokens"),
-        ({"presence": 1.0}, "presence=1 of a label"),
-        ({"seed": -1}, "seed=-1 must be"),
     ],
 )
 def test_documents_that_cannot_be_made_are_one_line(options, message):

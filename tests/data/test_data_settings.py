@@ -26,10 +26,13 @@ GPT2 = ["data.vocab=v.json", "data.merges=m.txt"]
         ([*FILES, "data.config=en"], r"data\.config=en is for data=hub"),
         ([*FILES, "+data.options.depth=3"], r"data\.options=.* is for data=hub or data=SOURCE, one that a program"),
         ([*HUB, "data.path=BOOKS"], r"data\.path=BOOKS is for data=files or data=tokens, and this is data=hub"),
-        ([*HUB, "data.longest_document=10"], r"data\.longest_document=10 is for data=files"),
+        ([*HUB, "data.encoding_errors=replace"], r"data\.encoding_errors=replace is for data=files"),
         (["data.tokenizer=bytes", *GPT2], r"data\.vocab=v\.json is for data\.tokenizer=gpt2"),
-        ([*FILES, "data.encoding=rot13"], r"unknown data\.encoding 'rot13'"),
-        ([*FILES, "data.longest_document=0"], r"data\.longest_document=0 must be at least 1"),
+        ([*FILES, "data.encoding=latin-one"], r"unknown data\.encoding 'latin-one'\. Did you mean .*'latin-1'"),
+        (
+            [*FILES, "data.encoding_errors=replaced"],
+            r"unknown data\.encoding_errors 'replaced'\. Did you mean 'replace'",
+        ),
     ],
 )
 def test_a_setting_that_the_source_does_not_heed_is_refused_before_any_work(words, message) -> None:
@@ -40,7 +43,7 @@ def test_a_setting_that_the_source_does_not_heed_is_refused_before_any_work(word
 @pytest.mark.parametrize(
     "words",
     [
-        [*FILES, "data.encoding=cp1252", "data.longest_document=1000", "data.text_column=body"],
+        [*FILES, "data.encoding=cp1252", "data.encoding_errors=replace", "data.text_column=body"],
         [*HUB, "data.streaming=false", "data.split=test", *GPT2],
         ["data.include_tests=false", "data.tokenizer=bytes"],
         [*FILES, "data.include_tests=false"],  # as commands of published results have it
@@ -69,11 +72,12 @@ def test_nobody_knows_what_a_source_of_your_own_heeds() -> None:
     DataSettings(source="mine", path="x", name="y", include_tests=False, options={"a": 1}).check()
 
 
-def test_encoding_and_longest_document_reach_the_files(tmp_path) -> None:
+def test_the_encoding_reaches_the_files_of_a_mixture_too(tmp_path) -> None:
     (tmp_path / "a.txt").write_bytes("é".encode("latin-1"))
-    words = ["recipe=gpt2", "data=files", f"data.path={tmp_path}", "data.encoding=latin-1"]
-    assert list(make_source(compose_settings(words)).documents()) == ["é"]
-    (tmp_path / "a.txt").write_bytes(b"xx")
-    source = make_source(compose_settings([*words, "data.longest_document=1"]))
-    with pytest.raises(UserError, match=r"data\.longest_document"):
-        list(source.documents())
+    words = ["recipe=gpt2", "data=files", f"data.path={tmp_path}"]
+    assert list(make_source(compose_settings([*words, "data.encoding=latin-1"])).documents()) == ["é"]
+    replaced = compose_settings([*words, "data.encoding_errors=replace"])
+    assert list(make_source(replaced).documents()) == ["\ufffd"]
+    parts = f"data.mixture={{one: {{path: {tmp_path}, encoding_errors: replace}}}}"
+    mixture = make_source(compose_settings(["recipe=gpt2", "data=mixture", parts]))
+    assert list(mixture.parts[0].source.documents()) == ["\ufffd"]

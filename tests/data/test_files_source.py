@@ -10,14 +10,18 @@ import os
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 
 from flashtrain.data.sources import FilesSource
 from flashtrain.errors import UserError
-from flashtrain.files import addresses
+from flashtrain.files import content_hashes
+
+
+def zstd(content: bytes) -> bytes:
+    return pyarrow.compress(content, "zstd", asbytes=True)
+
 
 ROWS = b'{"text": "one", "n": 1}\n\n{"text": null}\n{"text": "zwei \\u00fc"}\n'
-COMPRESS = {"": lambda data: data, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+COMPRESS = {"": lambda data: data, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd}
 
 
 def read(path, **options):
@@ -63,14 +67,6 @@ def test_linked_folders_are_followed_once(tmp_path):
     assert read(tmp_path / "corpus") == ["a"]
 
 
-def test_a_byte_order_mark_is_no_text_and_other_encodings_are_repaired_with_a_line(tmp_path, caplog):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
-    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
-    assert read(tmp_path) == ["hello", "caf\ufffd"]
-    assert "b.txt" in caplog.text
-    assert "a.txt" not in caplog.text
-
-
 def test_the_fingerprint_follows_names_contents_and_the_column_but_neither_times_nor_the_folders_place(
     tmp_path, monkeypatch
 ):
@@ -101,8 +97,8 @@ def test_a_file_is_read_once_for_its_fingerprint(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("hello")
     (tmp_path / "b.txt").write_text("hello")
     first = FilesSource(tmp_path).fingerprint()
-    read, hashed = addresses._hash, []
-    monkeypatch.setattr(addresses, "_hash", lambda path: hashed.append(path.name) or read(path))
+    read, hashed = content_hashes._hash, []
+    monkeypatch.setattr(content_hashes, "_hash", lambda path: hashed.append(path.name) or read(path))
     assert FilesSource(tmp_path).fingerprint() == first
     assert hashed == []
     (tmp_path / "b.txt").write_text("hullo")
@@ -118,7 +114,10 @@ def test_the_size_estimate_counts_compressed_files_as_more_text(tmp_path):
 
 
 def test_a_missing_path_is_named(tmp_path):
-    assert f"no file or folder {tmp_path / 'nowhere'}" in told(tmp_path / "nowhere")
+    (tmp_path / "somewhere").mkdir()
+    message = told(tmp_path / "nowhere")
+    assert f"no file or folder {tmp_path / 'nowhere'}" in message
+    assert f"Did you mean {tmp_path / 'somewhere'}?" in message
 
 
 def test_a_folder_or_file_that_is_not_read_says_which_formats_are(tmp_path):
@@ -143,7 +142,7 @@ def test_a_column_that_is_not_text_is_named_with_what_it_holds(tmp_path):
     assert "column 'n' holds int64, not text" in told(tmp_path / "b.parquet", text_column="n")
 
 
-@pytest.mark.parametrize("line", [b"{not json}", b'["a list"]', b'{"text": "cut', b'{"text": "\xff"}'])
+@pytest.mark.parametrize("line", [b"{not json}", b'["a list"]', b'{"text": "cut'])
 def test_a_malformed_jsonl_line_is_named_by_file_and_line(tmp_path, line):
     path = tmp_path / "a.jsonl"
     path.write_bytes(json.dumps({"text": "fine"}).encode() + b"\n" + line + b"\n")

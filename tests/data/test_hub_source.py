@@ -51,28 +51,8 @@ def test_a_missing_or_wrong_column_is_told(folder):
         list(HubSource(str(folder), text_column="n").documents())
 
 
-def test_an_unknown_split_is_one_line(folder):
-    with pytest.raises(UserError, match=r"cannot load dataset .*, split nosuch") as told:
-        list(HubSource(str(folder), split="nosuch").documents())
-    assert "\n" not in str(told.value)
-
-
-def test_without_network_one_line_names_dataset_and_remedy(offline):
-    source = HubSource("someone/something")
-    with pytest.raises(UserError, match=r"someone/something.*no network.*data=files") as told:
-        list(source.documents())
-    assert "\n" not in str(told.value)
-    assert source.approximate_bytes() is None
-
-
-def test_a_connection_lost_midway_is_one_line(monkeypatch):
-    def rows():
-        yield {"text": "one"}
-        raise ConnectionError("connection reset")
-
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: rows())
-    with pytest.raises(UserError, match="failed after 1 documents: connection reset"):
-        list(HubSource("someone/something").documents())
+def test_without_network_nobody_knows_the_size(offline):
+    assert HubSource("someone/something").approximate_bytes() is None
 
 
 def test_without_datasets_it_says_how_to_install_it(monkeypatch):
@@ -129,15 +109,10 @@ def test_of_a_saved_dataset_dict_a_split_is_read(tmp_path):
         files(tmp_path, "dev")
 
 
-def test_a_split_of_plain_files_and_a_damaged_dataset_are_one_line(tmp_path):
+def test_plain_files_have_no_split(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(UserError, match=r"data\.split=test is of a dataset, and .* is none that save_to_disk wrote"):
         files(tmp_path, "test")
-    for name in ("state.json", "dataset_info.json"):
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(UserError, match="cannot read the dataset saved in") as told:
-        list(files(tmp_path).documents())
-    assert "\n" not in str(told.value)
 
 
 def test_options_reach_load_dataset_and_the_fingerprint(folder, monkeypatch):
@@ -148,11 +123,8 @@ def test_options_reach_load_dataset_and_the_fingerprint(folder, monkeypatch):
     assert make_source(settings).fingerprint() != HubSource(str(folder)).fingerprint()
 
 
-def test_options_that_are_settings_or_none_are_one_line(folder):
+def test_options_that_are_settings_are_refused(folder):
     with pytest.raises(UserError, match=r"data\.options\.split: say data\.split="):
         HubSource(str(folder), options={"split": "test"})
     with pytest.raises(UserError, match="code of a dataset is never run"):
         HubSource(str(folder), options={"trust_remote_code": True})
-    with pytest.raises(UserError, match=r"cannot load dataset .*nosuch") as told:
-        list(HubSource(str(folder), options={"nosuch": 1}).documents())
-    assert "\n" not in str(told.value)

@@ -22,7 +22,7 @@ from flashtrain.integrations import save_tokenizer
 
 transformers = pytest.importorskip("transformers")
 
-TEXTS = ["hello world hello token", "the end </s> of it", "gr\u00fc\u00df dich \ud800", ""]
+TEXTS = ["hello world hello token", "the end </s> of it", "gr\u00fc\u00df dich", ""]
 
 
 @pytest.fixture
@@ -141,5 +141,5 @@ def test_mistakes_are_one_line(folder, tmp_path, monkeypatch):
     (folder / "tokenizer_config.json").unlink()
     (folder / "chat_template.jinja").unlink()
     fails("no tokenizer in .*: it has no tokenizer.json")
-    with pytest.raises(UserError, match=r"unknown tokenizer 'nosuch'.*a folder with tokenizer\.json"):
+    with pytest.raises(UserError, match=r"no tokenizer in nosuch"):
         huggingface_tokenizer("nosuch")

@@ -66,8 +66,6 @@ def test_a_resumed_run_tells_how_full_its_rows_were_as_the_uninterrupted_one_doe
     again.load_state_dict(state)
     list(again)
     assert resumed.evenness == pytest.approx(whole.evenness, abs=1e-8)
-    state["fills"] = [["a", 1, None], 3, [1, 2.0]]
-    again.load_state_dict(state)  # what a file holds instead is left out
 
 
 def test_of_padded_batches_the_fill_counts_the_padding_and_so_does_what_memory_is_estimated_for(make):

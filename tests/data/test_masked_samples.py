@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.data.masked_samples import MaskedSamples, Row
+from flashtrain.data.masked_samples import MaskedSamples
 from flashtrain.data.masking import Pieces, score_arguments
-from flashtrain.data.tokenizers import SpecialTokens
-from flashtrain.errors import UserError
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.models import Bert, BertConfig
 
 SPECIAL = SpecialTokens.past(50)
@@ -147,13 +146,3 @@ def test_an_empty_row_counts_nothing(make):
         batch = samples[samples.row([])]
         assert batch["real_tokens"] == 0
         assert (batch["labels"] == -100).all()
-
-
-def test_what_cannot_be_made_is_one_line(make):
-    with pytest.raises(UserError, match=r"a sample of 14 tokens for rows of 12. Possible: a budget of 14"):
-        make(budget=12)
-    with pytest.raises(UserError, match="unknown layout 'padde'"):
-        make(layout="padde")
-    samples = make(most=2)
-    with pytest.raises(UserError, match=r"3 samples of .* in one row. Possible: 2 of 64"):
-        samples[Row((1, 2, 3), 1.0, 1.0)]

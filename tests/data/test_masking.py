@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrain.data.masking import hashed, mask_tokens, masked_count, uniform
-from flashtrain.data.tokenizers import SpecialTokens
-from flashtrain.errors import UserError
+from flashtrain.data.wordpiece import SpecialTokens
 
 SPECIAL = SpecialTokens.past(50)
 
@@ -78,13 +77,6 @@ def test_the_count_follows_from_the_length(ordinary, count):
     assert masked_count(ordinary, 0.15) == count
 
 
-def test_no_share_is_one_line():
-    with pytest.raises(UserError, match="masking 0 of the tokens"):
-        mask_tokens(*samples_of([5]), SPECIAL, keys=(0,), share=0)
-
-
 def test_the_special_tokens_lie_past_the_tokenizers():
     assert SPECIAL[:4] == (50, 51, 52, 53)
     assert SPECIAL.vocab_size == 54
-    with pytest.raises(UserError, match="a vocabulary of 0 tokens"):
-        SpecialTokens.past(0)

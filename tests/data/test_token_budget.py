@@ -109,7 +109,6 @@ def test_an_evaluation_reads_every_sample_once_and_as_many_rows_on_every_rank(ra
     ("options", "message"),
     [
         ({"rows": 0}, "rows=0 must be"),
-        ({"look_ahead": 0.5}, "look_ahead=0.5 must be"),
         ({"budget": 4}, "for rows of 4"),
     ],
 )

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from tiny_runs import wait_for
 
-from flashtrain.data import token_cache
 from flashtrain.data.token_builder import open_or_build
-from flashtrain.data.token_cache import DamagedCacheError, checksum, open_cache
+from flashtrain.data.token_cache import DamagedCacheError, open_cache
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
@@ -85,22 +84,6 @@ def shorten_tokens(folder):
         file.truncate(4)
 
 
-def flip_a_bit(folder):
-    with (folder / "tokens.bin").open("rb+") as file:
-        file.write(b"\x00")
-
-
-def flip_an_offset(folder):
-    content = bytearray((folder / "documents.npy").read_bytes())
-    content[-1] ^= 1
-    (folder / "documents.npy").write_bytes(content)
-
-
-def change_the_tokenizer(folder):
-    path = folder / "tokenizer" / "tokenizer_config.json"
-    path.write_text(path.read_text().replace("bytes", "bypes"))
-
-
 def cut_meta(folder):
     (folder / "meta.json").write_text((folder / "meta.json").read_text()[:50])
 
@@ -109,24 +92,7 @@ def remove_meta(folder):
     (folder / "meta.json").unlink()
 
 
-def change_a_count(folder):
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({**meta, "tokens": meta["tokens"] + 1}))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        remove_tokens,
-        shorten_tokens,
-        flip_a_bit,
-        flip_an_offset,
-        change_the_tokenizer,
-        cut_meta,
-        remove_meta,
-        change_a_count,
-    ],
-)
+@pytest.mark.parametrize("damage", [remove_tokens, shorten_tokens, cut_meta, remove_meta])
 def test_a_damaged_cache_is_found_told_in_one_line_and_rebuilt(list_source, tmp_path, damage, caplog):
     source = list_source(["some text", "more"])
     cache = open_or_build(source, BYTES, tmp_path)
@@ -141,22 +107,6 @@ def test_a_damaged_cache_is_found_told_in_one_line_and_rebuilt(list_source, tmp_
     assert len(warnings) == 1
     assert "is damaged" in warnings[0].getMessage()
     assert sorted(path.name for path in tmp_path.iterdir()) == [cache.folder.name, f"{cache.folder.name}.lock"]
-
-
-def test_long_files_are_checked_by_size_and_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_cache, "WHOLE_CHECKSUM_LIMIT", 1000)
-    monkeypatch.setattr(token_cache, "BLOCK", 10)
-    monkeypatch.setattr(token_cache, "SAMPLED_BLOCKS", 4)
-    path = tmp_path / "file"
-    path.write_bytes(bytes(2000))
-    whole = checksum(path)
-    for place, seen in ((0, True), (1999, True), (1000, False)):
-        content = bytearray(2000)
-        content[place] = 1
-        path.write_bytes(content)
-        assert (checksum(path) != whole) is seen
-    path.write_bytes(bytes(2001))
-    assert checksum(path) != whole
 
 
 def test_an_empty_corpus_is_told_and_leaves_nothing(list_source, tmp_path):

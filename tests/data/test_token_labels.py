@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flashtrain.data.labelled_examples import TokenLabelledSamples, WordRow, encode_words
-from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens
+from flashtrain.data.tokenizers import ByteTokenizer
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 
 SPECIAL = SpecialTokens.past(257)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flashtrain.data.tokenizers import WordPieceTokenizer, load_tokenizer
+from flashtrain.data.tokenizers import load_tokenizer
+from flashtrain.data.wordpiece import WordPieceTokenizer
 from flashtrain.errors import UserError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "Play"]
@@ -28,7 +29,10 @@ def test_words_are_cut_into_the_vocabulary_and_case_is_as_the_folder_says(tmp_pa
 def test_a_folder_without_one_has_none_and_another_kind_is_refused(tmp_path) -> None:
     assert WordPieceTokenizer.beside(tmp_path) is None
     (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "[PAD]", "a"]))
-    with pytest.raises(UserError, match=r"has no \[CLS\], \[SEP\], \[MASK\]"):
+    with pytest.raises(UserError, match=r"vocab\.txt cannot be read: sep_token not found"):
+        WordPieceTokenizer.beside(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[UNK]", "[CLS]", "[SEP]", "a"]))
+    with pytest.raises(UserError, match=r"has no \[PAD\], \[MASK\]"):
         WordPieceTokenizer.beside(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):

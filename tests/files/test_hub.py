@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flashtrain.files import addresses as hub
+from flashtrain.files import hub
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, SpecialTokens, WordPieceTokenizer, load_tokenizer
+from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
+from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.integrations import save_bert, save_gpt2, save_tokenizer, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.bert import Bert
@@ -128,11 +129,9 @@ def test_wordpiece_is_the_same_for_transformers(lower, tmp_path) -> None:
     assert load_tokenizer(export).encode("The quick fox!") == ours.encode("The quick fox!")
 
 
-def test_flashtrain_reads_the_tokenizer_of_an_export_and_of_an_old_one(tokenizer, tmp_path) -> None:
-    save_tokenizer(tokenizer, tmp_path / "new")
-    tokenizer.save(tmp_path / "old" / "tokenizer")
-    for folder in ("new", "old", "old/tokenizer"):
-        assert load_tokenizer(tmp_path / folder).fingerprint() == tokenizer.fingerprint()
+def test_flashtrain_reads_the_tokenizer_of_an_export(tokenizer, tmp_path) -> None:
+    save_tokenizer(tokenizer, tmp_path / "export")
+    assert load_tokenizer(tmp_path / "export").fingerprint() == tokenizer.fingerprint()
 
 
 def test_a_tokenizer_of_another_kind_is_said_to_be_none(tmp_path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashtrain.announce import say
-from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, load_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, new_folder, read_settings
 from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier

@@ -24,7 +24,8 @@ from flashtrain.data.labelled_documents import (
 from flashtrain.data.labelled_examples import CueDocuments, TokenLabelledSamples, best_micro_f1, encode_words, word_rows
 from flashtrain.data.sequences import ArraySource, SequenceShape
 from flashtrain.data.split_names import NAMES, split_named
-from flashtrain.data.tokenizers import ByteTokenizer, SpecialTokens, Tokenizer, huggingface_tokenizer
+from flashtrain.data.tokenizers import ByteTokenizer, Tokenizer, huggingface_tokenizer
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
 from flashtrain.tasks.masked_language.build import special_tokens

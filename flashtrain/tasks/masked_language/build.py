@@ -12,7 +12,8 @@ from torch import Tensor
 
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.token_budget import Cost
-from flashtrain.data.tokenizers import SpecialTokens, Tokenizer, WordPieceTokenizer, holds_tokenizer, load_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenizer
+from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights, save_tokenizer

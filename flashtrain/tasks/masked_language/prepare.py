@@ -9,7 +9,7 @@ import torch
 
 from flashtrain.announce import say
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
-from flashtrain.data.tokenizers import SpecialTokens
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import differences_from_bert, save_bert, save_weights
