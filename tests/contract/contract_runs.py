@@ -196,8 +196,8 @@ def last_step(folder: Path) -> int:
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors that last.ckpt holds, by their place in it: weights and optimiser states. Of a folder: weights."""
-    last = folder / "checkpoints" / "last.ckpt"
+    """The tensors of last.ckpt, with the optimisers', and of best.ckpt, by their place. Of folders: the last weights."""
+    last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
     if last.is_dir():
         return dict(flashtrain.load(last, hardware="cpu").model.state_dict())
     checkpoint = torch.load(last, weights_only=True)
@@ -211,6 +211,7 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
                 collect(inner, f"{place}/{key}")
 
     collect(checkpoint["state_dict"], "")
+    collect(torch.load(best, weights_only=True)["state_dict"] if best.exists() else {}, "best")
     collect(dict(enumerate(checkpoint["optimizer_states"])), "optimizer")
     return found
 

@@ -37,11 +37,11 @@ def half(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interrupted(settings, tmp_path_factory.mktemp("half"), 8, fail, Ended)
 
 
-def name_everywhere(checkpoint: dict[str, Any], path: Path) -> None:
+def name_everywhere(checkpoint: dict[str, Any], path: str) -> None:
     """Let all that Lightning's checkpoint callbacks save as a path be this one, to be replaced by any better model."""
     worst = torch.tensor(99.0)
     names = ("best_model_path", "kth_best_model_path", "last_model_path")
-    paths = {**dict.fromkeys(names, str(path)), "dirpath": str(path.parent), "best_k_models": {str(path): worst}}
+    paths = {**dict.fromkeys(names, path), "dirpath": path.rpartition("/")[0], "best_k_models": {path: worst}}
     scores = {"best_model_score": worst, "current_score": worst, "kth_value": worst, "monitor": "validation_loss"}
     states = [state for name, state in checkpoint["callbacks"].items() if "Checkpoint" in name or {*names} & {*state}]
     assert states
@@ -53,7 +53,7 @@ def everything(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("form", ["absolute", "..", "link"])
+@pytest.mark.parametrize("form", ["absolute", "..", "link", "address"])
 def test_a_path_in_a_checkpoint_is_not_believed(form: str, half: Path, settings: Settings, tmp_path: Path) -> None:
     victims, folder = tmp_path / "victims", tmp_path / "runs" / "run"
     (victims / "folder.ckpt").mkdir(parents=True)
@@ -65,10 +65,11 @@ def test_a_path_in_a_checkpoint_is_not_believed(form: str, half: Path, settings:
         shutil.copytree(half, folder)
         checkpoints = folder / "checkpoints"
         named = {"absolute": victims, "..": checkpoints / os.path.relpath(victims, checkpoints)}
+        named |= {"link": checkpoints / "link", "address": f"local://{victims}"}
         if form == "link":
             (checkpoints / "link").symlink_to(victims)
         checkpoint = torch.load(checkpoints / "last.ckpt", weights_only=True)
-        name_everywhere(checkpoint, named.get(form, checkpoints / "link") / victim)
+        name_everywhere(checkpoint, f"{named[form]}/{victim}")
         torch.save(checkpoint, checkpoints / "last.ckpt")
         flashtrain.evaluate(checkpoints / "last.ckpt", hardware="cpu")
         assert everything(victims) == before

@@ -12,7 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contract_runs import ROWS, TASKS, Settings, assert_same_run, interrupted, summary, train
+import torch
+from contract_runs import ROWS, TASKS, Settings, assert_same_run, interrupted, last_step, logged, summary, train
+from transformers import get_linear_schedule_with_warmup
+
+import flashtrain
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -89,6 +93,8 @@ def test_stopped_in_any_step(case, at, act, raised, settings_of, uninterrupted, 
     settings = settings_of(case)
     folder = interrupted(settings, tmp_path, at, act, raised)
     assert summary(folder)["status"] in ("stopped", "failed")
+    if case == "language":  # on one device also an error leaves the last whole step
+        assert last_step(folder) == {-1: 3, -2: 6}.get(at, at // 2 + (act is not fail))
     assert train(settings, tmp_path, resume=folder) == folder
     assert_same_run(folder, uninterrupted(case))
 
@@ -103,3 +109,34 @@ def test_a_checkpoint_of_an_epochs_last_batch(case: str, settings_of, tmp_path: 
         assert summary(folder)["epochs"] == 1
     assert train(settings, tmp_path / "resumed", resume=folder) == folder
     assert_same_run(folder, train(settings, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("states", ["full", "host"])
+def test_beyond_its_end_a_run_has_the_rates_of_its_new_length(states: str, settings_of, tmp_path: Path) -> None:
+    settings = {**settings_of("language"), "schedule": "linear", "optimizer.states": states}
+    settings["schedule.minimum_ratio"] = 0
+    folder = train(settings, tmp_path)
+    assert train(settings, tmp_path, resume=folder, **{"trainer.steps": 12}) == folder
+    factor = get_linear_schedule_with_warmup(torch.optim.SGD([torch.zeros(1)]), 1, 13).lr_lambdas[0]
+    rates = [next(value for name, value in row.items() if name.startswith("lr-")) for row in logged(folder).values()]
+    # Ours leaves the first rate out, which is 0.
+    assert rates[6:] == pytest.approx([0.003 * factor(step + 1) for step in range(6, 12)])
+    assert min(rates) > 0
+
+
+def test_the_best_weights_are_not_resumed(settings_of, uninterrupted, tmp_path: Path) -> None:
+    best = uninterrupted("language") / "checkpoints" / "best.ckpt"
+    with pytest.raises(flashtrain.UserError, match="no state of the optimiser"):
+        train(settings_of("language"), tmp_path, resume=best, **{"trainer.steps": 12})
+
+
+@pytest.mark.gpu
+def test_dropout_on_a_gpu(tmp_path: Path) -> None:
+    """Sums on a GPU may be in another order; other dropout would change a loss by a percent."""
+    settings = {**TASKS["language"](tmp_path), "hardware": "gpu", "trainer.compile": False, "model.dropout": 0.3}
+    folder = interrupted(settings, tmp_path / "resumed", 8, fail, Ended)
+    train(settings, tmp_path / "resumed", resume=folder)
+    mine, theirs = (
+        [row["train_loss"] for row in logged(run).values()] for run in (folder, train(settings, tmp_path / "whole"))
+    )
+    assert mine == pytest.approx(theirs, rel=1e-4)
