@@ -196,7 +196,7 @@ def last_step(folder: Path) -> int:
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of last.ckpt, with the optimisers', and of best.ckpt, by their place. Of folders: the last weights."""
+    """The tensors of last.ckpt and best.ckpt, by their place, with last.ckpt's optimiser states. Of folders: weights."""
     last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
     if last.is_dir():
         return dict(flashtrain.load(last, hardware="cpu").model.state_dict())
