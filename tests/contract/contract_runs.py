@@ -196,7 +196,7 @@ def last_step(folder: Path) -> int:
 
 
 def saved(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of last.ckpt and best.ckpt, by their place, with last.ckpt's optimiser states. Of folders: weights."""
+    """The tensors of last.ckpt and best.ckpt, by their place, and last.ckpt's optimiser states. Folders: weights."""
     last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
     if last.is_dir():
         return dict(flashtrain.load(last, hardware="cpu").model.state_dict())
