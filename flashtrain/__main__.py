@@ -1,6 +1,7 @@
 """python -m flashtrain: compose the configuration, check it, run it; nothing else.
 
-A mistake of the user's ends with one line on the terminal and exit status 2.
+Whatever goes wrong ends with one line on the terminal: a mistake of the user's with exit status 2, anything else with 1
+and the place of its traceback.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from flashtrain.command.compose import (  # noqa: E402
     readable_errors,
     register_configs,
 )
+from flashtrain.command.failures import say_failure  # noqa: E402
 from flashtrain.command.given import settings_of  # noqa: E402
 from flashtrain.command.words import plain_words  # noqa: E402
-from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
-from flashtrain.run.job_process import CtrlC, end_with_parent  # noqa: E402
+from flashtrain.run.job_process import end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
 
 # Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
@@ -53,30 +54,14 @@ def main() -> None:
         faulthandler.enable()  # whatever ends this process in native code is told with Python's own place in it
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
-    interrupted = CtrlC()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # ignored, as in a shell's background, it stays so
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if sys.argv[1:2] == ["cache"]:
-            from flashtrain.command.cache import run_cache
-
-            status = run_cache(sys.argv[2:])
-        else:
-            sys.argv[1:] = plain_words(sys.argv[1:])
-            status = _command(sys.argv[1:])
-    except (Exception, KeyboardInterrupt) as error:
-        # An import that is broken off fails in whatever way the library has.
-        status, line = (130, "stopped by Ctrl-C") if interrupted else (2, _one_line(error))
-        if line is None:
-            raise
-        print(f"flashtrain: {line}", file=sys.stderr)
+        sys.argv[1:] = plain_words(sys.argv[1:])
+        status = _command(sys.argv[1:])
+    except BaseException as error:  # noqa: BLE001 - whatever it is, a user is told of it in one line
+        status = say_failure(error)
     sys.exit(status)
-
-
-def _one_line(error: BaseException) -> str | None:
-    """What a user's mistake, or a disk that is full or cannot be written, is told as; None for anything else."""
-    from flashtrain.files.disk import disk_line
-
-    line = str(error) if isinstance(error, UserError) else disk_line(error)
-    return None if line is None else str(UserError(line))
 
 
 def _command(words: list[str]) -> int:

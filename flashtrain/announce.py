@@ -11,8 +11,6 @@ from contextlib import contextmanager
 import torch
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from flashtrain.errors import printable
-
 log = logging.getLogger("flashtrain")
 
 _quiet = False
@@ -22,12 +20,11 @@ _quiet = False
 def say(line: str, level: int = logging.INFO) -> None:
     """Print a line through the `flashtrain` logger, which a program of your own may redirect or silence.
 
-    What files and models wrote may be in it: a terminal obeys none of its control characters.
     level: logging.WARNING for what is printed in a quiet notebook too.
     """
     if not log.handlers and not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    log.log(level, printable(line))
+    log.log(level, line)
 
 
 def is_quiet() -> bool:

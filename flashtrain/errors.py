@@ -19,11 +19,13 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 class UserError(ValueError):
     """A mistake in what the user gave. Its text is one line: what was given, and what is possible.
 
-    What a file or a command line brought into that line is made printable, and too long a line is cut.
+    Too long a line, of a file's own text, is cut. status: what a command exits with.
     """
 
+    status = 2
+
     def __init__(self, text: str = "") -> None:
-        line = printable(" ".join(text.splitlines()))
+        line = " ".join(text.splitlines())
         super().__init__(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ...")
 
 
@@ -56,6 +58,8 @@ def first_line(error: BaseException, longest: int = 300) -> str:
 
 class RunFailed(Exception):
     """A run failed where the user can mend nothing: one line, without a traceback, and exit status 1."""
+
+    status = 1
 
 
 def one_of(name: str, given: str, possible: Iterable[str]) -> None:

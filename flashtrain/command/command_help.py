@@ -50,7 +50,6 @@ Of some recipes
   benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .ways=[ring] .layouts=[balanced]
   pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
 
-python -m flashtrain cache lists the token files that were made of texts; cache clear KEY, or all, removes them.
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/settings.md.
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
 """

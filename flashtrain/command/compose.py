@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -22,8 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from flashtrain.errors import UserError, first_line, unknown
-from flashtrain.files.foreign_files import SETTINGS_BYTES, literal, read_text
 from flashtrain.files.shipped import conf_folder, recipe_files
+from flashtrain.files.yaml_files import literal
 from flashtrain.registry import registered
 from flashtrain.settings.groups import forget_unheeded
 from flashtrain.settings.settings import (
@@ -62,7 +63,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     Raises UserError, one line, for anything that cannot be composed or cannot work.
     """
     register_configs()
-    with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"), _odd_values():
+    with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose(CONFIG_NAME, overrides=list(overrides))
     return checked_settings(config)
 
@@ -81,9 +82,8 @@ def checked_settings(config: DictConfig) -> Settings:
     """Settings from a composed configuration; Hydra's own section is left out."""
     with readable_errors():
         plain = OmegaConf.to_container(config, resolve=True)
-    if not isinstance(plain, dict):
-        raise UserError("the configuration is not a mapping of settings.")
-    settings = typed_settings(OmegaConf.create(literal({key: value for key, value in plain.items() if key != "hydra"})))
+    own = {key: value for key, value in cast(dict[str, Any], plain).items() if key != "hydra"}
+    settings = typed_settings(OmegaConf.create(literal(own)))
     check_settings(settings)
     return settings
 
@@ -98,7 +98,7 @@ def check_settings(settings: Settings) -> None:
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
     """The command line's `key=value` words, parsed by Hydra's grammar. Raises UserError for a word it refuses."""
-    with readable_errors(), _odd_values():
+    with readable_errors():
         return OverridesParser.create().parse_overrides(list(words))
 
 
@@ -179,20 +179,6 @@ def readable_errors() -> Iterator[None]:
         raise UserError(f"configuration: {first_line(error)}") from error
 
 
-@contextmanager
-def _odd_values() -> Iterator[None]:
-    """What Hydra raises for values that it does not foresee: recipe=float(1), numbers of 5,000 digits, a hundred
-    brackets within one another."""
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, UserError):
-        raise
-    except RecursionError as error:
-        raise UserError("configuration: a value is nested too deeply.") from error
-    except (ValueError, TypeError, AttributeError, AssertionError, LookupError) as error:
-        raise UserError(f"configuration: {first_line(error)}") from error
-
-
 def _composition_error(error: ConfigCompositionException) -> UserError:
     text = str(error)
     if text.startswith("You must specify 'recipe'"):
@@ -215,13 +201,10 @@ def _composition_error(error: ConfigCompositionException) -> UserError:
 
 
 def _read_recipe(name: str, path: Path) -> dict[str, object]:
-    text = read_text(path, SETTINGS_BYTES)
     try:
-        content = yaml.safe_load(text)  # a user's own page: it may have aliases and interpolations
-    except RecursionError as error:
-        raise UserError(f"recipe file {path} is nested too deeply.") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date of a 13th month
-        raise UserError(f"recipe file {path} is no valid YAML: {' '.join(str(error).split())}") from error
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe file {path} is no valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"recipe file {path} must hold settings, one `name: value` a line.")
     return {**content, "recipe": name}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import traceback
 from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -18,8 +17,8 @@ import torch
 from flashtrain import announce
 from flashtrain.announce import is_first_rank, log, quieten, say
 from flashtrain.command.compose import apply_demo, key_of, override_keys, parse_overrides
-from flashtrain.errors import RunFailed, UserError
-from flashtrain.files.disk import disk_line
+from flashtrain.command.failures import say_failure
+from flashtrain.errors import RunFailed, UserError, first_line
 from flashtrain.folders.run_folder import (
     FAILED,
     LAST,
@@ -41,8 +40,8 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, modes, task_of, work_of, working_mode
 from flashtrain.tasks.context_run import check_heads
 from flashtrain.training.hardware import Hardware, detect_hardware
+from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.memory_choice import OutOfMemory
-from flashtrain.training.signals import name_killed_ranks
 
 LOG_FILE = "flashtrain.log"
 FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
@@ -206,7 +205,7 @@ def run(settings: Settings, folder: Path, *, overrides: list[str], started: floa
     quieten()
     hold(folder)
     try:
-        with _log_file(folder):
+        with _logged(folder):
             return _run_held(settings, folder, overrides=overrides, started=started)
     finally:
         let_go(folder)
@@ -219,14 +218,8 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
         run(settings, folder, overrides=overrides, started=started)
     except Stopped as stop:
         return stop.status
-    except (UserError, RunFailed) as error:
-        log.error("flashtrain: %s", error)
-        return 3 if isinstance(error, OutOfMemory) else 2 if isinstance(error, UserError) else 1
-    except KeyboardInterrupt:
-        return 130
-    except Exception:  # noqa: BLE001 - the row says so
-        traceback.print_exc()
-        return 1
+    except BaseException as error:  # noqa: BLE001 - as said
+        return say_failure(error, log_file(folder))
     return 0
 
 
@@ -238,7 +231,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         # A run that could not be continued, for a mistake in the command, keeps the row that it had.
         # Whichever rank fails says so: the first one may wait for it, and be ended by the launcher.
         if (status != STOPPED or is_first_rank()) and read_summary(folder).get("status", RUNNING) == RUNNING:
-            with contextlib.suppress(UserError):  # a full disk takes no row either; what led here has been said
+            with contextlib.suppress(OSError):  # a full disk takes no row either
                 row = failed_row(settings, hardware, overrides, status, error)
                 write_report(folder, row)
                 write_summary(folder, row)
@@ -263,14 +256,11 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         note(STOPPED, line)
         raise KeyboardInterrupt(line) from None
     except torch.OutOfMemoryError as error:
-        line = f"out of memory: {str(error).splitlines()[0]} Try memory=full, a smaller trainer.micro_batch or context."
+        line = f"out of memory: {first_line(error)}. Try memory=full, a smaller trainer.micro_batch or context."
         note(OUT_OF_MEMORY, line)
         raise OutOfMemory(line) from error
     except Exception as error:
-        told = disk_line(error)
-        note(FAILED, told or f"{type(error).__name__}: {error}")
-        if told is not None:
-            raise UserError(told) from error
+        note(FAILED, f"{type(error).__name__}: {error}")
         raise
     if is_first_rank():
         write_report(folder, row)
@@ -289,32 +279,32 @@ def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
     try:
         write_page(folder, row)
     except Exception as problem:  # noqa: BLE001 - as said
-        say(f"no report.html: {' '.join(str(problem).split())[:300] or type(problem).__name__}")
+        say(f"no report.html: {first_line(problem)}")
+
+
+def log_file(folder: Path) -> Path:
+    """Where this process logs. Of ranks that train together the first has flashtrain.log; the others have a file of
+    their own, once they break off."""
+    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "0")
+    return folder / (LOG_FILE if is_first_of_job() else f"flashtrain-rank-{rank}.log")
 
 
 @contextlib.contextmanager
-def _log_file(folder: Path) -> Iterator[None]:
-    """What is said meanwhile is in the folder's flashtrain.log too, each line with its time."""
-    path = folder / LOG_FILE
-    if not is_first_of_job():
-        yield
-        return
-    if os.path.lexists(path) and not path.is_file():  # opening a pipe would wait for its reader
-        raise UserError(f"{path} is no file.")
-    try:
-        handler = logging.FileHandler(path, encoding="utf-8")
-    except OSError as error:
-        raise UserError(disk_line(error) or f"cannot write {path}: {error.strerror}.") from error
+def _logged(folder: Path) -> Iterator[None]:
+    """What is said meanwhile is in the folder's flashtrain.log too, each line with its time, and the traceback of what
+    broke it off."""
+    handler = logging.FileHandler(log_file(folder), encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    loggers = [logging.getLogger(), *([] if log.propagate else [log])]
+    loggers = [logging.getLogger(), *([] if log.propagate else [log])] if is_first_of_job() else []
     for logger in loggers:
         logger.addHandler(handler)
     try:
         yield
-    except (Exception, KeyboardInterrupt) as error:  # told elsewhere by whoever asked for the run
-        line, traced = str(error) or type(error).__name__, None if isinstance(error, UserError | Stopped) else error
-        exception = None if traced is None else (type(traced), traced, traced.__traceback__)
-        handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), exception))
+    except (Exception, KeyboardInterrupt) as error:
+        traced = None if isinstance(error, UserError | Stopped) else (type(error), error, error.__traceback__)
+        line = str(error) or type(error).__name__
+        if loggers or traced is not None:
+            handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), traced))
         raise
     finally:
         for logger in loggers:

@@ -1,8 +1,8 @@
 """`python -m flashtrain -m recipe=gpt2 context=512,1024`: every combination as a job, then one table and one figure.
 
-Each job runs in a fresh process: under Hydra's own multirun Lightning's DDP would start the whole sweep again in every
-rank, and memory that one job leaves behind would spoil the next one's measurement. A job that fails is a row that says
-so; the others go on.
+Each job runs in a fresh process: under Hydra 1.3's own multirun Lightning's DDP would start the whole sweep again in
+every rank, memory that one job leaves behind would spoil the next one's measurement, and the same command after a kill
+runs all jobs again, into the same folders, without a table. A job that fails is a row that says so; the others go on.
 
 runs/gpt2-sweep/2026-11-21_10-15-02/
   sweep.json                       the jobs' words: the same command with resume=auto goes on here
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from flashtrain.command.given import check_heeded_by_a_job
 from flashtrain.command.job import plan, settle, write_report
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import MIB, read_json_object
 from flashtrain.folders.run_folder import (
     CHECKPOINTS,
     FAILED,
@@ -37,7 +35,6 @@ from flashtrain.folders.run_folder import (
     make_unique,
     newest_first,
     read_summary,
-    remove_unused,
     write_summary,
 )
 from flashtrain.folders.run_lock import Busy, hold, let_go, try_hold
@@ -48,7 +45,6 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import log_figure
 
 SWEEP_FILE = "sweep.json"
-_SWEEP_BYTES = 16 * MIB
 DONE = (FINISHED, OUT_OF_MEMORY)  # running out of memory is a result of a sweep, not a crash of it
 _STOPPING_SECONDS = 120  # in which a job whose sweep was killed writes its checkpoint
 
@@ -145,7 +141,7 @@ def _without_resume(words: Sequence[str]) -> tuple[list[str], str | None]:
     for word, override in zip(words, parse_overrides(words), strict=True):
         is_one = override.get_key_element() == "resume" and not override.is_sweep_override()
         given = override.value() if is_one else None
-        if given == "auto" or (given and os.path.lexists(Path(str(given)).expanduser() / SWEEP_FILE)):
+        if given == "auto" or (given and (Path(str(given)).expanduser() / SWEEP_FILE).is_file()):
             resume = str(given)
         else:
             kept.append(word)
@@ -168,26 +164,17 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
             return found
         say("resume=auto: no unfinished sweep of these words is free here, starting a new one.")
     folder = make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
-    try:
-        hold(folder)
-        write_atomically(folder / SWEEP_FILE, json.dumps({"jobs": jobs}, indent=1) + "\n")
-    except UserError:
-        remove_unused(folder)
-        raise
+    hold(folder)
+    write_atomically(folder / SWEEP_FILE, json.dumps({"jobs": jobs}, indent=1) + "\n")
     return folder
 
 
 def _unfinished_sweep(parent: Path, jobs: Jobs) -> Path | None:
     """The newest sweep of these jobs that has one to run and in which no other process runs; held."""
     for folder in newest_first(parent):
-        if not os.path.lexists(folder / SWEEP_FILE):
+        if not (folder / SWEEP_FILE).is_file():
             continue
-        try:
-            there = _read_jobs(folder)
-        except UserError as error:
-            say(f"passing over {folder}: {error}")
-            continue
-        if _is_of(jobs, there) and _has_more(folder, len(jobs)) and try_hold(folder):
+        if _is_of(jobs, _read_jobs(folder)) and _has_more(folder, len(jobs)) and try_hold(folder):
             if _has_more(folder, len(jobs)):
                 return folder
             let_go(folder)  # it has ended since
@@ -196,13 +183,7 @@ def _unfinished_sweep(parent: Path, jobs: Jobs) -> Path | None:
 
 def _read_jobs(folder: Path) -> Jobs:
     """What sweep.json says of the jobs. It is compared with the command's own words, and never run."""
-    path = folder / SWEEP_FILE
-    jobs = read_json_object(path, _SWEEP_BYTES).get("jobs")
-    if not isinstance(jobs, list) or not all(
-        isinstance(job, list) and all(isinstance(word, str) for word in job) for job in jobs
-    ):
-        raise UserError(f"{path} does not say which jobs the sweep has.")
-    return jobs
+    return json.loads((folder / SWEEP_FILE).read_text(encoding="utf-8"))["jobs"]
 
 
 def _is_of(jobs: Jobs, there: Jobs) -> bool:

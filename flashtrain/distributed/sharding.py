@@ -31,13 +31,11 @@ def shard(
     precision: Lightning's name; the mixed ones gather weights and compute in bf16 or fp16 and reduce gradients in
     float32. forward_methods: methods other than forward that training calls and that need the gathered weights; those
     the module does not have are passed over. Apply activation checkpointing before, torch.compile after this.
-    Raises UserError for a module that is sharded already, or that has no `blocks` where none are given.
+    Raises UserError for a module that has no `blocks` where none are given.
     """
     # Imported when used: not every build of torch has it.
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    if isinstance(module, FSDPModule):
-        raise UserError(f"{type(module).__name__} is sharded already: configure_model ran twice on the same module")
     if blocks is None:
         blocks = blocks_of(module)
         if not blocks:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import unknown
 
 # MiB of gradients that are reduced together. Compiled code is cut at every bucket: with torch's 25 two H200s trained
 # GPT-2 124M at 0.92 of twice one's speed, with these at 0.96 (recipes/results/gpt2-two-gpus-h200.json).
@@ -86,7 +86,7 @@ def make_strategy(
     sequence among devices. options: of "context", those of ContextParallelStrategy.
     checkpoint: of "fsdp" and "context", a name of CHECKPOINTS.
     devices: as Trainer's: a number, "auto" or -1 for all, a list or "0,1" for certain ones.
-    Raises UserError for an unknown name, or devices that mean none.
+    Raises UserError for an unknown name.
     """
     count = device_count(devices, accelerator) * num_nodes
     if name == "auto":
@@ -99,17 +99,11 @@ def make_strategy(
 
 
 def device_count(devices: int | str | list[int], accelerator: str = "auto") -> int:
-    """How many devices of one machine a Trainer's `devices` means. Raises UserError where it means none."""
+    """How many devices of one machine a Trainer's `devices` means."""
     if isinstance(devices, (list, tuple)):
-        count = len(devices)
-    elif isinstance(devices, str) and "," in devices:
-        count = len([part for part in devices.split(",") if part.strip()])
-    elif str(devices) in ("auto", "-1"):
-        count = torch.cuda.device_count() if accelerator != "cpu" and torch.cuda.is_available() else 1
-    elif str(devices).lstrip("-").isdigit():
-        count = int(devices)
-    else:
-        raise UserError(f"trainer.devices must be a number, a list or 'auto', got '{devices}'")
-    if count < 1:
-        raise UserError(f"trainer.devices must be 1 or more, or 'auto', got {devices}")
-    return count
+        return len(devices)
+    if isinstance(devices, str) and "," in devices:
+        return len([part for part in devices.split(",") if part.strip()])
+    if str(devices) in ("auto", "-1"):
+        return torch.cuda.device_count() if accelerator != "cpu" and torch.cuda.is_available() else 1
+    return int(devices)

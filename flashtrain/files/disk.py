@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what is said where a disk is full or a place cannot be written."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,30 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashtrain.errors import UserError, printable
+from flashtrain.errors import printable
 
 UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
 
 # No space, no quota left (which Windows does not know), or larger than the file system allows.
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-# A disk that fails, or a path that is no usable one: links in a circle, a name of 300 letters, a file for a folder.
-UNUSABLE = {
-    errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR,
-}  # fmt: skip
-
-
-def disk_line(error: BaseException) -> str | None:
-    """The line for an error that stems from a full or unwritable disk, or a path that cannot be; None for any other.
-
-    Libraries raise errors of their own from an OSError: what led to this one is looked through.
-    """
-    for seen in os_errors(error):
-        if seen.errno in FULL | UNUSABLE:
-            where = f" {seen.filename}" if seen.filename else ""
-            if seen.errno in FULL:
-                return f"the disk is full: cannot write{where} ({seen.strerror})."
-            return f"cannot read or write{where}: {seen.strerror}."
-    return None
 
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
@@ -68,15 +50,10 @@ def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
 
 
 def write_atomically(path: str | Path, text: str) -> Path:
-    """Write a text file by `replacing`. Raises UserError."""
-    path = Path(path)
-    try:
-        with replacing(path) as unfinished:
-            # half a character, which JSON can say and UTF-8 cannot, is written as JSON says it
-            unfinished.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}.") from error
-    return path
+    """Write a text file by `replacing`."""
+    with replacing(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+    return Path(path)
 
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")

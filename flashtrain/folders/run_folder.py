@@ -9,21 +9,20 @@ runs/gpt2/2026-11-21_10-15-02/
   report.html      a page of all this, and flashtrain.log what was said
   tokenizer/       the tokenizer that the tokens were made with
   .lock            held while a run lives (run_lock.py)
-
-A run folder may come from elsewhere: its files are read bounded, and believed only where they are of the kind expected.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -33,9 +32,9 @@ from torch.distributed import TCPStore
 from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import MIB, literal, read_json_object, read_yaml
+from flashtrain.files.yaml_files import literal, read_yaml
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
-from flashtrain.registry import component, registered
+from flashtrain.registry import component
 from flashtrain.settings.settings import Settings, typed_settings
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
 
@@ -47,20 +46,13 @@ SAMPLE = "sample.txt"
 
 # What a summary row's `status` says; RUNNING stays where a run was killed.
 RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
-# Of a summary row, what is counted with: anything but a number there is left out.
-_NUMBERS = ("seconds", "samples", "tokens", "tokens_per_second", "micro_f1", "accuracy", "best_micro_f1")
-_SUMMARY_BYTES = MIB
 _SLURM_SECONDS = 600.0  # in which the first rank of a job of SLURM's takes a folder
 
-# The new folders of this process, each with what else was made for it, innermost first.
-_made: dict[Path, list[Path]] = {}
+_made: set[Path] = set()  # the new folders of this process
 
 
 def new_run_folder(parent: Path) -> Path:
-    """A new folder below `parent`, named by the time; the same on every rank of a job of torchrun's or SLURM's.
-
-    Raises UserError when the folder cannot be made.
-    """
+    """A new folder below `parent`, named by the time; the same on every rank of a job of torchrun's or SLURM's."""
     if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return _new(parent)
     return _agreed(lambda: _new(parent), parent)
@@ -69,7 +61,7 @@ def new_run_folder(parent: Path) -> Path:
 def unfinished_or_new(parent: Path, settings: Settings) -> Path:
     """What resume=auto goes on with, held by this process: find_unfinished's folder, or a new one where none is free.
 
-    The same on every rank of a job of torchrun's or SLURM's. Raises UserError when a folder cannot be made.
+    The same on every rank of a job of torchrun's or SLURM's.
     """
 
     def choose() -> Path:
@@ -84,81 +76,47 @@ def unfinished_or_new(parent: Path, settings: Settings) -> Path:
 
 
 def make_unique(parent: Path, name: str) -> Path:
-    """Make the folder `parent`/`name`, or `name`-2, -3, ... where that exists already.
-
-    Raises UserError where it cannot be made; nothing is left behind then.
-    """
-    parents = _make(parent)
-    number = 1
-    while True:
+    """Make the folder `parent`/`name`, or `name`-2, -3, ... where that exists already."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
         folder = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            number += 1
-        except OSError as error:
-            _remove_empty(parents)
-            raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
-        else:
-            _made[folder.absolute()] = parents
-            return folder
+            break
+    _made.add(folder.absolute())
+    return folder
 
 
 def remove_unused(folder: Path) -> None:
     """Remove a folder that this process has made, where neither settings nor a row came into it: a run that could not
     begin leaves nothing behind."""
-    parents = _made.pop(folder.absolute(), None)
-    if parents is None or any(os.path.lexists(folder / name) for name in (CONFIG_FILE, SUMMARY_FILE)):
-        return
-    let_go(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    _remove_empty(parents)
+    made = folder.absolute()
+    if made in _made and not any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE)):
+        let_go(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    _made.discard(made)
 
 
 def write_config(settings: Settings, folder: Path) -> None:
     """Write the resolved settings to config.yaml, such that read_settings gives every text as it is."""
-    content = yaml.dump(asdict(settings), Dumper=_dumper(), allow_unicode=True, sort_keys=False)
+    # OmegaConf's dumper quotes the texts that its reader would take for numbers; odd line ends are escaped.
+    content = yaml.dump(asdict(settings), Dumper=get_omega_conf_dumper(), allow_unicode=False, sort_keys=False)
     write_atomically(folder / CONFIG_FILE, content)
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings of the run that left `folder`. Raises UserError when it is no run folder, or a damaged one.
+    """The settings of the run that left `folder`. Raises UserError when it is no run folder, or names other settings.
 
     Nothing in the file is looked up: `${oc.env:NAME}` is a text.
     """
     path = folder / CONFIG_FILE
-    if not _is_file(path):
+    if not path.is_file():
         raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
     content = read_yaml(path)
-    if isinstance(content, dict):
-        data = content.get("data")
-        if isinstance(data, dict) and "mixture" not in data and data.get("streaming") is True:
-            data["streaming"] = None  # of an earlier run, to which it meant: while downloading
-        if isinstance(data, dict):
-            data.setdefault("begin_of_text", None)
-        for name in registered("settings"):
-            _complete(content.get(name), component("settings", name))
     try:
         return typed_settings(OmegaConf.create(literal(content)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def _complete(content: Any, group: Any) -> None:
-    """What settings of an earlier run leave out, where it meant something else then than their default now; and away
-    with those that have become constants, where they had the constant's value."""
-    if not isinstance(content, dict):
-        return
-    for name, value in getattr(group, "OF_EARLIER_RUNS", {}).items():
-        content.setdefault(name, value)
-    for name, value in getattr(group, "NO_LONGER", {}).items():
-        if name in content and content[name] == value:
-            del content[name]
-    if is_dataclass(group):
-        for name, kind in get_type_hints(group).items():
-            if get_origin(kind) is list and isinstance(content.get(name), list):  # such as the stages of a curriculum
-                for one in content[name]:
-                    _complete(one, get_args(kind)[0])
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
@@ -167,15 +125,9 @@ def write_summary(folder: Path, row: dict[str, Any]) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's summary row; empty when it has none yet or the file is not readable.
-
-    What cannot stand in a row is left out: lists and mappings, a status that is no text, texts in place of numbers.
-    """
-    try:
-        row = read_json_object(folder / SUMMARY_FILE, _SUMMARY_BYTES)
-    except UserError:
-        return {}
-    return {key: value for key, value in row.items() if _fits(key, value)}
+    """A run's summary row; empty when it has none yet."""
+    path = folder / SUMMARY_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def note_failure(folder: Path, error: str) -> None:
@@ -192,17 +144,17 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     setting: that it was given by. Raises UserError when there is no checkpoint.
     """
     path = Path(given).expanduser()
-    if not os.path.exists(path):  # noqa: PTH110 - as in _is_file
+    if not path.exists():
         auto = ", or resume=auto for the newest unfinished run" if setting == "resume" else ""
         raise UserError(f"{setting}={given} does not exist. Give a run folder or a .ckpt in one{auto}.")
-    if _is_file(path / CONFIG_FILE):
+    if (path / CONFIG_FILE).is_file():
         order = (LAST, BEST) if prefer == LAST else (BEST, LAST)
         for name in order:
             if checkpoint_exists(path / CHECKPOINTS / name):
                 return path, path / CHECKPOINTS / name
         raise UserError(f"the run in {path} left no checkpoint yet.")
     folder = path.parent.parent
-    if not _is_file(folder / CONFIG_FILE):
+    if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{given} is neither a run folder nor a checkpoint in one: no {CONFIG_FILE} beside it.")
     return folder, path
 
@@ -228,19 +180,15 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
     take: hold it for this process, passing over those in which another runs.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
-    for folder, there in _of_the_same((path for path in folders if os.path.lexists(path / CONFIG_FILE)), settings):
+    for folder, there in _of_the_same((path for path in folders if (path / CONFIG_FILE).is_file()), settings):
         if (there.mode, there.attention, there.hardware.precision) == wanted and (not take or try_hold(folder)):
             return folder
     return None
 
 
 def newest_first(parent: Path) -> list[Path]:
-    """The folders in `parent`, whose names are times, the newest first; none where it cannot be listed."""
-    try:
-        names = sorted(os.listdir(parent), reverse=True)  # noqa: PTH208
-    except OSError:
-        return []
-    return [parent / name for name in names if _is_dir(parent / name)]
+    """The folders in `parent`, whose names are times, the newest first."""
+    return sorted((path for path in parent.glob("*") if path.is_dir()), reverse=True)
 
 
 def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[Path, Settings]]:
@@ -253,8 +201,6 @@ def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[
         except UserError as error:
             say(f"passing over {folder}: {error}")
             continue
-        if there.data.begin_of_text is None:  # of a run before this setting, which goes on as it began
-            there.data.begin_of_text = settings.data.begin_of_text
         if _what_is_trained(there) == wanted:
             yield folder, there
 
@@ -278,43 +224,12 @@ def _of_training(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("workers", "cache_dir", "evaluation_batch")}
 
 
-def _dumper() -> type[yaml.SafeDumper]:
-    base = get_omega_conf_dumper()  # quotes the texts that would be read as numbers
-
-    class Dumper(base):  # type: ignore[misc, valid-type]
-        """OmegaConf's, and what is no printable text between double quotes: other line ends would be read as spaces."""
-
-        def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
-            quotes = '"' if isinstance(value, str) and not value.isprintable() else style
-            return super().represent_scalar(tag, value, quotes)
-
-    return Dumper
-
-
-def _fits(key: str, value: Any) -> bool:
-    """Whether a value may stand under this key of a summary row."""
-    if key == "status":
-        return isinstance(value, str)
-    if key in _NUMBERS:
-        return value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-    return value is None or isinstance(value, (str, int, float))
-
-
-# Path's own raise where a folder above cannot be entered.
-def _is_file(path: Path) -> bool:
-    return os.path.isfile(path)  # noqa: PTH113
-
-
-def _is_dir(path: Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112
-
-
 def _new(parent: Path) -> Path:
     """A new folder for this rank, or the one named by SLURM's job."""
     if slurm_job() is None or "TORCHELASTIC_RUN_ID" in os.environ:
         return make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     folder = parent / f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
-    _make(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -344,44 +259,13 @@ def _held_by_job(job: str, parent: Path) -> Path:
     raise UserError(f"the first rank of this job has taken no folder in {parent} within {_SLURM_SECONDS:.0f} seconds.")
 
 
-def _make(folder: Path) -> list[Path]:
-    """Make a folder and those above it. Returns the new ones, innermost first. Raises UserError, leaving none."""
-    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
-    made: list[Path] = []
-    for path in reversed(missing):
-        try:
-            path.mkdir()
-            made.insert(0, path)
-        except FileExistsError:
-            continue  # made by another process in between
-        except OSError as error:
-            _remove_empty(made)
-            raise UserError(f"cannot make the folder {folder}: {error.strerror}.") from error
-    if not _is_dir(folder):
-        raise UserError(f"cannot make the folder {folder}: a file of that name is there.")
-    return made
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError:
-            return  # another process has put something into it
-
-
 @contextlib.contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[Path]:
     """A new folder `parent`/`name` (`name`-2, -3, ... where that exists), which is removed again if writing into it
-    fails or is interrupted.
-
-    Raises UserError when it cannot be made, or the disk is full.
-    """
+    fails or is interrupted."""
     folder = make_unique(parent, name)
     try:
         yield folder
-    except BaseException as problem:  # an interruption too
+    except BaseException:  # an interruption too
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(problem, OSError):
-            raise UserError(f"{folder} cannot be written: {problem.strerror or problem}.") from problem
         raise

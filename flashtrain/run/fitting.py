@@ -22,11 +22,12 @@ from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
 from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.killed_ranks import killed_rank
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.memory_choice import OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
 from flashtrain.training.resuming import RandomState, RatesOfThisRun
-from flashtrain.training.signals import SaveOnSignal, StoppedInValidation, killed_rank
+from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
 from flashtrain.training.throughput import Throughput
 
 

@@ -1,7 +1,8 @@
 """Jobs as processes of their own, one after the other: of a sweep, and of a comparison of contexts.
 
 A job does not outlive the command that started it: signals are passed on, and where the command is killed outright the
-job notices, finishes its step, writes its checkpoint and ends, as on SIGTERM.
+job notices, finishes its step, writes its checkpoint and ends, as on SIGTERM. (Hydra 1.3's launchers pass nothing on:
+joblib's jobs go on as orphans once their parent is killed, and submitit's local ones run all at once.)
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 
 PARENT = "FLASHTRAIN_PARENT"  # in a job's environment: the process that started it
 _SECONDS = 0.5  # between a job's looks at whether that is still there
-_HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
 class JobProcesses:
@@ -34,8 +34,8 @@ class JobProcesses:
 
     def __enter__(self) -> JobProcesses:
         if threading.current_thread() is threading.main_thread():
-            for number in filter(None, (signal.SIGINT, signal.SIGTERM, _HANGUP)):
-                if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background has it
                     self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -67,29 +67,8 @@ class JobProcesses:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or signal.Signals(number)
-        if number == _HANGUP:
-            _leave_terminal()
-        # A job at the same terminal gets its Ctrl-C by itself, and a second one would not wait for the checkpoint.
-        if self._process is not None and not (number == signal.SIGINT and _at_terminal()):
+        if self._process is not None:  # at a terminal it has its Ctrl-C by itself: it then has both
             self._process.terminate()
-
-
-class CtrlC:
-    """From now on Ctrl-C raises KeyboardInterrupt, as Python has it, and makes this true: what it breaks off may end
-    in any other exception. Where SIGINT is ignored, as in a shell script's background, it stays so."""
-
-    def __init__(self) -> None:
-        self._pressed = False
-        mine = (signal.SIG_DFL, signal.default_int_handler)
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in mine:
-            signal.signal(signal.SIGINT, self._on_signal)
-
-    def __bool__(self) -> bool:
-        return self._pressed
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._pressed = True
-        raise KeyboardInterrupt
 
 
 def job_command() -> list[str]:
@@ -113,14 +92,10 @@ def leading_ranks() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """In a job that JobProcesses started, or a rank: end it as SIGTERM does once its parent is gone, or its terminal
-    is."""
+    """In a job that JobProcesses started, or a rank: end it as SIGTERM does once its parent is gone."""
     parent = os.environ.pop(PARENT, "")  # not for what this process starts itself
-    if not parent.isdecimal():
-        return
-    threading.Thread(target=_watch, args=(int(parent),), daemon=True, name="parent-watch").start()
-    if _HANGUP is not None and signal.getsignal(_HANGUP) != signal.SIG_IGN:
-        signal.signal(_HANGUP, _end_at_hangup)
+    if parent.isdecimal():
+        threading.Thread(target=_watch, args=(int(parent),), daemon=True, name="parent-watch").start()
 
 
 def _watch(parent: int) -> None:
@@ -128,31 +103,3 @@ def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _end_at_hangup(*_: object) -> None:
-    _leave_terminal()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _leave_terminal() -> None:
-    """Print nowhere from now on: printing to a terminal that is gone would fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if os.isatty(stream):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
-
-
-def _at_terminal() -> bool:
-    """Whether this process is in the foreground of a terminal."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except (OSError, AttributeError):  # there is none; Windows
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)

@@ -14,13 +14,11 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
     CHECKPOINTS,
-    CONFIG_FILE,
     FINISHED,
     LAST,
     RUNNING,
     TOKENIZER,
     find_checkpoint,
-    read_settings,
     read_summary,
     write_config,
     write_summary,
@@ -106,9 +104,6 @@ def train(
     """
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high")
-    begun = settings.resume is not None and (folder / CONFIG_FILE).is_file()
-    if begun and read_settings(folder).data.begin_of_text is None:  # by a flashtrain without this setting
-        settings.data.begin_of_text = None
     row = read_summary(folder)  # stays where nothing is left to train
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         part = prepared.part

@@ -145,7 +145,7 @@ class DataSettings:
     refused. skip_broken: of data=chat: the share of the rows that may be broken, and are left out with a line; 0
     refuses the first.
     begin_of_text: what AutoTokenizer(FOLDER) puts before a text (Llama's begin of text, nothing of GPT-2's) stands
-    before each document, prompt and scored text; null: as in runs before this setting, of data=chat alone.
+    before each document, prompt and scored text.
     streaming: of data=files and hub: true: text becomes tokens while it is trained on, and nothing is written; null: a
     token file is written first, of data=hub while it is downloaded; false (data=hub): a copy of the dataset is.
     """
@@ -168,7 +168,7 @@ class DataSettings:
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
-    begin_of_text: bool | None = True
+    begin_of_text: bool = True
     document_mask: bool = False  # the same as mask.documents=true
     validation_fraction: float = 0.02  # of the documents, held out where no file is named for it; 1 (evaluate): all
     validation_tokens: int | None = None
@@ -187,11 +187,6 @@ class DataSettings:
         if self.tokenizer == "none":
             return "0"  # a token's id
         return {"stdlib": "import ", "chat": "Hello!"}.get(self.source, "The ")
-
-    @property
-    def puts_begin(self) -> bool:
-        """begin_of_text, with what its null means."""
-        return self.source == "chat" if self.begin_of_text is None else self.begin_of_text
 
     def check(self) -> None:
         if self.source == "files" and not self.path:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from flashtrain.errors import UserError, at_least, between, first_line, one_of, unknown
-from flashtrain.files.foreign_files import literal
+from flashtrain.files.yaml_files import literal
 from flashtrain.registry import component, registered
 from flashtrain.settings.groups import (
     AttentionSettings,

@@ -275,9 +275,9 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
     if data.tokenizer == "huggingface":
         from flashtrain.integrations.huggingface_folder import tokenizer_of
 
-        return tokenizer_of(settings.model.path, begin_of_text=data.puts_begin)
+        return tokenizer_of(settings.model.path, begin_of_text=data.begin_of_text)
     return TokenizerSpec(
-        data.tokenizer, data.vocab_size, vocab=data.vocab, merges=data.merges, begin_of_text=data.puts_begin
+        data.tokenizer, data.vocab_size, vocab=data.vocab, merges=data.merges, begin_of_text=data.begin_of_text
     )
 
 

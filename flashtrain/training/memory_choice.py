@@ -163,6 +163,8 @@ SUGGESTIONS = 3
 class OutOfMemory(UserError):
     """The device's memory did not suffice. One line; the run's last checkpoint is untouched."""
 
+    status = 3
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error says that memory ran out, on a GPU or in main memory."""

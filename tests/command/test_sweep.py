@@ -154,23 +154,6 @@ def test_a_sweep_that_is_done_is_not_gone_on_with(run_jobs, tmp_path) -> None:
     assert len(sweeps(tmp_path)) == 2
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"jobs": "seed=0"}', '{"jobs": [[1]]}', "[" * 100_000, "\0", '{"jobs": [{}]}']
-)
-def test_a_bad_sweep_json_is_named_and_passed_over_and_nothing_in_it_is_run(
-    run_jobs, tmp_path, caplog, content
-) -> None:
-    run_jobs(Jobs("stopped", stop_after=1), seeds="seed=0")
-    (folder,) = sweeps(tmp_path)
-    (folder / "sweep.json").write_text(content)
-    with caplog.at_level("INFO"):
-        _, jobs = run_jobs(Jobs("finished"), "resume=auto", seeds="seed=0")
-    assert f"passing over {folder}: " in caplog.text
-    assert jobs.words[0][:2] == ["recipe=gpt2", "hardware=cpu"]
-    with pytest.raises(UserError, match=r"sweep\.json"):
-        run_jobs(Jobs(), f"resume={folder}", seeds="seed=0")
-
-
 def test_a_checkpoint_to_start_every_job_from_is_no_sweep_to_go_on_with(run_jobs, tmp_path) -> None:
     _, jobs = run_jobs(Jobs("finished", "finished"), "resume=some/last.ckpt", seeds="seed=0,1")
     assert all("resume=some/last.ckpt" in words for words in jobs.words)
@@ -192,16 +175,6 @@ def test_a_row_of_a_job_that_still_runs_is_its_own(tmp_path) -> None:
     with filelock.FileLock(str(tmp_path / LOCK)):
         sweep.note_failure(tmp_path, ["context=512"], 2)
     assert json.loads((tmp_path / "summary.json").read_text()) == {"status": "running"}
-
-
-def test_a_sweep_that_cannot_say_what_it_is_of_leaves_no_folder(run_jobs, tmp_path, monkeypatch) -> None:
-    def full(*_):
-        raise UserError("cannot write sweep.json: No space left on device.")
-
-    monkeypatch.setattr(sweep, "write_atomically", full)
-    with pytest.raises(UserError, match="No space left"):
-        run_jobs(Jobs())
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow  # five processes, one after the other

@@ -121,13 +121,6 @@ def test_a_plain_compiled_model_exports_under_its_own_names():
     assert set(full_state_dict(compiled)) == set(model.state_dict())
 
 
-def test_sharding_twice_is_refused(mesh):
-    model = TinyModel()
-    shard(model, mesh)
-    with pytest.raises(UserError, match="sharded already"):
-        shard(model, mesh)
-
-
 def test_a_module_without_blocks_must_say_what_to_shard(mesh):
     with pytest.raises(UserError, match="has no 'blocks'"):
         shard(torch.nn.Linear(2, 2), mesh)

@@ -1,20 +1,16 @@
-"""A tiny Llama whose tokenizer puts a begin of text: scored and prompted as transformers does it; older runs."""
+"""A tiny Llama whose tokenizer puts a begin of text: scored and prompted as transformers does it."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-import yaml
 from chat_folders import save_tokenizer_folder
 from tiny_runs import TINY, TinyRuns
 
 import flashtrain
-from flashtrain.command.compose import compose_settings
-from flashtrain.folders.run_folder import find_unfinished, read_settings
 
 TEXT = "hello, there!"
 HELD_OUT = 8  # of 40 documents, all alike
@@ -44,17 +40,6 @@ def runs(tmp_path_factory) -> TinyRuns:
 def run(runs: TinyRuns) -> Path:
     status, folder = runs.run("hf/run", "trainer.steps=3")
     assert status == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def older(run: Path) -> Path:
-    """The run as a version without the setting left it."""
-    folder = run.parent / "older"
-    shutil.copytree(run, folder)
-    told = yaml.safe_load((folder / "config.yaml").read_text())
-    del told["data"]["begin_of_text"]
-    (folder / "config.yaml").write_text(yaml.safe_dump(told))
     return folder
 
 
@@ -94,20 +79,3 @@ def test_the_held_out_loss_is_transformers_of_what_its_tokenizer_gives(run, thei
 def test_a_prompt_begins_as_a_document_does_and_is_given_back_as_it_was(run, theirs):
     text = flashtrain.generate(run, "hello", temperature=0.0, hardware="cpu")
     assert text == written(theirs, "hello", begins=True) != written(theirs, "hello", begins=False)
-
-
-def test_a_run_of_an_older_version_is_scored_and_prompted_without_it(older, theirs):
-    found = flashtrain.evaluate(older, hardware="cpu")["validation_loss"]
-    assert found == pytest.approx(loss(theirs, begins=False), abs=1e-5)
-    text = flashtrain.generate(older, "hello", temperature=0.0, hardware="cpu")
-    assert text == written(theirs, "hello", begins=False)
-
-
-def test_a_run_of_an_older_version_goes_on_as_it_began(runs, older):
-    (older / "summary.json").write_text('{"status": "stopped"}')
-    words = runs.settings_words("trainer.steps=3")
-    assert find_unfinished(older.parent, compose_settings(words)) == older
-    assert runs.run("hf/older", "trainer.steps=4", f"resume={older}")[0] == 0
-    assert read_settings(older).data.begin_of_text is None
-    saved = transformers.AutoTokenizer.from_pretrained(older / "tokenizer")
-    assert saved("hello").input_ids == saved("hello", add_special_tokens=False).input_ids

@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import ROOT, wait_for
 
 from flashtrain.run import job_process
-from flashtrain.run.job_process import PARENT, CtrlC, JobProcesses, end_with_parent
+from flashtrain.run.job_process import PARENT, JobProcesses, end_with_parent
 
 # A job that writes where it is, and "saved" when it is told to end.
 JOB = """
@@ -30,8 +30,7 @@ time.sleep(3600)
 """
 PARENT_SCRIPT = """
 import signal, sys
-for name in ("SIGHUP", "SIGINT"):  # whatever the tests were started by, nohup or in the background
-    signal.signal(getattr(signal, name), signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # whatever the tests were started by, in the background too
 from flashtrain.run import job_process
 job_process.job_command = lambda: [sys.executable, "-c", sys.argv[2]]
 with job_process.JobProcesses() as processes:
@@ -48,7 +47,7 @@ def is_alive(process: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text() if Path("/proc/self").exists() else True
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path: Path, number) -> None:
     path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
     parent = subprocess.Popen(
@@ -71,31 +70,22 @@ def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path
         parent.wait()
 
 
-def test_a_process_that_no_sweep_has_started_watches_nothing(monkeypatch) -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    monkeypatch.delenv(PARENT, raising=False)
-    end_with_parent()
-    assert signal.getsignal(signal.SIGHUP) is before
-
-
 def test_what_a_job_starts_itself_is_not_told_of_the_sweep(monkeypatch) -> None:
     monkeypatch.setenv(PARENT, str(os.getppid()))
     monkeypatch.setattr(job_process, "_watch", lambda parent: None)
-    before = signal.getsignal(signal.SIGHUP)
     end_with_parent()
-    signal.signal(signal.SIGHUP, before)
     assert PARENT not in os.environ
 
 
-def test_handlers_are_as_they_were_afterwards_and_nohup_stays_in_force() -> None:
-    hangup, terminate = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+def test_handlers_are_as_they_were_afterwards_and_what_is_ignored_stays_so() -> None:
+    interrupt, terminate = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
         with JobProcesses():
-            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
             assert signal.getsignal(signal.SIGTERM) != terminate
         assert signal.getsignal(signal.SIGTERM) == terminate
     finally:
-        signal.signal(signal.SIGHUP, hangup)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def test_ctrl_c_before_a_training_is_one_line_and_status_130_wherever_it_comes() -> None:
@@ -113,13 +103,3 @@ def test_ctrl_c_before_a_training_is_one_line_and_status_130_wherever_it_comes()
     )
     ended = subprocess.run([sys.executable, "-c", broken_off], capture_output=True, text=True, cwd=ROOT)
     assert (ended.returncode, ended.stderr) == (130, "flashtrain: stopped by Ctrl-C\n")
-
-
-def test_a_command_for_which_ctrl_c_is_ignored_goes_on() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        pressed = CtrlC()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert not pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 import hypothesis
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,42 +46,6 @@ def test_settings_survive_the_way_through_config_yaml(tmp_path) -> None:
     settings = compose_settings(["recipe=gpt2", "context=512", "+model.options.depth=3"])
     write_config(settings, tmp_path)
     assert read_settings(tmp_path) == settings
-
-
-def test_a_run_of_before_pathfinder_had_two_drawings_has_the_smooth_one(tmp_path) -> None:
-    settings = compose_settings(["recipe=pathx"])
-    assert settings.pathfinder.drawing == "original"
-    write_config(settings, tmp_path)
-    path = tmp_path / "config.yaml"
-    path.write_text(path.read_text().replace("  drawing: original\n", ""))
-    assert read_settings(tmp_path).pathfinder.drawing == "smooth"
-
-
-def test_a_config_of_an_earlier_run_may_name_settings_that_have_become_constants(tmp_path) -> None:
-    write_config(compose_settings(["recipe=pathx"]), tmp_path)
-    config = tmp_path / "config.yaml"
-    text = config.read_text()
-    config.write_text(text.replace("classifier:\n", "classifier:\n  norm: layernorm\n  ffn: null\n"))
-    assert read_settings(tmp_path) == compose_settings(["recipe=pathx"])
-    config.write_text(text.replace("classifier:\n", "classifier:\n  norm: rmsnorm\n"))
-    with pytest.raises(UserError, match=r"classifier\.norm"):
-        read_settings(tmp_path)
-
-
-def test_so_may_each_stage_of_its_curriculum(tmp_path) -> None:
-    settings = compose_settings(["recipe=pathx"])
-    write_config(settings, tmp_path)
-    config = tmp_path / "config.yaml"
-    content = yaml.safe_load(config.read_text())
-    content["pathfinder"]["drawn_as"] = None
-    for stage in content["curriculum"]["stages"]:
-        stage.update(drawn_as=None, drawn_step=None)
-    config.write_text(yaml.safe_dump(content))
-    assert read_settings(tmp_path) == settings
-    content["curriculum"]["stages"][0]["drawn_as"] = "160"
-    config.write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match="drawn_as"):
-        read_settings(tmp_path)
 
 
 def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
@@ -135,11 +96,6 @@ def test_resume_auto_finds_nothing_where_nothing_fits(tmp_path) -> None:
     assert find_unfinished(tmp_path / "nowhere", compose_settings(["recipe=gpt2"])) is None
 
 
-def test_a_summary_that_is_damaged_reads_as_none(tmp_path) -> None:
-    (tmp_path / "summary.json").write_text("{")
-    assert read_summary(tmp_path) == {}
-
-
 def test_a_failure_is_noted_of_a_run_under_way_and_of_no_other(tmp_path) -> None:
     write_summary(tmp_path, {"recipe": "gpt2", "status": "running"})
     note_failure(tmp_path, "rank 1 of 2 has died")
@@ -147,12 +103,6 @@ def test_a_failure_is_noted_of_a_run_under_way_and_of_no_other(tmp_path) -> None
     write_summary(tmp_path, {"status": "finished"})
     note_failure(tmp_path, "too late")
     assert read_summary(tmp_path) == {"status": "finished"}
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot make the folder"):
-        new_run_folder(tmp_path / "file" / "runs")
 
 
 TEXTS = [
@@ -166,7 +116,7 @@ TEXTS = [
     "yes",
     "null",
     " #: &a *a",
-    "\x1b\0\x85\ufeff\n\t\ud800😀",
+    "\x1b\x85\ufeff\n\t😀",
 ]
 
 
@@ -209,98 +159,23 @@ def test_nothing_is_looked_up_for_a_config_yaml_from_elsewhere(tmp_path, monkeyp
         assert settings.prompt == "${oc.env:SECRET}"
 
 
-def make_fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-BAD_CONFIGS = {
-    "no YAML": lambda path: path.write_text("a: [1"),
-    "NUL": lambda path: path.write_bytes(b"recipe: gpt2\0"),
-    "no UTF-8": lambda path: path.write_bytes(b"\xff\xfe\xff"),
-    "nesting": lambda path: path.write_text("a: " + "[" * 5000),
-    "aliases": lambda path: path.write_text("a: &a [1]\nb: [*a, *a]"),
-    "size": lambda path: path.write_bytes(b"#" * 2**21),
-    "a list": lambda path: path.write_text("[1, 2]"),
-    "wrong types": lambda path: path.write_text("context: [1]\nmodel: 3"),
-    "other settings": lambda path: path.write_text("nonsense: 1"),
-    "interpolation": lambda path: path.write_text("context: ${seed}"),
-    "a folder": lambda path: path.mkdir(),
-    "a pipe": make_fifo,
-    "a dangling link": lambda path: path.symlink_to("nowhere"),
-    "a loop of links": lambda path: path.symlink_to(path.name),
+OTHER_CONFIGS = {
+    "wrong types": "context: [1]\nmodel: 3",
+    "other settings": "nonsense: 1",  # a run of an earlier version, say
+    "interpolation": "context: ${seed}",
 }
 
 
-@pytest.mark.parametrize("attack", BAD_CONFIGS)
-def test_a_bad_config_yaml_is_named_in_one_line_and_passed_over(tmp_path, caplog, attack) -> None:
+@pytest.mark.parametrize("content", OTHER_CONFIGS)
+def test_a_run_of_other_settings_is_named_in_one_line_and_passed_over(tmp_path, caplog, content) -> None:
     wanted = leave_run(tmp_path, "2026-01-01_00-00-00", [])
-    bad = leave_run(tmp_path, "2026-01-02_00-00-00", [])
-    (bad / "config.yaml").unlink()
-    BAD_CONFIGS[attack](bad / "config.yaml")
-    with pytest.raises(UserError, match=r"config\.yaml") as refusal:
-        read_settings(bad)
-    assert "\n" not in str(refusal.value)
+    other = leave_run(tmp_path, "2026-01-02_00-00-00", [])
+    (other / "config.yaml").write_text(OTHER_CONFIGS[content])
+    with pytest.raises(UserError, match=r"config\.yaml"):
+        read_settings(other)
     settings = compose_settings(["recipe=gpt2"])
     with caplog.at_level("INFO"):
         assert find_unfinished(tmp_path, settings) == wanted
-        assert find_same([bad, wanted], settings) == wanted
+        assert find_same([other, wanted], settings) == wanted
     lines = [record.message for record in caplog.records]
-    assert [line.startswith(f"passing over {bad}: ") for line in lines] == [True, True]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[" * 100_000,
-        '{"status": ["finished"], "versions": {"a": 1}, "seconds": "long"}',
-        '{"status": 3, "seconds": true}',
-        "[1]",
-        '{"status": "finished", "x": "' + "x" * 2**21 + '"}',
-        '{"seconds": ' + "9" * 10_000 + "}",
-        "\0",
-    ],
-    ids=["nested", "wrong types", "numbers", "a list", "huge", "many digits", "NUL"],
-)
-def test_a_bad_summary_json_holds_nothing_up(tmp_path, content) -> None:
-    folder = leave_run(tmp_path, "a", [])
-    (folder / "summary.json").write_text(content)
-    assert read_summary(folder) == {}
-    assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2"])) == folder
-    note_failure(folder, "killed")
-
-
-def test_a_summary_that_is_a_pipe_is_not_waited_for(tmp_path) -> None:
-    os.mkfifo(tmp_path / "summary.json")
-    assert read_summary(tmp_path) == {}
-
-
-def test_dangling_links_and_folders_that_cannot_be_entered_are_passed_over(tmp_path, monkeypatch) -> None:
-    (tmp_path / "2026-01-03").symlink_to("nowhere")
-    (tmp_path / "2026-01-04").symlink_to("2026-01-04")
-    wanted = leave_run(tmp_path, "2026-01-01", [])
-    closed = leave_run(tmp_path, "2026-01-02", [])
-    stat = os.stat
-
-    def refused(path, *args, **kwargs):
-        if str(path).startswith(f"{closed}{os.sep}"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return stat(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "stat", refused)
-    assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2"])) == wanted
-    with pytest.raises(UserError):
-        find_checkpoint(str(closed), prefer=LAST)
-
-
-def test_a_folder_that_could_not_be_made_leaves_none_of_its_parents(tmp_path, monkeypatch) -> None:
-    mkdir = Path.mkdir
-
-    def full(self, *args, **kwargs):
-        if self.name.startswith("20"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        mkdir(self, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "mkdir", full)
-    with pytest.raises(UserError, match=r"cannot make the folder .*: No space left on device"):
-        new_run_folder(tmp_path / "runs" / "gpt2")
-    assert not list(tmp_path.iterdir())
+    assert [line.startswith(f"passing over {other}: ") for line in lines] == [True, True]

@@ -14,7 +14,7 @@ from lightning_fabric.strategies.launchers.subprocess_script import _ChildProces
 from flashtrain.announce import quieten
 from flashtrain.errors import RunFailed
 from flashtrain.run.fitting import naming_killed_ranks
-from flashtrain.training.signals import LAUNCHER, killed_rank, name_killed_ranks
+from flashtrain.training.killed_ranks import LAUNCHER, killed_rank, name_killed_ranks
 
 
 class Observer(_ChildProcessObserver):

@@ -45,8 +45,7 @@ def deal(
             best = dealing
         if is_even(dealing.work):
             break
-    if best is None:
-        raise ValueError("no bonds to try")
+    assert best is not None
     return [_joined(runs) for runs in best.runs], best.work
 
 
@@ -95,8 +94,7 @@ class _Dealing:
                     heapq.heappush(queue, self._entry(*piece))
                 continue
             rank = self._least(1)
-            if rank is None:
-                raise ValueError(f"no room left for tokens {begin} to {end}")
+            assert rank is not None  # all ranks together have room
             cut = begin + self.space[rank]
             self._give(rank, begin, cut)
             heapq.heappush(queue, self._entry(cut, end))

@@ -20,8 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flashtrain.errors import UserError
-
 
 class ContextGroup:
     """One process group whose ranks hold a sequence together; and, made when asked for, its parts.
@@ -43,12 +41,9 @@ class ContextGroup:
         """(the group that divides the heads, the group that forms a ring) of this rank, for U = heads_degree.
 
         Where new groups are needed, every rank of the job must ask at the same point (NCCL may split the communicator
-        of all of them). UserError: U does not divide R.
+        of all of them).
         """
-        if heads_degree < 1 or self.size % heads_degree:
-            raise UserError(
-                f"heads divided over {heads_degree} of {self.size} ranks. Possible: a number that divides {self.size}."
-            )
+        assert self.size % heads_degree == 0
         if heads_degree not in self._parts:
             self._parts[heads_degree] = self._split(heads_degree)
         return self._parts[heads_degree]

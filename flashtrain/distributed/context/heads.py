@@ -64,8 +64,7 @@ class Ring:
             del out  # not there beside the next part's
             if coming is not None:
                 held = coming.arrived()
-        if merged is None:
-            raise RuntimeError("a ring of no ranks")
+        assert merged is not None
         out, lse = scores.with_sinks(*merged, first_head)
         return out.to(q.dtype), lse
 
@@ -102,8 +101,7 @@ class Ring:
             del part, own, gradients  # none is there beside the next part's, but for what is being sent
             if coming is not None:
                 held = coming.arrived()
-        if travelling is None:
-            raise RuntimeError("a ring of no ranks")
+        assert travelling is not None
         dk, dv = travelling.arrived().to(k.dtype)
         return dq.to(q.dtype), dk, dv
 

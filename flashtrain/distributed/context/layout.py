@@ -25,7 +25,6 @@ from torch import Tensor
 from flashtrain.distributed.context.balance import APART, SAME, SHARED, Run, deal, is_even
 from flashtrain.distributed.context.exchange import ascending, take
 from flashtrain.distributed.context.local_attention import CAUSAL, FULL
-from flashtrain.errors import UserError, unknown
 from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, START, Mask
 
 
@@ -118,7 +117,6 @@ class Layout:
 
 def contiguous(mask: Mask, degree: int) -> Layout:
     """Rank r holds the r-th run of tokens. Under a causal mask the last rank works longest; for comparison."""
-    check_degree(degree)
     held = -(-mask.seqlen_k // degree)
     runs = [[_run(rank, held, mask.seqlen_k)] for rank in range(degree)]
     return _of_runs([runs], mask.seqlen_k, held, "contiguous")
@@ -126,7 +124,6 @@ def contiguous(mask: Mask, degree: int) -> Layout:
 
 def head_tail(mask: Mask, degree: int) -> Layout:
     """2R chunks, of which rank r holds r and 2R - 1 - r ("zigzag"): even for one causal sequence, for nothing else."""
-    check_degree(degree)
     chunk = -(-mask.seqlen_k // (2 * degree))
     runs = [[_run(number, chunk, mask.seqlen_k) for number in (rank, 2 * degree - 1 - rank)] for rank in range(degree)]
     return _of_runs([runs], mask.seqlen_k, chunk, "head-tail")
@@ -138,14 +135,11 @@ def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
     mask: of the whole sequence, in its order (on the host: its numbers are read). block: tokens that are dealt
     together, fewer where a long document begins or ends; None: up to 2048, some 64 of them a rank; where the whole
     sequence is causal, or every token sees all, the few long runs of head_tail and contiguous, which are as even and
-    which the kernels are fastest with. Raises UserError for a degree or block below 1.
+    which the kernels are fastest with.
     """
-    check_degree(degree)
     length = mask.seqlen_k
     if block is None and mask.band in PLAIN and length % (2 * degree) == 0:
         return replace(PLAIN[mask.band](mask, degree), name="balanced")
-    if block is not None and block < 1:
-        raise UserError(f"context blocks of {block} tokens. Possible: 1 or more.")
     costs, starts = visible_keys(mask).cpu().numpy(), mask.queries[START].cpu().numpy()
     first = _block(length, degree)
     tried = [max(1, first // finer) for finer in FINER] if block is None else [block]
@@ -156,8 +150,7 @@ def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
             layout, least = _of_runs(rows, length, size, "balanced"), max(work)
         if is_even(work):
             break
-    if layout is None:
-        raise ValueError("no size of blocks to try")
+    assert layout is not None
     return layout
 
 
@@ -183,16 +176,8 @@ LAYOUTS: dict[str, Callable[[Mask, int], Layout]] = {
 
 
 def make_layout(name: str, mask: Mask, degree: int) -> Layout:
-    """The layout of that name. UserError: no such name."""
-    if name not in LAYOUTS:
-        raise unknown("context layout", name, LAYOUTS)
+    """The layout of that name."""
     return LAYOUTS[name](mask, degree)
-
-
-def check_degree(degree: int) -> None:
-    """UserError for a degree below 1."""
-    if degree < 1:
-        raise UserError(f"a context-parallel degree of {degree}. Possible: 1 or more.")
 
 
 def _block(length: int, degree: int) -> int:

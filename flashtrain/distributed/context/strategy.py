@@ -35,7 +35,7 @@ from flashtrain.distributed.context.sequence import (
     same_everywhere,
 )
 from flashtrain.distributed.context.watchdog import Watchdog
-from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way
+from flashtrain.distributed.context.ways import AUTO, choose_way
 from flashtrain.distributed.sharded_strategy import ShardsCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, first_line, unknown
@@ -100,8 +100,6 @@ class ContextParallelStrategy(ShardsCheckpoints):
         )
         if context_parallel_size is not None and context_parallel_size < 1:
             raise UserError(f"context_parallel {context_parallel_size}. Possible: 1 or more.")
-        if way not in (AUTO, *WAYS):
-            raise unknown("way of context parallelism", way, (AUTO, *WAYS))
         if layout not in LAYOUTS:
             raise unknown("context layout", layout, LAYOUTS)
         self.context_parallel_size = context_parallel_size
@@ -210,8 +208,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
 
     @property
     def _module(self) -> pl.LightningModule:
-        if self.lightning_module is None:
-            raise RuntimeError("the strategy has no module yet")
+        assert self.lightning_module is not None
         return self.lightning_module
 
     # --- a step -------------------------------------------------------------------------------------------------
@@ -219,8 +216,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """This rank's part of the batch, on its device: the rest is never copied there."""
         self._mark("a batch")
-        if self.context is None:
-            raise RuntimeError("batches come after the environment is set up")
+        assert self.context is not None
         if self._finds_tokens and isinstance(batch, Mapping) and "tokens" not in batch and "input_ids" in batch:
             self.names = self.names._replace(tokens="input_ids")
         if not self._compared:

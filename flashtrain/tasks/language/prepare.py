@@ -170,7 +170,7 @@ def tokenizer_of_weights(settings: Settings) -> Tokenizer | None:
     if run is None:
         return None
     found = load_tokenizer(run / TOKENIZER)
-    return found if settings.data.puts_begin else without_begin(found)
+    return found if settings.data.begin_of_text else without_begin(found)
 
 
 def model_builder(settings: Settings) -> Callable[..., Trainable]:

@@ -114,7 +114,7 @@ def fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
             )
         setattr(settings.data, name, there)
     if "data.begin_of_text" not in given:
-        settings.data.begin_of_text = own.data.puts_begin
+        settings.data.begin_of_text = own.data.begin_of_text
     for name in ("name", "size", "positions", "vocab_rows"):
         setattr(settings.model, name, getattr(own.model, name))
     taken = [f"tokenizer {own.data.tokenizer}", f"model {own.model.label}"]
@@ -214,7 +214,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         model = make_model(own, vocab_size=vocab_size, attention=attention)
     model.fill(state)
     tokenizer = load_tokenizer(folder / TOKENIZER)
-    if not (settings or read_settings(folder)).data.puts_begin:
+    if not (settings or read_settings(folder)).data.begin_of_text:
         tokenizer = without_begin(tokenizer)
     return TrainedModel(model.eval(), tokenizer, folder, path, saved["global_step"])
 

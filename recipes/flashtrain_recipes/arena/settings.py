@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
 
 from flashtrain.errors import UserError, at_least, between, one_of
 from flashtrain_recipes.arena.pathfinder.parameters import (
@@ -14,7 +13,6 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
     MOST_DASHES,
     ORIGINAL,
     SMALLEST_SIDE,
-    SMOOTH,
     dashes_in,
     of_side,
 )
@@ -35,10 +33,6 @@ class PathfinderSettings:
     cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
     preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).
     """
-
-    # What a run's config.yaml means that does not name these: there was one drawing.
-    OF_EARLIER_RUNS: ClassVar[dict[str, Any]] = {"drawing": SMOOTH}
-    NO_LONGER: ClassVar[dict[str, Any]] = {"drawn_as": None}
 
     side: int = 32
     contour: str = "hard"
@@ -80,15 +74,6 @@ class ClassifierSettings:
     in blocks of pattern_block.
     """
 
-    # Settings that a run's config.yaml may still name, and what each always is now.
-    NO_LONGER: ClassVar[dict[str, Any]] = {
-        "ffn": None,
-        "inputs": None,
-        "rope_base": None,
-        "norm": "layernorm",
-        "activation": "gelu",
-    }
-
     embed: int = 128  # width
     layers: int = 4  # blocks
     heads: int = 2  # attention heads
@@ -123,8 +108,6 @@ class SequenceSettings:
     validation_samples: of them, looked at in each validation.
     evaluation_batch: samples at once where nothing is trained (None: as trained).
     """
-
-    NO_LONGER: ClassVar[dict[str, Any]] = {"workers": None, "preview": 24}
 
     data: str = "pathfinder"
     path: str | None = None
@@ -208,8 +191,6 @@ class StageSettings:
     learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
     compile: as trainer.compile; a stage that is short beside the compiling of its image's length is faster without.
     """
-
-    NO_LONGER: ClassVar[dict[str, Any]] = {"drawn_as": None, "drawn_step": None}
 
     side: int = 32
     steps: int | None = None

@@ -18,7 +18,6 @@ from flashtrain.distributed.context.layout import (
     visible_keys,
 )
 from flashtrain.distributed.context.ways import fetched_share, needed_places, remote_keys
-from flashtrain.errors import UserError
 from flashtrain_kernels import masks
 
 LENGTH, DEGREE = 131072, 8
@@ -158,13 +157,3 @@ def test_costs_are_the_keys_that_are_seen(kind):
         "blockwise": masks.causal_blockwise(segments),
     }[kind]
     assert torch.equal(visible_keys(mask), mask.dense().sum(-1))
-
-
-def test_mistakes_are_one_line():
-    mask = masks.causal(16)
-    with pytest.raises(UserError, match=r"unknown context layout 'balance'\. Did you mean 'balanced'"):
-        make_layout("balance", mask, 2)
-    with pytest.raises(UserError, match=r"degree of 0\. Possible: 1 or more"):
-        balanced(mask, 0)
-    with pytest.raises(UserError, match="blocks of 0 tokens"):
-        balanced(mask, 2, block=0)

@@ -108,9 +108,7 @@ def test_selective_checkpointing_computes_and_communicates_attention_once(monkey
     ("options", "message"),
     [
         ({"context_parallel_size": 0}, "context_parallel 0"),
-        ({"way": "ulysses"}, "'ulysses'"),
         ({"layout": "zigzag"}, "'zigzag'"),
-        ({"timeout_seconds": -1}, "timeout of -1 seconds"),
     ],
 )
 def test_settings_that_do_not_exist_are_refused(options, message):

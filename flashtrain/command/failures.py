@@ -1,0 +1,53 @@
+"""What the command says of an exception, in one line, and the status that it exits with."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from flashtrain.errors import RunFailed, UserError
+from flashtrain.files.caches import default_cache_dir
+from flashtrain.files.disk import write_atomically
+
+CRASHED, INTERRUPTED = 1, 130
+LOG = "flashtrain.log"  # in the cache folder: the traceback of the latest command that failed without a run folder
+_LONGEST = 500  # characters of a library's message
+
+
+def say_failure(error: BaseException, log: Path | None = None) -> int:
+    """Print the line, and return the exit status: 2 for a mistake of the user's, 3 where memory ran out, 130 after
+    Ctrl-C, 1 for anything else.
+
+    log: the file that has the traceback; None: one in the cache folder is written.
+    """
+    if any(isinstance(one, KeyboardInterrupt) for one in _causes(error)):  # which libraries raise other errors over
+        told = str(error) if isinstance(error, KeyboardInterrupt) else ""
+        return _say(told or "stopped by Ctrl-C", INTERRUPTED)
+    if isinstance(error, SystemExit):
+        raise error
+    if isinstance(error, UserError | RunFailed):
+        return _say(str(error), error.status)
+    said = " ".join(str(error).split())[:_LONGEST]
+    return _say(f"{type(error).__name__}: {said}; details in {log or _log(error)}", CRASHED)
+
+
+def _say(line: str, status: int) -> int:
+    print(f"flashtrain: {line}", file=sys.stderr, flush=True)
+    return status
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _log(error: BaseException) -> str:
+    traced = "".join(traceback.format_exception(error))
+    try:
+        return str(write_atomically(default_cache_dir() / LOG, traced))
+    except OSError:
+        print(traced, file=sys.stderr)
+        return "the lines above"
