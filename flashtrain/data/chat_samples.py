@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from flashtrain.data.balance import Cost
 from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
-from flashtrain.data.token_budget import Cost
 from flashtrain.data.token_cache import LABELLED, TokenCache
 
 # All tokens of a row are computed, filled or not: what differs between rows is attention's pairs.

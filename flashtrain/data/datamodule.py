@@ -1,10 +1,4 @@
-"""LightningDataModules that resume: what they share, and the one of packed text.
-
-What the data modules share: a run's micro-batches for each device, from the step that the trainer stands at.
-
-B samples of a micro-batch on this device.
-
-Text in, packed batches out: the LightningDataModule that puts the data path together.
+"""Text in, packed batches out: the LightningDataModule that resumes with exactly the next sample.
 
 B micro-batch on this device, S sequence (context).
 """

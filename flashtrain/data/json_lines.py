@@ -1,4 +1,7 @@
-"""The lines of .jsonl files, compressed or not, for every reader of such files."""
+"""The lines of .jsonl files, compressed or not, for every reader of such files.
+
+datasets 5.2 makes datetime objects of texts that look like dates, and names neither file nor line of what is no JSON.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flashtrain.data.keyed_random import hashed, uniform
 from flashtrain.data.labelled_documents import (
     ClassificationBatch,
     CutSamples,
@@ -18,7 +19,6 @@ from flashtrain.data.labelled_documents import (
     jsonl_objects,
     unknown_label,
 )
-from flashtrain.data.masking import hashed, uniform
 from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.data.wordpiece import SpecialTokens

@@ -1,14 +1,12 @@
-"""Batches in an order that can be resumed: which samples a step reads, and the loader that reads them.
-
-Which samples each device reads in each micro-batch: a function of the step alone, so that any step can be resumed.
+"""Batches in an order that can be resumed: which samples a step reads is a function of the step alone.
 
 An optimiser step takes `samples_per_step` = batch_size x accumulate x world_size samples. Numbered through the whole
 run, step s takes the numbers s * samples_per_step and up; number n is sample permutation[n % N] of epoch n // N, with N
 the samples of an epoch and one random permutation an epoch. So the samples of a step depend on their count a step, and
 not on how devices, micro-batches and accumulation share them.
 
-A DataLoader that goes on where the run stands: its place comes from the optimiser steps taken, not from what worker
-processes have read ahead.
+torchdata 0.11's StatefulDataLoader in our place: other losses after a checkpoint on an epoch's last batch, and rank 0's
+place for all ranks. Here the place comes from the optimiser steps taken, not from what worker processes read ahead.
 """
 
 from __future__ import annotations

@@ -10,13 +10,15 @@ from dataclasses import replace
 
 from torch.utils.data import DataLoader
 
+from flashtrain.data.balance import Cost
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.loader import ListedBatches, evaluation_loader
 from flashtrain.data.masked_samples import ROUNDED_TO, MaskedSamples
-from flashtrain.data.masking import MaskedBatch, Pieces, TokenBreaks, split_pieces
+from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.packing import Spans
+from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
 from flashtrain.data.sources import TextSource, TokenSource
-from flashtrain.data.token_budget import Cost, TokenBudgetPlan, rows_once
+from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
 from flashtrain.data.wordpiece import SpecialTokens

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from flashtrain.data.masking import MaskedBatch, Pieces, hashed, mask_tokens, masked_count
+from flashtrain.data.keyed_random import hashed
+from flashtrain.data.masking import MaskedBatch, mask_tokens, masked_count
 from flashtrain.data.packing import IGNORED_LABEL, Mappable
+from flashtrain.data.pieces import Pieces
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 

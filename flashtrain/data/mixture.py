@@ -1,6 +1,8 @@
 """Several corpora mixed by weight: each has its token file and its held-out part, and a step draws from all.
 
 N numbers a run's samples through; a block of BLOCK of them holds each part's share exactly, in a random order.
+
+interleave_datasets of datasets 5.2 mixes documents: equal weights of texts of 1,000 and 100 characters gave 91 to 9.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
-"""Packed text: what a step receives, which documents it is from, and the rows they are cut into.
-
-What a training or validation step receives.
+"""Packed text: documents laid end to end and cut into rows of one length, without padding.
 
 B batch (rows of the micro-batch on this device), S sequence (the context length in tokens).
-
-Which part of a corpus is trained on, and which is held out to validate on.
-
-Packed samples: documents laid end to end and cut into rows of one length, without padding.
-
-S sequence (the context length in tokens), B rows of a micro-batch.
 
 The documents of a split, in order, are one stream of tokens. Sample n reads stream[n*S : n*S + S + 1]: its first S
 tokens are the input, its last S the labels, so that every token of the stream is a label once an epoch. The stream is

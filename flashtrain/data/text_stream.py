@@ -1,6 +1,7 @@
 """Text that becomes tokens while it is trained on: for corpora larger than the memory or the disk. Nothing is written.
 
-B micro-batch on this device, S sequence (context).
+B micro-batch on this device, S sequence (context). (datasets 5.2 in our place loses a shuffle buffer's documents on
+resume, and a mixture of its streams follows documents, not tokens.)
 
 Each device reads its own part: files (or shards of a dataset) dealt out in turn where there are enough, documents in
 turn otherwise. It goes through them in an order that follows from seed and epoch, in groups of documents that are read,

@@ -1,15 +1,4 @@
-"""Samples of many lengths in steps of equal work: shared out among ranks, and packed to a budget of tokens.
-
-Sharing out the sequences of a step among micro-batches and devices: as many tokens for each, and as much to do.
-
-Attention costs the square of a sequence's length and all else costs its length, so equal tokens are not equal work
-(Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model", arXiv 2208.08124; Chen et al.
-2025, "Zeppelin", arXiv 2509.21841). Zeng et al. exchange samples between the devices once they are read. Here nothing
-is exchanged: who reads which sample follows from the lengths alone, which every device knows, so all make one plan.
-
-A bin is one micro-batch of one device: its sequences lie end to end in a row of `budget` tokens.
-
-Which samples each row of a run holds: rows of a budget of tokens, filled and evened out step by step.
+"""Which samples each row of a run holds: rows of a budget of tokens, filled and evened out step by step.
 
 All samples of all epochs form one stream, each epoch in an order of its own. A step takes what its rows can hold from
 the front of the stream, and what fills them best from a little further on; what it leaves comes first in the next step.
@@ -21,166 +10,14 @@ exchanged, and no messages either.
 
 from __future__ import annotations
 
-import bisect
-import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashtrain.data.balance import Cost, evenness, share_out
 from flashtrain.data.loader import epoch_order
-from flashtrain.errors import UserError, at_least
-
-
-class Cost(NamedTuple):
-    """What a sequence costs: per_token * length + per_pair * length^2, in any unit (BertConfig's are FLOPs)."""
-
-    per_token: float = 1.0
-    per_pair: float = 0.0
-
-    def of(self, lengths: np.ndarray) -> np.ndarray:
-        """(n,) float64 of lengths (n,)."""
-        exact = np.asarray(lengths, dtype=np.float64)
-        return self.per_token * exact + self.per_pair * exact * exact
-
-
-@dataclass
-class Bin:
-    """What lies in a row so far: places in the list that was shared out, their tokens and their cost, the longest."""
-
-    members: list[int] = field(default_factory=list)
-    tokens: int = 0
-    cost: float = 0.0
-    longest: int = 0
-
-    def put(self, member: int, tokens: int, cost: float) -> None:
-        self.members.append(member)
-        self.tokens += tokens
-        self.cost += cost
-        self.longest = max(self.longest, tokens)
-
-
-def share_out(
-    lengths: Sequence[int] | np.ndarray,
-    cost: Cost,
-    *,
-    bins: int,
-    budget: int,
-    most: int | None = None,
-    tolerance: float = 1.03,
-) -> list[Bin]:
-    """Fill `bins` rows of `budget` tokens from the front of a list of sequences, evenly by cost; the rest is left over.
-
-    lengths: of the sequences that wait, oldest first; more of them than fit is what lets every row be filled. most:
-    sequences a row may hold (None: any number).
-    First the oldest sequences, about as many as fit, are put one by one into the row with the least cost that has room,
-    the costliest first (Graham 1969's rule for evening out machines). Then the row with the least cost takes the
-    longest later sequence that its rest has room for (best fit), as long as its cost stays within `tolerance` of the
-    mean. The oldest of all is always used, so none waits for ever. Deterministic.
-    No sequence is cut: where one alone costs more than the mean row, rows cannot be even.
-    UserError: a sequence longer than a row.
-    """
-    sizes = np.asarray(lengths, dtype=np.int64)
-    if len(sizes) and sizes.max() > budget:
-        raise UserError(f"a sequence of {sizes.max()} tokens for rows of {budget}. Possible: rows as long, or longer.")
-    costs = cost.of(sizes)
-    most = len(sizes) if most is None else most
-    rows = [Bin() for _ in range(bins)]
-    body = _body(sizes, bins, budget)
-    first = np.argsort(-costs[1:body], kind="stable") + 1 if body > 1 else np.empty(0, dtype=np.int64)
-    order = [0, *first.tolist()] if body else []
-    size_list, cost_list = sizes.tolist(), costs.tolist()
-    left = _put_evenly(order, size_list, cost_list, rows, budget, most)
-    _fill([*left, *range(body, len(sizes))], size_list, cost_list, rows, budget, most, tolerance)
-    return rows
-
-
-def _body(sizes: np.ndarray, bins: int, budget: int) -> int:
-    """How many of the oldest to put in first: what fits but for about a sequence a row, which is chosen to fit."""
-    if not len(sizes):
-        return 0
-    room = bins * max(0.0, budget - float(sizes.mean()))
-    return max(1, int(np.searchsorted(sizes.cumsum(), room, side="right")))
-
-
-def _put_evenly(
-    order: list[int], sizes: list[int], costs: list[float], rows: list[Bin], budget: int, most: int
-) -> list[int]:
-    """Put each into the cheapest row with room; returns those for which no row had any."""
-    heap = [(0.0, number) for number in range(len(rows))]
-    left = []
-    for member in order:
-        passed = []
-        while heap:
-            entry = heapq.heappop(heap)
-            row = rows[entry[1]]
-            passed.append(entry)
-            if row.tokens + sizes[member] <= budget and len(row.members) < most:
-                row.put(member, sizes[member], costs[member])
-                passed[-1] = (row.cost, entry[1])
-                break
-        else:
-            left.append(member)
-        for entry in passed:
-            heapq.heappush(heap, entry)
-    return left
-
-
-def _fill(
-    waiting: list[int],
-    sizes: list[int],
-    costs: list[float],
-    rows: list[Bin],
-    budget: int,
-    most: int,
-    tolerance: float,
-) -> None:
-    """The cheapest row takes the longest waiting sequence that fits, until none fits any row."""
-    # Ascending by length; of equal lengths the oldest last, where it is taken first.
-    by_length = sorted(waiting, key=lambda member: (sizes[member], -member))
-    keys = [sizes[member] for member in by_length]
-    total = sum(row.cost for row in rows)
-    heap = [(row.cost, number) for number, row in enumerate(rows)]
-    heapq.heapify(heap)
-    while heap and keys:
-        _, number = heapq.heappop(heap)
-        row = rows[number]
-        place = bisect.bisect_right(keys, budget - row.tokens) - 1
-        while place >= 0:
-            cost = costs[by_length[place]]
-            # The mean only grows from here on, so what is within the tolerance now stays within it.
-            if row.cost + cost <= tolerance * (total + cost) / len(rows):
-                break
-            place = bisect.bisect_left(keys, keys[place]) - 1
-        if place < 0 or len(row.members) >= most:
-            continue  # nothing fits here any more
-        member = by_length.pop(place)
-        keys.pop(place)
-        row.put(member, sizes[member], cost)
-        total += cost
-        heapq.heappush(heap, (row.cost, number))
-
-
-class Evenness(NamedTuple):
-    """How well rows are filled and evened: tokens over what is computed; the costliest row over the mean row."""
-
-    fill: float
-    imbalance: float
-
-
-def evenness(rows: Sequence[Bin], budget: int, padded_to: int | None = None) -> Evenness:
-    """Of the rows of one step. budget: the tokens of each. padded_to: their sequences are as wide as a row's longest,
-    rounded up to a multiple of this, instead of lying end to end."""
-    mean = sum(row.cost for row in rows) / len(rows)
-    computed = budget * len(rows)
-    if padded_to is not None:
-        computed = sum(-(-row.longest // padded_to) * padded_to * len(row.members) for row in rows)
-    return Evenness(
-        sum(row.tokens for row in rows) / computed if computed else 0.0,
-        max(row.cost for row in rows) / mean if mean else 1.0,
-    )
-
+from flashtrain.errors import at_least
 
 EPOCHS_KEPT = 3
 

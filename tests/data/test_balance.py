@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain.data.token_budget import Cost, evenness, share_out
+from flashtrain.data.balance import Cost, evenness, share_out
 from flashtrain.errors import UserError
 
 LARGE = Cost(per_token=72 * 24 * 1024**2, per_pair=12 * 24 * 1024)  # BERT-large: BertConfig says why

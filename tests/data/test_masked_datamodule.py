@@ -9,8 +9,8 @@ from unittest import mock
 import pytest
 import torch
 
+from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
-from flashtrain.data.token_budget import Cost
 from flashtrain.errors import UserError
 
 TEXT = "\n\n".join(f"Paragraph {number} says: " + "word " * (3 + number * 7 % 23) for number in range(300))

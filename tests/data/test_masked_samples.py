@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from flashtrain.data.masked_samples import MaskedSamples
-from flashtrain.data.masking import Pieces, score_arguments
+from flashtrain.data.masking import score_arguments
+from flashtrain.data.pieces import Pieces
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.models import Bert, BertConfig
 

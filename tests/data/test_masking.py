@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain.data.masking import hashed, mask_tokens, masked_count, uniform
+from flashtrain.data.keyed_random import hashed, uniform
+from flashtrain.data.masking import mask_tokens, masked_count
 from flashtrain.data.wordpiece import SpecialTokens
 
 SPECIAL = SpecialTokens.past(50)

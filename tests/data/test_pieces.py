@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashtrain.data.masking import TokenBreaks, split_pieces
 from flashtrain.data.packing import Spans
+from flashtrain.data.pieces import TokenBreaks, split_pieces
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer
 
 BYTES = ByteTokenizer()

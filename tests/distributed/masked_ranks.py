@@ -20,8 +20,8 @@ import pytorch_lightning as pl
 import torch
 from ranks import fork
 
+from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
-from flashtrain.data.token_budget import Cost
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.models import Bert, BertConfig
 from flashtrain.tasks import MaskedLanguageModel

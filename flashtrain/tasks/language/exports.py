@@ -10,7 +10,7 @@ import filelock
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import known_end
 from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import read_json_object
+from flashtrain.files.json_files import read_json
 from flashtrain.folders.run_folder import BEST, find_checkpoint, new_folder, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.integrations.huggingface_folder import add_end_ids
@@ -60,7 +60,7 @@ def take_export(settings: Settings) -> None:
         return
     with filelock.FileLock(folder / ".export.lock"):  # ranks look at the same time
         found = (one for one in folder.glob("export*") if (one / NOTE).is_file())
-        same = next((one for one in found if read_json_object(one / NOTE) == _note(checkpoint)), None)
+        same = next((one for one in found if read_json(one / NOTE) == _note(checkpoint)), None)
         settings.model.path = str((same or export(load_trained(str(checkpoint), attention="sdpa"), own)).absolute())
 
 

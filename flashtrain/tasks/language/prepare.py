@@ -17,7 +17,7 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.tokenizers import Tokenizer, as_prompt, begin_of, load_tokenizer, without_begin
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import parse_json, read_json
+from flashtrain.files.json_files import parse_json, read_json
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
 from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable

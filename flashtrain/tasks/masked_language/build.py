@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
-from flashtrain.data.token_budget import Cost
 from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.errors import UserError

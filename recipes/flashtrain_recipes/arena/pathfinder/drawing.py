@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashtrain.data.masking import uniform
+from flashtrain.data.keyed_random import uniform
 from flashtrain_recipes.arena.pathfinder import raster as smooth
 from flashtrain_recipes.arena.pathfinder.original import raster as original
 from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL, PathfinderParameters, arena_contrasts

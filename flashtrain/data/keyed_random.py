@@ -1,0 +1,32 @@
+"""Random numbers that follow from their keys alone: the same on every machine, in any order, for any part of a batch.
+
+A generator with a state would have to be seeded anew for each sample; this is an expression over arrays. The mixing
+step is SplitMix64's (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators").
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def hashed(*keys: int | np.ndarray) -> np.ndarray:
+    """Uniform uint64 from one or more keys (integers of 0 or more, or arrays of them that broadcast)."""
+    state = np.zeros(np.broadcast_shapes(*(np.shape(key) for key in keys)), dtype=np.uint64)
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is what is meant
+        for key in keys:
+            state = _mixed(state + _GOLDEN * (np.asarray(key).astype(np.uint64) + np.uint64(1)))
+    return state
+
+
+def uniform(*keys: int | np.ndarray) -> np.ndarray:
+    """Uniform float64 in [0, 1) from the keys, multiples of 2^-53."""
+    return (hashed(*keys) >> np.uint64(11)) * 2.0**-53
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return x ^ (x >> np.uint64(31))
