@@ -14,7 +14,6 @@ source or tokenizer is another folder, and an unchanged one is found again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -117,7 +116,7 @@ def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir:
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
     kind = tokenizer.short_name if isinstance(tokenizer, TokenizerSpec) else "tokens"
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    return base / f"{kind}-{digest}"  # nothing of the text's place: `flashtrain cache` tells which text it is
+    return base / f"{kind}-{digest}"  # wherever the text lies: meta.json says which it is
 
 
 def tokenizer_key(tokenizer: TokenizerSpec | Tokenizer) -> str:
@@ -130,10 +129,7 @@ def open_if_whole(folder: Path, *, warn: bool = False) -> TokenCache | None:
     if not folder.exists():
         return None
     try:
-        found = open_cache(folder)
-        with contextlib.suppress(OSError):  # a cache of somebody else's
-            os.utime(folder / META)  # when it was last used
-        return found
+        return open_cache(folder)
     except DamagedCacheError as damage:
         if warn:
             log.warning("the token cache %s is damaged (%s): building it again", folder, damage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from itertools import islice
 
@@ -14,7 +13,6 @@ from transformers import AutoTokenizer
 
 from flashtrain.data.chat_datamodule import ChatDataModule
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.huggingface_tokenizer import folder_version
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.mixture import MixtureSource
 from flashtrain.data.streaming import StreamingDataModule
@@ -112,13 +110,3 @@ def test_off_it_is_off_in_transformers_too_and_the_cache_is_another(folder, tmp_
     places = {folder_of("text", TokenizerSpec(str(folder), begin_of_text=on), None) for on in (True, False)}
     assert len(places) == 1 + begins
     assert (off.fingerprint() != huggingface_tokenizer(folder).fingerprint()) == begins
-
-
-def test_caches_of_documents_without_it_are_found_as_before(folder):
-    """Those made by versions that put none there: of tokenizers without one, and where it is off."""
-    assert TokenizerSpec(str(folder), begin_of_text=False).key() == f"huggingface {folder_version(folder)}"
-    tokenizer = huggingface_tokenizer(folder)
-    before = hashlib.sha256(f"{tokenizer.end_of_text} {tokenizer.library_form().to_str()}".encode()).hexdigest()
-    plain = not begin_of(tokenizer)
-    assert (tokenizer.fingerprint() == before) == plain
-    assert (TokenizerSpec(str(folder)).key() == f"huggingface {folder_version(folder)}") == plain

@@ -145,19 +145,6 @@ def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
     assert held_out(200, 16) == held_out(200)  # its own samples must fit all the same
 
 
-def test_a_batch_of_one_packed_sequence_of_a_million_tokens(data):
-    text = "The river runs to the sea, and nothing else happens here. " * 3000
-    module = data([text] * 20, context=2**20, batch_size=1, total_steps=1, validation_fraction=0.3)
-    module.setup()
-    (train,) = module.train_dataloader()
-    (held_out,) = module.val_dataloader()
-    for batch in (train, held_out):
-        assert all(part.shape == (1, 2**20) for part in batch.values())
-        assert torch.equal(batch["tokens"][:, 1:], batch["labels"][:, :-1])
-        assert torch.equal(batch["positions"][0], torch.arange(2**20, dtype=torch.int32))
-        assert int(batch["documents"].max()) in (6, 7)  # 174,001 tokens each
-
-
 def test_validation_reads_a_fixed_count_of_samples_whatever_the_micro_batch(data):
     for batch_size in (1, 3, 8):
         module = data(validation_fraction=0.3, validation_samples=24, batch_size=batch_size)
@@ -229,20 +216,6 @@ def test_overfit_batches_is_refused(data, tmp_path):
         trainer(tmp_path, overfit_batches=2).fit(Recorder(), data())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_resumed_run_goes_on_with_exactly_the_next_sample(data, tmp_path, workers, accumulate):
-    options = {"num_workers": workers, "accumulate": accumulate}
-    whole = fit(data(**options), tmp_path).seen
-    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
-    interrupted = Recorder(fail_in=7 * accumulate)
-    with pytest.raises(KeyError):
-        fit(data(**options), tmp_path, model=interrupted, callbacks=[saving])
-    resumed = fit(data(**options), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt").seen
-    assert interrupted.seen == whole[: 7 * accumulate]
-    assert resumed == whole[5 * accumulate :]
-
-
 def test_resuming_says_nothing_about_unreliable_results(data, tmp_path, recwarn):
     saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
     fit(data(), tmp_path, callbacks=[saving])
@@ -276,26 +249,6 @@ def test_a_step_begun_when_the_run_broke_off_is_read_again_whole(data, tmp_path,
     run.fit(model, module, ckpt_path=tmp_path / "broken.ckpt")
     assert run.global_step == 12
     assert model.seen == whole[fail_in // 4 * 4 :]
-
-
-def test_a_run_goes_on_in_other_micro_batches_with_the_same_steps(data, tmp_path):
-    whole = fit(data(batch_size=4), tmp_path).seen
-    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
-    fit(data(batch_size=4), tmp_path, callbacks=[saving])
-    module = data(batch_size=1, accumulate=4)
-    model = Recorder()
-    run = trainer(tmp_path, accumulate_grad_batches=4, limit_val_batches=0)
-    run.fit(model, module, ckpt_path=tmp_path / "saved" / "step=5.ckpt")
-    assert run.global_step == 12
-    assert [sample for batch in model.seen for sample in batch] == [sample for batch in whole[5:] for sample in batch]
-
-
-def test_a_finished_run_is_extended_by_the_samples_that_follow(data, tmp_path):
-    whole = fit(data(total_steps=12), tmp_path).seen
-    saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=8, save_top_k=-1, filename="{step}")
-    fit(data(total_steps=8), tmp_path, callbacks=[saving])
-    longer = fit(data(total_steps=12), tmp_path, resume=tmp_path / "saved" / "step=8.ckpt", max_epochs=-1, max_steps=12)
-    assert longer.seen == whole[8:]
 
 
 TWO_RANKS = """

@@ -82,21 +82,6 @@ def test_a_batch_has_the_shapes_and_types_that_are_promised(folder):
     assert batch["tokens"][0].tolist() == [10, 11, 12, 13, 14]
 
 
-def test_without_a_mask_rows_are_plain_text(folder):
-    batch = packed(folder, [3, 5], 6)[[0]]
-    assert batch["tokens"].tolist() == [[0, 1, 2, 3, 4, 5]]
-    assert batch["labels"].tolist() == [[1, 2, 3, 4, 5, 6]]
-    assert batch["documents"].tolist() == [[0, 0, 0, 1, 1, 1]]
-    assert batch["positions"].tolist() == [[0, 1, 2, 3, 4, 5]]
-
-
-def test_with_a_mask_positions_restart_and_no_label_crosses_into_the_next_document(folder):
-    batch = packed(folder, [3, 5], 6, document_mask=True)[[0]]
-    assert batch["labels"].tolist() == [[1, 2, -100, 4, 5, 6]]
-    assert batch["documents"].tolist() == [[0, 0, 0, 1, 1, 1]]
-    assert batch["positions"].tolist() == [[0, 1, 2, 0, 1, 2]]
-
-
 def test_with_a_mask_a_document_that_ends_with_the_row_has_no_last_label(folder):
     batch = packed(folder, [4, 4], 4, document_mask=True)[[0]]
     assert batch["labels"].tolist() == [[1, 2, 3, -100]]

@@ -76,14 +76,6 @@ def test_its_length_is_the_whole_runs_and_it_begins_where_it_is_told():
     assert len(sampler) == 10
 
 
-def test_another_batch_size_goes_on_with_the_next_sample():
-    stream = [sample for batch in StepSampler(100, batch_size=4, total_steps=20) for sample in batch]
-    sampler = StepSampler(100, batch_size=10, total_steps=20)
-    sampler.continue_from(3, 12)
-    assert sampler.sample_numbers(3).tolist() == stream[12:22]
-    assert sampler.first_number(5) == 32
-
-
 def test_lightnings_set_epoch_changes_nothing():
     sampler = StepSampler(100, batch_size=4, total_steps=20)
     before = list(sampler)

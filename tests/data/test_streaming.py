@@ -20,7 +20,6 @@ from flashtrain.data.streaming import StreamingDataModule
 from flashtrain.data.text_stream import Place, StreamedBatches, TextStream, shards_of
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import read_settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -241,13 +240,6 @@ def test_what_needs_a_token_file_or_a_trained_tokenizer_says_so(data, tmp_path):
     alone.setup()
     with pytest.raises(UserError, match="no document for device 1 of 1"):
         next(iter(alone.train_dataloader()))
-
-
-def test_to_an_earlier_run_streaming_meant_while_downloading(tmp_path):
-    (tmp_path / "config.yaml").write_text("data:\n  source: hub\n  name: a/b\n  streaming: true\n")
-    assert read_settings(tmp_path).data.streaming is None
-    (tmp_path / "config.yaml").write_text("data:\n  source: hub\n  name: a/b\n  streaming: true\n  mixture: null\n")
-    assert read_settings(tmp_path).data.streaming is True
 
 
 def test_shards_of_a_dataset_are_read_apart(tmp_path):
