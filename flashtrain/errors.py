@@ -75,7 +75,17 @@ def at_least(name: str, given: float | None, low: float) -> None:
         raise UserError(f"{name}={given} must be at least {low}.")
 
 
-def between(name: str, given: float, low: float, high: float, *, include_high: bool = True) -> None:
-    """Raise unless `given` lies in [low, high], or in [low, high)."""
-    if not (low <= given <= high) or (given == high and not include_high):
-        raise UserError(f"{name}={given} must be in [{low}, {high}{']' if include_high else ')'}.")
+def above(name: str, given: float | None, low: float) -> None:
+    """Raise unless `given` is a number above `low`, or None, which leaves it open."""
+    if given is not None and not given > low:
+        raise UserError(f"{name}={given} must be above {low}.")
+
+
+def between(
+    name: str, given: float | None, low: float, high: float, *, include_low: bool = True, include_high: bool = True
+) -> None:
+    """Raise unless `given` lies in [low, high], an end that is not included excepted, or is None."""
+    if given is None or low < given < high or (given == low and include_low) or (given == high and include_high):
+        return
+    begin, end = "[" if include_low else "(", "]" if include_high else ")"
+    raise UserError(f"{name}={given} must be in {begin}{low}, {high}{end}.")

@@ -9,6 +9,7 @@ group's own are registered as `rules.NAME`; the framework's are in command/given
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,9 +89,11 @@ class Prepared:
     part: Part | None = None
 
 
-class Task:
+class Task(ABC):
     """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
 
+    generates = True  # whether it has mode=generate
+    shards = True  # whether its models' weights may be sharded among devices
     heeds: tuple[str, ...] = ()  # of the settings and groups that not every task reads, those that it does
     groups: tuple[str, ...] = ()  # of settings, beside those of every training: what is another training if it differs
 
@@ -103,6 +106,14 @@ class Task:
                 f"data=chat trains language models, and recipe={settings.recipe} is task={settings.task}: choose "
                 "recipe=sft."
             )
+        if settings.mode == "generate" and not self.generates:
+            raise UserError(
+                f"mode=generate is for language models: recipe={settings.recipe} has train, plan, evaluate and export."
+            )
+        if settings.strategy == "fsdp" and not self.shards:
+            raise UserError(
+                f"trainer.strategy=fsdp shards models too large for one device; recipe={settings.recipe} takes ddp."
+            )
         if settings.shares_sequences and "context_parallel" not in self.heeds:
             raise UserError(
                 f"{settings.asked_to_share} trains language models, and recipe={settings.recipe} is "
@@ -113,7 +124,7 @@ class Task:
         """The values of a setting in all stages of the training; `otherwise` where there are none, or one says none."""
         return [otherwise]
 
-    def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
+    def fit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
         """Make the recipe's demo fit what the command line names beside it."""
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
@@ -121,16 +132,16 @@ class Task:
         it names) leaves open, and return what to say of it. Raises UserError where it contradicts them."""
         return ()
 
-    def check_step(self, settings: Settings, given: Collection[str]) -> None:
+    def check_step(self, settings: Settings, given: Collection[str]) -> None:  # noqa: B027 - as fit_demo
         """Refuse settings that cannot be trained here. given: the settings that the command line names."""
 
+    @abstractmethod
     def columns(self, settings: Settings) -> dict[str, Any]:
         """What is trained, known beforehand, as columns of the summary row."""
-        raise NotImplementedError
 
     def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
         """Data, model and task of one training, seeded before; everything that a user can have got wrong is refused."""
-        raise NotImplementedError
+        raise NotImplementedError  # but for a task that has several trainings
 
     def trainings(
         self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
@@ -141,28 +152,28 @@ class Task:
         """
         yield self.prepare(settings, hardware)
 
+    @abstractmethod
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         """mode=plan: what would be trained, as text; nothing is started."""
-        raise NotImplementedError
 
+    @abstractmethod
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         """Print what came out of a finished training, where it is, and what to try next."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         """mode=evaluate, export and whatever else works on a checkpoint of this task; says and returns what came of it.
 
         evaluate: the measures by name. generate: "text", which the command prints. export: "folder".
         """
-        raise NotImplementedError
 
     def load(self, settings: Settings, hardware: Hardware) -> Loaded:
         """The model of settings.checkpoint, on the machine, in evaluation mode."""
         raise UserError(f"task={settings.task} has no model to load: mode=evaluate and export serve its runs.")
 
+    @abstractmethod
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         """What the recipe's demo trains in its place. where: how to have the recipe in full."""
-        raise NotImplementedError
 
     def of_checkpoint(self, settings: Settings) -> Settings:
         """The settings of a run, as a mode that works on its checkpoint takes them."""
@@ -203,27 +214,24 @@ class Mode:
     def check(self, settings: Settings) -> None:
         """Raise UserError where settings.mode, this one or another, does not go with what the settings ask for."""
 
-    def plan(self, settings: Settings, hardware: Hardware) -> str:
-        """mode=plan: what would be done, as text; nothing is started."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # a mode has run, run_study or run_checkpoint; plan and demo_line where a recipe is of it
 
-    def run(
-        self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
-    ) -> dict[str, Any]:
-        """Do it in `folder` and return the summary row."""
-        raise NotImplementedError
+        def plan(self, settings: Settings, hardware: Hardware) -> str:
+            """mode=plan: what would be done, as text; nothing is started."""
 
-    def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
-        """Of a study: do it, and return the exit status."""
-        raise NotImplementedError
+        def run(
+            self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+        ) -> dict[str, Any]:
+            """Do it in `folder` and return the summary row."""
 
-    def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-        """Of a mode of checkpoints: do it, say and return what came of it."""
-        raise NotImplementedError
+        def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
+            """Of a study: do it, and return the exit status."""
 
-    def demo_line(self, demo: Settings, where: str) -> str:
-        """What the recipe's demo does in its place. where: how to have the recipe in full."""
-        raise NotImplementedError
+        def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
+            """Of a mode of checkpoints: do it, say and return what came of it."""
+
+        def demo_line(self, demo: Settings, where: str) -> str:
+            """What the recipe's demo does in its place. where: how to have the recipe in full."""
 
 
 def task_of(settings: Settings) -> Task:

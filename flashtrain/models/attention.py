@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, between, one_of
 from flashtrain.models.cache import LayerCache, PackedSequences, next_positions, spread_sequence
 from flashtrain_kernels import BlockMask, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 from flashtrain_kernels.environment import autocast_dtype
@@ -149,8 +149,7 @@ ATTENTION_FUNCTIONS: dict[str, InnerAttention] = {
 
 def attention_function(name: str) -> InnerAttention:
     """The inner attention of that name. UserError: no such name."""
-    if name not in ATTENTION_FUNCTIONS:
-        raise unknown("attention", name, ATTENTION_FUNCTIONS)
+    one_of("attention", name, ATTENTION_FUNCTIONS)
     return ATTENTION_FUNCTIONS[name]
 
 
@@ -238,7 +237,7 @@ class Attention(nn.Module):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         self.head_dim = check_heads(embed, heads, kv_heads)
-        check_dropout(dropout)
+        between("dropout", dropout, 0, 1, include_high=False)
         self.heads = heads
         self.kv_heads = kv_heads
         self.causal = causal
@@ -321,19 +320,12 @@ class Attention(nn.Module):
 
 def check_heads(embed: int, heads: int, kv_heads: int) -> int:
     """The head dimension D = embed / heads. UserError: heads that do not divide, or are too large for the kernels."""
-    if heads < 1 or embed < 1 or embed % heads:
-        raise UserError(f"{heads} heads for an embedding of {embed}. Possible: a number of heads that divides {embed}.")
-    if kv_heads < 1 or heads % kv_heads:
-        raise UserError(f"{kv_heads} kv_heads for {heads} heads. Possible: a number of kv_heads that divides {heads}.")
+    for name, count, of, total in (("heads", heads, "embed", embed), ("kv_heads", kv_heads, "heads", heads)):
+        if count < 1 or total < 1 or total % count:
+            raise UserError(f"{name}={count} must divide {of}={total}.")
     head_dim = embed // heads
     if head_dim > LARGEST_HEAD:
         raise UserError(
             f"head dimension {head_dim} ({embed} / {heads} heads). Possible: at most {LARGEST_HEAD}, so more heads."
         )
     return head_dim
-
-
-def check_dropout(dropout: float) -> None:
-    """UserError for what is no probability of dropping."""
-    if not 0 <= dropout < 1:
-        raise UserError(f"dropout {dropout:g}. Possible: 0 up to, not including, 1.")

@@ -12,13 +12,12 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError
 from flashtrain.models.bert_encoder import BertConfig, BertEncoder
 from flashtrain.models.block import normalization, start_normal
 from flashtrain.models.memory_savings import MemorySavings
@@ -144,10 +143,7 @@ class Bert(Trainable):
         return self.encoder.blocks
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits of every token, (B, S, V) or (T, V); layout: segments, lengths, cu_seqlens, positions of the encoder.
-
-        UserError: a model without a masked head.
-        """
+        """Logits (B, S, V) or (T, V); layout: segments, lengths, cu_seqlens, positions of the encoder."""
         return self._head()(self.encoder(tokens, **layout), self.token_table)
 
     @property
@@ -182,7 +178,7 @@ class Bert(Trainable):
         label_count: a scalar to divide by instead of the batch's own count of labels: with the same for every
         micro-batch of a step, the mean over them is the mean over the step's labels, however they are shared out.
         next_sentence: (N,) int64, 0 where the second segment followed the first, 1 where not, -100 for no pair;
-        sentence_count: its divisor, as label_count. UserError: without the head that is asked for.
+        sentence_count: its divisor, as label_count.
         Written so that torch.compile(model.loss, fullgraph=True) works, with one compilation for equal T, N and M.
         """
         head = self._head()
@@ -210,21 +206,15 @@ class Bert(Trainable):
         )
 
     def pooled(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """The pooler's (N, E) of the encoder's states. UserError: a model without a pooler."""
-        if self.pooler is None:
-            raise UserError("this BERT has no pooler. Possible: a BertConfig with pooler.")
-        return self.pooler(first_tokens(hidden, cu_seqlens))
+        """The pooler's (N, E) of the encoder's states."""
+        return cast(Pooler, self.pooler)(first_tokens(hidden, cu_seqlens))
 
     def next_sentence_logits(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """(N, 2) of the encoder's states. UserError: a model without that head."""
-        if self.next_sentence is None:
-            raise UserError("this BERT has no next-sentence head. Possible: a BertConfig with next_sentence.")
-        return self.next_sentence(self.pooled(hidden, cu_seqlens))
+        """(N, 2) of the encoder's states."""
+        return cast(nn.Linear, self.next_sentence)(self.pooled(hidden, cu_seqlens))
 
     def _head(self) -> MaskedLanguageHead:
-        if self.masked_head is None:
-            raise UserError("this BERT has no masked-language head. Possible: a BertConfig with masked_head.")
-        return self.masked_head
+        return cast(MaskedLanguageHead, self.masked_head)
 
     def parameter_count(self) -> int:
         """All parameters; the decoder, which is the token embedding, is counted once."""

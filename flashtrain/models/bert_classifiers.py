@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import at_least, one_of
 from flashtrain.models.bert import IGNORED, Pooler, first_tokens
 from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import INITIAL_STD
@@ -119,11 +119,8 @@ class SequenceClassifier(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        least = 1 if multi_label else 2
-        if labels < least:
-            raise UserError(f"{labels} labels for a classifier. Possible: {least} or more.")
-        if pooling not in POOLINGS:
-            raise unknown("pooling", pooling, POOLINGS)
+        at_least("labels", labels, 1 if multi_label else 2)
+        one_of("pooling", pooling, POOLINGS)
         config = encoder.config
         self.encoder = encoder
         self.multi_label = multi_label
@@ -162,8 +159,7 @@ class TokenClassifier(nn.Module):
 
     def __init__(self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        if labels < 2:
-            raise UserError(f"{labels} labels for a classifier. Possible: 2 or more.")
+        at_least("labels", labels, 2)
         self.encoder = encoder
         self.dropout = nn.Dropout(dropout)
         self.classifier = _start(nn.Linear(encoder.config.embed, labels))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, one_of
 from flashtrain.models.attention import AnyMask, check_heads, plan_mask
 from flashtrain.models.block import FEED_FORWARDS, GATED, Block, PostNormBlock, check_shape, normalization, start_normal
 from flashtrain.models.cache import PackedSequences
@@ -78,10 +78,6 @@ class BertConfig:
     def __post_init__(self) -> None:
         names = {"positions": POSITIONS, "norm_place": NORM_PLACES, "activation": FEED_FORWARDS}
         check_shape(self, ("vocab_size", "context", "layers", "ffn"), names)
-        if self.segments < 0:
-            raise UserError(f"segments {self.segments}. Possible: 0 for none, or how many there are.")
-        if not self.epsilon > 0:
-            raise UserError(f"epsilon {self.epsilon:g}. Possible: a small positive number (BERT's is 1e-12).")
         head_dim = check_heads(self.embed, self.heads, self.heads)
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
@@ -112,10 +108,8 @@ class BertConfig:
         next_sentence. Both tie the decoder of the masked head to the token embedding.
         UserError: an unknown size or family.
         """
-        if size not in BERT_SIZES:
-            raise unknown("model size", size, BERT_SIZES)
-        if family not in FAMILIES:
-            raise unknown("model family", family, FAMILIES)
+        one_of("model size", size, BERT_SIZES)
+        one_of("model family", family, FAMILIES)
         layers, heads, embed = BERT_SIZES[size]
         modern = family == "modern"
         return cls(
@@ -177,8 +171,7 @@ class BertEncoder(nn.Module):
 
     def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
-        if residual not in ("weights", "compute"):
-            raise UserError(f"residual {residual!r}. Possible: weights or compute.")
+        one_of("residual", residual, ("weights", "compute"))
         self.config = config
         self.attention = attention
         self.residual = residual

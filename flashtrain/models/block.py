@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, one_of
-from flashtrain.models.attention import AnyMask, Attention, check_dropout
+from flashtrain.errors import at_least, between, one_of
+from flashtrain.models.attention import AnyMask, Attention
 from flashtrain.models.cache import LayerCache, PackedSequences
 from flashtrain.models.memory_savings import MemorySavings, checkpointed, feed_forward_pieces
 from flashtrain_kernels import gelu_feed_forward
@@ -131,12 +131,9 @@ def check_shape(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[
     """What every configuration checks of itself: sizes of 1 at least, room in the embedding table for all tokens, its
     dropout, and that `names` (field -> possible values) are known. UserError."""
     for name in sizes:
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} {getattr(config, name)}. Possible: 1 or more.")
-    rows = getattr(config, "vocab_rows", config.vocab_size)
-    if rows < config.vocab_size:
-        raise UserError(f"vocab_rows {rows} for {config.vocab_size} tokens. Possible: {config.vocab_size} or more.")
-    check_dropout(config.dropout)
+        at_least(name, getattr(config, name), 1)
+    at_least("vocab_rows", getattr(config, "vocab_rows", config.vocab_size), config.vocab_size)
+    between("dropout", config.dropout, 0, 1, include_high=False)
     for name, possible in names.items():
         one_of(name, getattr(config, name), possible)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -191,15 +191,13 @@ class Classifier(nn.Module):
         others (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels), -1 for none. copies:
         those rows are read a second time with these masked, and the labels are predicted from whole samples; otherwise
         the labels, too, are predicted from the masked rows (all of them: C = B). positions: as in
-        hidden, and then none are masked. In float32 at least. UserError: masked pixels for a model without a head.
+        hidden, and then none are masked. In float32 at least.
         """
         rows, row_lengths = _rows(tokens, lengths)
         if masked is None:
             hidden = self.hidden(rows, row_lengths, positions=positions)
             pixels = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
         else:
-            if self.pixel_head is None:
-                raise UserError("masked pixels for a model that predicts none. Possible: grey_bins=256.")
             (count, _), (batch, length) = masked.shape, rows.shape
             hides = torch.zeros((count, length + 1), dtype=torch.bool, device=rows.device)
             hides = hides.scatter(1, torch.where(masked < 0, length, masked), True)[:, :length]
@@ -220,14 +218,13 @@ class Classifier(nn.Module):
     def pixel_loss(self, hidden: Tensor, levels: Tensor, masked: Tensor) -> Tensor:
         """Mean cross-entropy, in nats, of the bins of the masked grey levels, or of the masked tokens. hidden
         (C, S, E), levels (C, S)."""
-        if self.pixel_head is None:
-            raise UserError("this model predicts no pixels. Possible: grey_bins=256.")
         places = masked.clamp(min=0)
         states = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
         labels = levels.gather(1, places).long()
         if self.config.inputs != "tokens":
             labels = labels * self.config.grey_bins // GREY_LEVELS
-        return linear_cross_entropy(states, self.pixel_head.weight, torch.where(masked < 0, IGNORED, labels))
+        head = cast(nn.Linear, self.pixel_head)
+        return linear_cross_entropy(states, head.weight, torch.where(masked < 0, IGNORED, labels))
 
     def save_memory(self, savings: MemorySavings) -> None:
         """From now on train with these savings."""
@@ -257,8 +254,6 @@ class Classifier(nn.Module):
             return None if lengths is None else _padding_mask(tokens.shape[1], lengths)
         if lengths is not None:
             raise UserError("rows of different lengths under a block-sparse pattern. Possible: pattern=dense.")
-        if tokens.shape[1] != self.config.length:
-            raise UserError(f"{tokens.shape[1]} tokens under a block pattern of {self.config.length}.")
         return self.pattern()
 
 
@@ -341,11 +336,7 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
         parts = ", ".join(f"{name} is {given[name]} there and {wanted[name]} here" for name in differing)
         raise UserError(f"these weights are of another model: {parts}.")
     state = dict(state)
-    if POSITION_TABLE in state and model.config.length != config.length:
-        if model.config.side is None or config.side is None:
-            raise UserError(
-                f"{config.length} learned positions for sequences of {model.config.length}. Possible: the same length."
-            )
+    if POSITION_TABLE in state and model.config.length != config.length and model.config.side is not None:
         state[POSITION_TABLE] = grown_grid(state[POSITION_TABLE], model.config.side)
     if config.grey_bins != model.config.grey_bins:
         own = model.state_dict()

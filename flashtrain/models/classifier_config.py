@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, one_of
+from flashtrain.errors import UserError, at_least, between, one_of
 from flashtrain.models.attention import check_heads
 from flashtrain.models.block import FEED_FORWARDS, NORMS, check_shape
 from flashtrain.models.positions import AXIAL_BASE, check_axial, check_rotary
@@ -103,8 +103,8 @@ class BlockPattern(nn.Module):
         super().__init__()
         if block not in (16, 32, 64, 128, 256, 512, 1024):
             raise UserError(f"blocks of {block} tokens. Possible: 16, 32, 64, 128, 256, 512, 1024.")
-        if local < 0 or globals < 0:
-            raise UserError(f"{local} local and {globals} global blocks. Possible: 0 or more of each.")
+        at_least("local", local, 0)
+        at_least("globals", globals, 0)
         self.name = name
         order = None
         if name in TILED and side is not None:
@@ -218,15 +218,14 @@ class ClassifierConfig:
         names = {"inputs": INPUTS, "positions": POSITIONS, "pooling": POOLINGS, "norm": NORMS}
         sizes = ("length", "embed", "layers", "heads", "ffn", "vocab_size")
         check_shape(self, sizes, {**names, "activation": FEED_FORWARDS})
-        if self.classes < 2:
-            raise UserError(f"{self.classes} classes. Possible: 2 or more.")
-        if self.towers not in (1, 2):
-            raise UserError(f"{self.towers} towers. Possible: 1 sequence a sample, or 2.")
+        at_least("classes", self.classes, 2)
+        between("towers", self.towers, 1, 2)
         one_of("attention pattern", self.pattern, PATTERNS)
         self._check_positions(check_heads(self.embed, self.heads, self.heads))
-        if self.pattern in TILED and not self._is_square:
+        if (self.pattern in TILED or self.positions == "axial") and not self._is_square:
             raise UserError(
-                f"attention pattern {self.pattern} for {self.length} tokens and side {self.side}: square images only."
+                f"attention pattern {self.pattern} and {self.positions} positions of {self.length} tokens and side "
+                f"{self.side}: tiles and axial positions are of square images, so length = side * side."
             )
         if self.grey_bins and self.inputs == "tokens":
             if self.towers == 2:
@@ -240,11 +239,6 @@ class ClassifierConfig:
 
     def _check_positions(self, head_dim: int) -> None:
         if self.positions == "axial":
-            if not self._is_square:
-                raise UserError(
-                    f"axial positions for {self.length} tokens and side {self.side}. "
-                    "Possible: square images, so length = side * side; other sequences take rotary or learned ones."
-                )
             check_axial(head_dim, self.angle_base)
         elif self.positions == "rotary":
             check_rotary(head_dim, self.angle_base)

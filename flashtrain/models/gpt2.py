@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, one_of
 from flashtrain.models.attention import AnyMask, check_heads, plan_mask
 from flashtrain.models.block import FEED_FORWARDS, INITIAL_STD, NORMS, Block, check_shape, normalization, start_normal
 from flashtrain.models.cache import KeyValueCache, next_positions
@@ -120,10 +120,8 @@ class GPT2Config:
         rope_base, rope_factor None: 10000 and 1; they need rotary positions.
         Both families tie the output head to the embedding table. UserError: an unknown size or family.
         """
-        if size not in SIZES:
-            raise unknown("model size", size, SIZES)
-        if family not in FAMILIES:
-            raise unknown("model family", family, FAMILIES)
+        one_of("model size", size, SIZES)
+        one_of("model family", family, FAMILIES)
         modern = family == "modern"
         row = SIZES[size]
         positions = positions or ("rotary" if modern else "learned")
@@ -160,8 +158,7 @@ class GPT2(Trainable):
 
     def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
-        if residual not in RESIDUALS:
-            raise unknown("residual", residual, RESIDUALS)
+        one_of("residual", residual, RESIDUALS)
         self.residual = residual
         self.config = config
         self.attention = attention

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import at_least, one_of
 from flashtrain_kernels import FORWARDS
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.loss_head import add_product
@@ -45,7 +45,7 @@ class MemorySavings:
     offload: the blocks' inputs wait in pinned host memory and not on the GPU; with "selective" or "full".
     ffn_chunk: tokens that the feed-forward computes at once, forward and backward (None: all).
     loss_chunk: tokens whose logits are stored at once (None: as many as the loss takes by itself).
-    UserError, when built: an unknown name, a number below 1, offloading without checkpointing.
+    UserError, when built: an unknown name, a number below 1.
     """
 
     checkpointing: str = "none"
@@ -54,17 +54,9 @@ class MemorySavings:
     loss_chunk: int | None = None
 
     def __post_init__(self) -> None:
-        if self.checkpointing not in CHECKPOINTING:
-            raise unknown("activation checkpointing", self.checkpointing, CHECKPOINTING)
-        if self.offload and self.checkpointing == "none":
-            raise UserError(
-                "offload moves the inputs that checkpointing keeps, and checkpointing is none. Possible: checkpointing "
-                "full or selective, or no offload."
-            )
-        for name in ("ffn_chunk", "loss_chunk"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name} {value}. Possible: 1 or more tokens, or none for all at once.")
+        one_of("checkpointing", self.checkpointing, CHECKPOINTING)
+        at_least("ffn_chunk", self.ffn_chunk, 1)
+        at_least("loss_chunk", self.loss_chunk, 1)
 
     def describe(self) -> str:
         """Such as "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens"; "" for no savings."""

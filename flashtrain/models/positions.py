@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, above, at_least
 
 
 class RotaryPositions(nn.Module):
@@ -77,17 +77,10 @@ def rotary_base_for(base: float, factor: float, head_dim: int) -> float:
     base * factor^(D / (D - 2)), the "NTK-aware" scaling posted by bloc97 in June 2023 and written down in Peng et al.
     2023 (YaRN, section 3.1): the slowest pair turns `factor` times slower, so that the longest distance turns it no
     further than in training, while the fastest pair, which tells neighbours apart, turns as before.
-    UserError: a factor below 1, or heads of 2, whose only pair is the fastest.
+    UserError: a factor below 1.
     """
-    if not factor >= 1:
-        raise UserError(f"rope_factor {factor:g}. Possible: 1 (as trained) or more.")
-    if factor == 1:
-        return base
-    if head_dim <= 2:
-        raise UserError(
-            f"rope_factor {factor:g} for a head dimension of {head_dim}. Possible: a head dimension above 2."
-        )
-    return base * factor ** (head_dim / (head_dim - 2))
+    at_least("rope_factor", factor, 1)
+    return base if factor == 1 else base * factor ** (head_dim / (head_dim - 2))
 
 
 def stretched(table: Tensor, context: int) -> Tensor:
@@ -120,9 +113,8 @@ def check_learned(length: int, context: int) -> None:
 def check_rotary(head_dim: int, base: float) -> None:
     """UserError when heads of that size cannot be rotated in pairs, or the base is no base."""
     if head_dim % 2:
-        raise UserError(f"head dimension {head_dim} with rotary positions. Possible: an even head dimension.")
-    if base <= 1:
-        raise UserError(f"rope_base {base:g}. Possible: a number above 1 (10000 is usual).")
+        raise UserError(f"head dimension {head_dim} with rotary positions: expected an even one.")
+    above("rope_base", base, 1)
 
 
 # The slowest pair of a head of 64 then turns once in 2 pi 100^(15/16) = 471 pixels: no two pixels of an image of side
@@ -144,8 +136,6 @@ class AxialRotaryPositions(nn.Module):
     def __init__(self, head_dim: int, side: int, base: float = AXIAL_BASE) -> None:
         super().__init__()
         check_axial(head_dim, base)
-        if side < 1:
-            raise UserError(f"side {side}. Possible: 1 or more pixels.")
         self.head_dim, self.side, self.base = head_dim, side, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -166,11 +156,8 @@ def grown_grid(table: Tensor, side: int) -> Tensor:
 
     A pixel takes the vector of the trained pixel at the same place of the image, so that each is copied to a square of
     neighbours where the side doubles (grid-wise, as Dao et al. 2022 did it for their larger images).
-    UserError: a table of no square.
     """
     trained = math.isqrt(table.shape[0])
-    if trained * trained != table.shape[0]:
-        raise UserError(f"{table.shape[0]} learned positions are no square image's. Possible: a square number.")
     place = torch.arange(side, device=table.device) * trained // side
     grid = table.view(trained, trained, -1)
     return grid[place][:, place].reshape(side * side, -1)
@@ -179,6 +166,5 @@ def grown_grid(table: Tensor, side: int) -> Tensor:
 def check_axial(head_dim: int, base: float) -> None:
     """UserError when heads of that size cannot be rotated by row and column, or the base is no base."""
     if head_dim % 4:
-        raise UserError(f"head dimension {head_dim} with axial positions. Possible: a multiple of 4.")
-    if base <= 1:
-        raise UserError(f"rope_base {base:g}. Possible: a number above 1 ({AXIAL_BASE:g} is usual for pixels).")
+        raise UserError(f"head dimension {head_dim} with axial positions: expected a multiple of 4.")
+    above("rope_base", base, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -58,6 +59,8 @@ class Trainable(nn.Module):
     balancing_loss: Tensor | None = None  # of the routers, as the latest loss has it but for its coefficient; logged
     residual: str = "weights"  # what the sum of all branches is kept in under autocast: see GPT2
 
+    # Abstract for readers and types: check_contract says in one line which of the three a model lacks.
+    @abstractmethod
     def loss(
         self,
         tokens: Tensor,
@@ -71,15 +74,14 @@ class Trainable(nn.Module):
         tokens (B, S). positions: (B, S), where each token stands in its document; None: 0, 1, ... mask: which tokens
         each token sees, in place of the model's own rule; it lies on the tokens' device and has no plan yet.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def parameter_count(self) -> int:
         """Parameters, each counted once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def flops_per_token(self, context: int | None = None) -> float:
         """Model FLOPs of one token's forward and backward at this context, for TFLOP/s and MFU."""
-        raise NotImplementedError
 
     @property
     def shape(self) -> DecoderShape | None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, at_least, between
 from flashtrain.models.gpt2 import GPT2Config
 from flashtrain.models.positions import stretched
 from flashtrain.models.trainable import Trainable
@@ -53,14 +53,17 @@ def generate(
     a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
     Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored. A model on the meta
     device (transformers_decoder's) is first given its weights, on the prompt's device.
-    UserError: a model that does not generate, an empty prompt, tokens outside the vocabulary, options out of range,
-    predictions that are no numbers.
+    UserError: a model that does not generate, an empty prompt, options out of range, predictions that are no numbers.
     """
     shape = model.shape
     if shape is None or not model.generates:
         raise UserError(f"{type(model).__name__} cannot generate text: only decoders can.")
     ends = [] if end_of_text is None else [end_of_text] if isinstance(end_of_text, int) else list(end_of_text)
-    _check(shape.vocab_size, tokens, max_new_tokens, temperature, top_k, ends)
+    if tokens.dim() != 2 or not tokens.numel():
+        raise UserError(f"a prompt of shape {tuple(tokens.shape)}: expected (rows, tokens), at least one token a row.")
+    at_least("max_new_tokens", max_new_tokens, 0)
+    between("temperature", temperature, 0, LARGEST_TEMPERATURE)
+    at_least("top_k", top_k, 1)
     model.materialise(tokens.device)  # nothing where it has its weights
     device, context = next(model.parameters()).device, shape.context
     tokens, closing = tokens.to(device), torch.tensor(ends, device=device)
@@ -113,26 +116,6 @@ def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torc
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
 
 
-def _check(
-    vocabulary: int, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None, ends: Sequence[int]
-) -> None:
-    if tokens.dim() != 2 or tokens.shape[1] == 0 or tokens.shape[0] == 0:
-        raise UserError(f"a prompt of shape {tuple(tokens.shape)}. Possible: (rows, tokens), at least one token a row.")
-    smallest, largest = int(tokens.min()), int(tokens.max())
-    if smallest < 0 or largest >= vocabulary:
-        outside = smallest if smallest < 0 else largest
-        raise UserError(f"token {outside} in the prompt. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
-    if max_new_tokens < 0:
-        raise UserError(f"max_new_tokens {max_new_tokens}. Possible: 0 or more.")
-    if not 0 <= temperature <= LARGEST_TEMPERATURE:
-        raise UserError(f"temperature {temperature:g}. Possible: 0 (greedy) or more, up to {LARGEST_TEMPERATURE:g}.")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k {top_k}. Possible: 1 or more, or none for the whole vocabulary.")
-    for end in ends:
-        if not 0 <= end < vocabulary:
-            raise UserError(f"end_of_text {end}. Possible: 0 to {vocabulary - 1}, the model's vocabulary.")
-
-
 POSITION_TABLE = "position_embedding.weight"
 
 
@@ -147,7 +130,7 @@ def with_context(
 ) -> tuple[GPT2Config, dict[str, Tensor]]:
     """The same model for sequences of up to `context` tokens; one that is no longer than the model's changes nothing.
 
-    Learned positions (C, E): with `interpolate` the table is stretched to (context, E), without it UserError.
+    Learned positions (C, E): with `interpolate` the table is stretched to (context, E); without it, it does not fit.
     Rotary positions have no longest position; rope_base and rope_factor (None: as they are) change their angles, and
     are a UserError with learned ones.
     """
@@ -161,11 +144,6 @@ def with_context(
         config = replace(config, rope_factor=rope_factor)
     if context <= config.context:
         return config, state_dict
-    if not rotary:
-        if not interpolate:
-            raise UserError(
-                f"{context} positions for a model with {config.context} learned ones. Possible: at most "
-                f"{config.context} tokens, or interpolating the positions to the longer context."
-            )
+    if not rotary and interpolate:
         state_dict = {**state_dict, POSITION_TABLE: stretched(state_dict[POSITION_TABLE], context)}
     return replace(config, context=context), state_dict

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.data.text_encodings import ERRORS, UTF_8, check_encoding
-from flashtrain.errors import UserError, at_least, between, one_of, unknown
+from flashtrain.errors import UserError, above, at_least, between, one_of, unknown
 
 ATTENTIONS = ("flash", "sdpa", "standard")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -120,15 +120,12 @@ class ModelSettings:
         at_least("model.adapter_rank", self.adapter_rank, 1)
         self.target_names()
         between("model.adapter_dropout", self.adapter_dropout, 0.0, 1.0, include_high=False)
-        if self.adapter_alpha is not None and not self.adapter_alpha > 0:
-            raise UserError(f"model.adapter_alpha={self.adapter_alpha:g} must be above 0.")
-        if self.rope_base is not None and not self.rope_base > 1:
-            raise UserError(f"model.rope_base={self.rope_base:g} must be above 1 (10000 is usual).")
+        above("model.adapter_alpha", self.adapter_alpha, 0)
+        above("model.rope_base", self.rope_base, 1)
         at_least("model.rope_factor", self.rope_factor, 1)
-        if self.name in DECODERS and self.size not in DECODER_SIZES:
-            raise unknown("model size", self.size, DECODER_SIZES)
-        if self.name in DECODERS and self.positions not in (None, *POSITIONS):
-            raise unknown("positions", str(self.positions), POSITIONS)
+        if self.name in DECODERS:
+            one_of("model size", self.size, DECODER_SIZES)
+            one_of("positions", self.positions or POSITIONS[0], POSITIONS)
         one_of("model.residual", self.residual, RESIDUALS)
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         at_least("model.vocab_rows", self.vocab_rows, 1)
@@ -421,8 +418,7 @@ class HardwareSettings:
         one_of("hardware.demo", self.demo, ("auto", "always", "never"))
         if self.precision is not None:
             one_of("hardware.precision", self.precision, PRECISIONS)
-        if self.peak_tflops is not None and not self.peak_tflops > 0:
-            raise UserError(f"hardware.peak_tflops={self.peak_tflops} must be above 0 (TFLOP/s, dense).")
+        above("hardware.peak_tflops", self.peak_tflops, 0)
 
 
 @dataclass
@@ -469,8 +465,7 @@ class OptimizerSettings:
 
     def check(self) -> None:
         one_of("optimizer.states", self.states, OPTIMIZER_STATES)
-        if not self.learning_rate > 0:
-            raise UserError(f"optimizer.learning_rate={self.learning_rate} must be above 0.")
+        above("optimizer.learning_rate", self.learning_rate, 0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optimizer.betas={list(self.betas)} must be two numbers in [0, 1).")
         at_least("optimizer.epsilon", self.epsilon, 0)
@@ -537,11 +532,9 @@ class TrainerSettings:
             at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("micro_batch", "validation_micro_batch"):
             at_least(f"trainer.{name}", getattr(self, name), 1)
-        if self.max_minutes is not None and not self.max_minutes > 0:
-            raise UserError(f"trainer.max_minutes={self.max_minutes} must be above 0.")
+        above("trainer.max_minutes", self.max_minutes, 0)
         one_of("trainer.strategy", self.strategy, STRATEGIES)
         one_of("trainer.checkpoint", self.checkpoint, CHECKPOINTS)
         one_of("trainer.context_way", self.context_way, CONTEXT_WAYS)
         one_of("trainer.context_layout", self.context_layout, CONTEXT_LAYOUTS)
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise UserError(f"trainer.timeout_seconds={self.timeout_seconds:g} must be above 0, or null for no limit.")
+        above("trainer.timeout_seconds", self.timeout_seconds, 0)

@@ -150,8 +150,7 @@ class Settings:
             group = getattr(self, one.name)
             if is_dataclass(group):
                 cast(Any, group).check()
-        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
-            raise UserError(f"target_accuracy={self.target_accuracy} must be above 0, and at most 1.")
+        between("target_accuracy", self.target_accuracy, 0, 1, include_low=False)
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
         if self.optimizer.states == "host" and self.shards_weights:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.sequences import SequenceBatch
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import above
 from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
 from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
 
@@ -39,12 +39,8 @@ AUGMENTATIONS: dict[str, Augment] = {"turn": turned_and_mirrored, "mirror": mirr
 
 
 def augmentation(name: str) -> Augment | None:
-    """The augmentation of that name, None for "none". UserError: no such name."""
-    if name == "none":
-        return None
-    if name not in AUGMENTATIONS:
-        raise unknown("augmentation", name, ("none", *AUGMENTATIONS))
-    return AUGMENTATIONS[name]
+    """The augmentation of that name, None for "none"."""
+    return None if name == "none" else AUGMENTATIONS[name]
 
 
 def in_turn(several: Sequence[Augment]) -> Augment | None:
@@ -75,20 +71,12 @@ class MaskedPixels:
 
     weight: of its loss. share: of a sample's pixels or tokens that are hidden. copies: the share of a batch's samples
     that are read a second time with some hidden, while all labels are predicted from whole ones; 0: every sample is
-    read once, with some hidden, which is cheaper and the way to pre-train. UserError, when built: no such shares.
+    read once, with some hidden, which is cheaper and the way to pre-train.
     """
 
     weight: float = 1.0
     share: float = 0.5
     copies: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise UserError(f"weight {self.weight:g} of masked pixels. Possible: above 0, or no masked pixels.")
-        if not 0 < self.share < 1:
-            raise UserError(f"share {self.share:g} of pixels masked. Possible: between 0 and 1.")
-        if not 0 <= self.copies <= 1:
-            raise UserError(f"copies {self.copies:g} of the images. Possible: 0 to 1.")
 
 
 class SequenceClassification(TrainingTask):
@@ -131,13 +119,8 @@ class SequenceClassification(TrainingTask):
             gradient_clip=gradient_clip,
             description=description,
         )
-        if classification_weight < 0 or (classification_weight == 0 and masked is None):
-            raise UserError(
-                f"classification weight {classification_weight:g} without masked pixels. "
-                "Possible: above 0, or 0 to pre-train on masked pixels."
-            )
-        if training_pixels is not None and masked is not None:
-            raise UserError(f"training_pixels {training_pixels} with masked pixels. Possible: one of the two.")
+        if masked is None:
+            above("classification_weight", classification_weight, 0)
         self.model: Classifier = model
         self.classification_weight = classification_weight
         self.masked = masked
@@ -154,9 +137,8 @@ class SequenceClassification(TrainingTask):
         self._generator: torch.Generator | None = None
 
     def configure_model(self) -> None:
-        """Compile the losses. UserError: a strategy that shards, which this task does not know."""
-        if self.device_mesh is not None:
-            raise UserError("trainer.strategy=fsdp shards models too large for one device; classifiers take ddp.")
+        """Compile the losses."""
+        super().configure_model()
         if self._compile:
             mode = "reduce-overhead" if self._replays else None
             self._losses = torch.compile(self.model.losses, dynamic=False, fullgraph=True, mode=mode)

@@ -64,6 +64,11 @@ class TrainingTask(pl.LightningModule):
         self._first_loss: Tensor | None = None
         self._last_loss: Tensor | None = None
 
+    def configure_model(self) -> None:
+        """UserError: a strategy that shards models, which LanguageModel alone does; nothing would add up gradients."""
+        if self.device_mesh is not None:
+            raise UserError(f"{type(self).__name__} trains whole models on each device: choose trainer.strategy=ddp.")
+
     def configure_optimizers(self) -> Any:
         """The optimiser, and the schedule stepped at each optimiser step."""
         optimizer = self._make_optimizer(self.model)

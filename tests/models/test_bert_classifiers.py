@@ -75,9 +75,9 @@ def test_a_trained_pooler_is_kept_and_a_trained_encoder_left_alone():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda encoder: SequenceClassifier(encoder, 1), "1 labels for a classifier. Possible: 2 or more"),
+        (lambda encoder: SequenceClassifier(encoder, 1), "labels=1"),
         (lambda encoder: SequenceClassifier(encoder, 2, pooling="last"), "unknown pooling 'last'"),
-        (lambda encoder: TokenClassifier(encoder, 0), "0 labels for a classifier"),
+        (lambda encoder: TokenClassifier(encoder, 0), "labels=0"),
     ],
 )
 def test_heads_that_cannot_work_are_one_line(make, message):

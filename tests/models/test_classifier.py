@@ -297,10 +297,10 @@ def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() 
         ({"inputs": "colour"}, "unknown inputs"),
         ({"pooling": "sum"}, "unknown pooling"),
         ({"heads": 3}, "heads"),
-        ({"classes": 1}, "2 or more"),
+        ({"classes": 1}, "classes=1"),
         ({"grey_bins": 100}, "power of two"),
         ({"pattern": "diagonal"}, "unknown attention pattern"),
-        ({"pattern": "tiles", "positions": "rotary", "side": None}, "square images only"),
+        ({"pattern": "tiles", "positions": "rotary", "side": None}, "square images"),
         ({"inputs": "tokens"}, "16 classes of masked tokens. Possible: all 256"),
     ],
 )

@@ -102,17 +102,17 @@ def test_weights_start_as_gpt2s_do():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 5}, "5 heads for an embedding of 32"),
-        ({"kv_heads": 3}, "3 kv_heads for 4 heads"),
-        ({"embed": 2048}, "head dimension 512"),
-        ({"embed": 36, "positions": "rotary"}, "head dimension 9 with rotary positions"),
-        ({"context": 0}, "context 0"),
-        ({"vocab_rows": 49}, "vocab_rows 49 for 50 tokens"),
+        ({"heads": 5}, "heads=5"),
+        ({"kv_heads": 3}, "kv_heads=3"),
+        ({"embed": 2048}, "head dimension 512 .* Possible: at most 256"),
+        ({"embed": 36, "positions": "rotary"}, "head dimension 9"),
+        ({"context": 0}, "context=0"),
+        ({"vocab_rows": 49}, "vocab_rows=49"),
         ({"positions": "rotery"}, "unknown positions 'rotery'. Did you mean 'rotary'"),
         ({"norm": "layer_norm"}, "unknown norm 'layer_norm'. Did you mean 'layernorm'"),
         ({"activation": "gellu"}, "unknown activation 'gellu'. Did you mean 'gelu'"),
-        ({"dropout": 1.0}, "dropout 1"),
-        ({"positions": "rotary", "rope_base": 0.0}, "rope_base 0"),
+        ({"dropout": 1.5}, "dropout=1.5"),
+        ({"positions": "rotary", "rope_base": 0.0}, "rope_base=0"),
     ],
 )
 def test_a_shape_that_cannot_work_is_refused(changes, message):

@@ -44,11 +44,7 @@ class Tuned(NamedTuple):
 
 
 def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate or export. UserError: a mode that fine-tuned models have not."""
-    if settings.mode not in ("evaluate", "export"):
-        raise UserError(
-            f"mode={settings.mode} is not for fine-tuned classifiers: they have train, plan, evaluate and export."
-        )
+    """Evaluate or export."""
     tuned = read_tuned(settings, hardware)
     return _export(tuned) if settings.mode == "export" else _evaluate(tuned, settings, hardware)
 

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.data.sequences import SequenceDataModule
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, at_least
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_encoder import BertConfig, BertEncoder
@@ -42,8 +42,7 @@ def micro_batches(settings: Settings) -> list[int]:
 def check_fine_tuning_step(settings: Settings) -> None:
     """Raise UserError unless the texts of a step divide over devices and micro-batches, and their source is named."""
     settings.finetune.check_data()
-    if settings.context < 3:
-        raise UserError(f"context={settings.context} must be at least 3: a token and the special ones.")
+    at_least("context", settings.context, 3)  # a token and the special ones
     batch, ranks, micro = settings.finetune.batch, settings.trainer.ranks, settings.trainer.micro_batch
     if batch % ranks:
         raise UserError(f"a step of finetune.batch={batch} texts does not divide over {ranks} devices.")
@@ -52,8 +51,6 @@ def check_fine_tuning_step(settings: Settings) -> None:
             f"trainer.micro_batch={micro} does not divide the {batch // ranks} texts a device takes a step: "
             f"choose one of {', '.join(map(str, divisors(batch // ranks)))}."
         )
-    if settings.trainer.strategy == "fsdp":
-        raise UserError("trainer.strategy=fsdp shards models too large for one device; BERT takes ddp.")
 
 
 TASK = "fine_tuning"

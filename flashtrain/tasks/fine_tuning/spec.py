@@ -79,10 +79,8 @@ class FineTuningSettings:
         for name in ("batch", "tokens_at_once", "length", "labels", "train", "validation", "test", "shortest"):
             given = getattr(self, name)
             at_least(f"finetune.{name}", given, 1)
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"finetune.validation_fraction={self.validation_fraction} must be between 0 and 1.")
-        if not 0 < self.presence < 1:
-            raise UserError(f"finetune.presence={self.presence} must be between 0 and 1.")
+        for name in ("validation_fraction", "presence"):
+            between(f"finetune.{name}", getattr(self, name), 0, 1, include_low=False, include_high=False)
         at_least("finetune.seed", self.seed, 0)
 
     def check_data(self) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import BinaryF1Score
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import one_of
 from flashtrain.models.bert import IGNORED
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.tasks.training_task import TrainingTask
@@ -57,8 +57,7 @@ class FineTuning(TrainingTask):
         compile: bool = False,
         **options: Any,
     ) -> None:
-        if target not in TARGETS:
-            raise unknown("target", target, TARGETS)
+        one_of("target", target, TARGETS)
         super().__init__(model, **options)
         self.target = target
         self.tokens_done = 0
@@ -73,9 +72,8 @@ class FineTuning(TrainingTask):
         return "micro_f1" if self.target == "labels" else "accuracy"
 
     def configure_model(self) -> None:
-        """Compile the loss. UserError: a strategy that shards, which this task does not know."""
-        if self.device_mesh is not None:
-            raise UserError("trainer.strategy=fsdp shards models too large for one device; BERT takes ddp.")
+        """Compile the loss."""
+        super().configure_model()
         if self._compile:
             self._loss = torch.compile(cast(Any, self.model).loss, dynamic=False, fullgraph=True)
 

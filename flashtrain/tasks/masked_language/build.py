@@ -14,7 +14,7 @@ from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, at_least
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights, save_tokenizer
 from flashtrain.models.bert import Bert
@@ -136,11 +136,8 @@ def token_budgets(settings: Settings, *, gpu: bool) -> list[int]:
 def check_masked_step(settings: Settings) -> None:
     """Raise UserError unless a step is whole rows for each device, and a row holds the longest sample."""
     budget, ranks, context = settings.masked.token_budget, settings.trainer.ranks, settings.context
-    least = 5 if settings.masked.pairs else 3
-    if context < least:
-        raise UserError(f"context={context} must be at least {least}: a token and the special ones.")
-    if budget is not None and budget < context:
-        raise UserError(f"masked.token_budget={budget} must be at least the longest sample, context={context}.")
+    at_least("context", context, 5 if settings.masked.pairs else 3)  # a token and the special ones
+    at_least("masked.token_budget", budget, context)  # the longest sample
     tokens, unit = settings.trainer.tokens_per_step, 1 if budget is None else budget
     if tokens % (unit * ranks):
         near = max(1, tokens // (unit * ranks)) * unit * ranks
@@ -154,8 +151,6 @@ def check_masked_step(settings: Settings) -> None:
             f"trainer.tokens_per_step={tokens} gives a device {tokens_per_device(settings)} tokens, and the longest "
             f"sample has context={context}."
         )
-    if settings.trainer.strategy == "fsdp":
-        raise UserError("trainer.strategy=fsdp shards models too large for one device; BERT takes ddp.")
     if settings.trainer.micro_batch is not None:
         raise UserError(
             f"trainer.micro_batch={settings.trainer.micro_batch} counts samples of one length: "

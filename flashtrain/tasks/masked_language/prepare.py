@@ -163,9 +163,7 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
 
 
 def run_masked_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate or export. UserError: a mode that BERT has not."""
-    if settings.mode not in ("evaluate", "export"):
-        raise UserError(f"mode={settings.mode} is for language models: BERT has train, plan, evaluate and export.")
+    """Evaluate or export."""
     saved = read_bert(str(settings.checkpoint))
     return _export(saved) if settings.mode == "export" else _evaluate(saved, settings, hardware)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
 from dataclasses import dataclass
 
-from flashtrain.errors import UserError, at_least, between, one_of
+from flashtrain.errors import at_least, between, one_of
 
 SIZES = ("tiny", "base", "large")
 FAMILIES = ("bert", "modern")
@@ -100,14 +100,14 @@ class MaskedSettings:
         one_of("masked.balance", self.balance, BALANCES)
         for name in ("shortest", "token_budget", "validation_samples"):
             at_least(f"masked.{name}", getattr(self, name), 1)
-        if not 0 < self.share <= 1:
-            raise UserError(f"masked.share={self.share} must be above 0, and at most 1.")
+        between("masked.share", self.share, 0, 1, include_low=False)
 
 
 class MaskedTask(Task):
     """BERT on masked text."""
 
     groups = ("bert", "masked", "finetune")
+    generates = shards = False
     heeds: tuple[str, ...] = ("bert", "masked", "data", "context", "target_accuracy", *OF_TOKENS)
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:

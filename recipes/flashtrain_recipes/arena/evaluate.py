@@ -98,9 +98,7 @@ def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any
     if settings.mode == "evaluate":
         rows = evaluate_classifier(settings, hardware)
         return rows[0] if len(rows) == 1 else {"rows": rows}
-    if settings.mode == "export":
-        return _export(settings)
-    raise UserError(f"mode={settings.mode} is for language models: a classifier has train, plan, evaluate and export.")
+    return _export(settings)
 
 
 def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from flashtrain.errors import UserError, at_least, between, one_of
+from flashtrain.errors import UserError, above, at_least, between, one_of
 from flashtrain_recipes.arena.pathfinder.parameters import (
     BOTH,
     DRAWINGS,
@@ -51,8 +51,7 @@ class PathfinderSettings:
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
         of_side(self.side, self.contour)
         one_of("pathfinder.drawing", self.drawing, (*DRAWINGS, BOTH))
-        if not 0 <= self.variation <= 1:
-            raise UserError(f"pathfinder.variation={self.variation:g}. Possible: from 0 (none) to 1.")
+        between("pathfinder.variation", self.variation, 0, 1)
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):
             at_least(f"pathfinder.{name}", getattr(self, name), 1)
@@ -177,8 +176,7 @@ class MaskedPixelSettings:
     def check(self) -> None:
         at_least("masked_pixels.weight", self.weight, 0)
         between("masked_pixels.copies", self.copies, 0.0, 1.0)
-        if not 0 < self.share < 1:
-            raise UserError(f"masked_pixels.share={self.share} must be between 0 and 1.")
+        between("masked_pixels.share", self.share, 0, 1, include_low=False, include_high=False)
 
 
 @dataclass
@@ -219,8 +217,7 @@ class StageSettings:
             )
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
-        if self.until is not None and not 0 < self.until <= 1:
-            raise UserError(f"{where}.until={self.until} must be a share of the images: above 0, and at most 1.")
+        between(f"{where}.until", self.until, 0, 1, include_low=False)
         if self.steps is not None and self.epochs is not None:
             raise UserError(f"{where} has steps={self.steps} and epochs={self.epochs}: give one of them.")
         for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
@@ -230,9 +227,7 @@ class StageSettings:
             given = getattr(self, name)
             at_least(f"{where}.{name}", given, 0)
         for name in ("epochs", "learning_rate"):
-            given = getattr(self, name)
-            if given is not None and not given > 0:
-                raise UserError(f"{where}.{name}={given} must be above 0.")
+            above(f"{where}.{name}", getattr(self, name), 0)
 
     def each_stage(self) -> list[StageSettings]:
         """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""

@@ -19,6 +19,7 @@ class ClassificationTask(Task):
     """Classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
 
     groups = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")
+    generates = shards = False
     heeds = (*groups, "trainer.cuda_graphs", "export_precision", "weights")
 
     def in_stages(self, settings: Settings, name: str, otherwise: object) -> list[object]:

@@ -279,11 +279,6 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         read_classifier(tmp_path / "x.ckpt")
 
 
-def test_a_mode_for_language_models_is_refused(finished) -> None:
-    with pytest.raises(UserError, match="is for language models"):
-        run_mode(settings_from_checkpoint(["mode=generate", f"checkpoint={finished}"]))
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
