@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from flashtrain.errors import UserError
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.progress import make_progress

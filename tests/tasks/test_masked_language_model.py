@@ -10,7 +10,6 @@ import torch
 
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.masking import score_arguments
-from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig, MemorySavings
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.training.callbacks import StopAtTarget
@@ -150,8 +149,3 @@ def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(checkp
     module.bert.save_memory(MemorySavings(checkpointing))
     module.configure_model()
     assert compiled == names
-
-
-def test_no_target_is_one_line():
-    with pytest.raises(UserError, match=r"target_accuracy 0\. Possible"):
-        StopAtTarget(0)
