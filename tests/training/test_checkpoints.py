@@ -34,22 +34,16 @@ def fit(folder, *callbacks, resume=None, task=None, **options):
     return task
 
 
-def test_a_run_leaves_best_and_last(tmp_path):
-    callbacks = checkpoint_callbacks(tmp_path, every_n_steps=2)
-    fit(tmp_path, *callbacks, max_steps=5, limit_val_batches=1, val_check_interval=3)
+def test_a_run_leaves_best_and_last_and_a_second_one_writes_the_same_names(tmp_path):
+    for _ in range(2):
+        callbacks = checkpoint_callbacks(tmp_path, every_n_steps=2)
+        fit(tmp_path, *callbacks, max_steps=5, limit_val_batches=1, val_check_interval=3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
     assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 5
     best = read_checkpoint(tmp_path / "best.ckpt")
     assert best["global_step"] == 3
     assert not {"optimizer_states", "lr_schedulers"} & best.keys()
     assert callbacks[0].best_model_path == str(tmp_path / "best.ckpt")
-
-
-def test_a_second_run_in_the_folder_writes_the_same_names(tmp_path):
-    for _ in range(2):
-        options = {"max_steps": 4, "limit_val_batches": 1, "val_check_interval": 2}
-        fit(tmp_path, *checkpoint_callbacks(tmp_path), **options)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
 class Told(TinyTask):
