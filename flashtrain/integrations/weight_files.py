@@ -64,7 +64,7 @@ def write_folder(
     end_of_text: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Writes config.json and the weights (tensors from any device), each file whole or not at all; returns the folder.
+    """Writes config.json and the weights (tensors from any device), all of it or nothing; returns the folder.
 
     The weights are model.safetensors, or files of at most shard_bytes each (a larger tensor is one alone) with their
     index, as transformers has them. end_of_text: of a model that generates, for generation_config.json (None: no such
@@ -87,12 +87,11 @@ def write_folder(
             save_file(shard, Path(unfinished, file), metadata={"format": "pt"})
         for file, content in texts.items():
             Path(unfinished, file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        written = {file.name for file in Path(unfinished).iterdir()}
-        for name in sorted(written):
-            Path(unfinished, name).replace(folder / name)
-    for earlier in (folder / INDEX, folder / WEIGHTS, *folder.glob(SHARDS)):
-        if earlier.name not in written:
+        # Without a config.json there is no model: a kill from here on leaves no mixture of an earlier one and this.
+        for earlier in (folder / CONFIG, folder / INDEX, folder / WEIGHTS, *folder.glob(SHARDS)):
             earlier.unlink(missing_ok=True)
+        for name in (*split.filename_to_tensors, *reversed(texts)):
+            Path(unfinished, name).replace(folder / name)
     return folder
 
 

@@ -83,8 +83,7 @@ def test_results_and_gradients_are_torchs(ours, options, dtype):
             (out * out.detach().cos()).sum().backward()
         results.append((out, *[x.grad for x in inputs]))
     assert len(ours) == 1
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    torch.testing.assert_close(*results)
 
 
 def test_multi_head_attention_modules_are_routed(ours):

@@ -38,8 +38,7 @@ def check(got, wanted, inputs, real=None):
     real = torch.ones(got.shape[:2], dtype=torch.bool) if real is None else real
     torch.testing.assert_close(got[real], wanted[real])
     gradients = [torch.autograd.grad(x[real].square().sum(), inputs) for x in (got, wanted)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize(
