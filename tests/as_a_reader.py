@@ -26,13 +26,6 @@ def succeeds(words: Sequence[str], environment: Mapping[str, str] = {}, *, sever
     return output
 
 
-def refused(words: Sequence[str]) -> str:
-    """The one line of a command that is refused."""
-    status, output = run(words, {})
-    assert status == 2, output
-    return output.splitlines()[-1]
-
-
 @cache
 def import_what_commands_need() -> None:
     """What every fork would import again: of a command of a second or two a quarter is this."""

@@ -32,7 +32,6 @@ LONGEST = (
     "test_the_commands_of_a_page_work",
     "test_kills_cost_no_checkpoint",
     "test_several_devices_are_a_process_of_their_own",
-    "test_no_dead_end_in_the_first_hour",
     "test_a_killed_sweep_takes_its_job_along",
     "test_each_eleventh_of_all_cases_there_are",
     "test_replayed_passes_in_the_interpreter",

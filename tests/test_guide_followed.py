@@ -84,8 +84,6 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
         text = text.replace(told, mine)
     text = re.sub(r"=(runs/[\w-]+)/\.\.\.", lambda run: f"={newest(run[1])}", text)
     words = shlex.split(text)
-    if words[:1] == ["cache"]:
-        return {}, [word.replace("KEY", "all") for word in words]
     keys = {word.split("=", 1)[0] for word in words}
     if not keys & {"mode", "checkpoint"}:
         small = {name: value for name, value in TRAINING.items() if "recipe=sft" not in words or name[:4] != "data"}

@@ -53,7 +53,8 @@ def generate(
     a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
     Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored. A model on the meta
     device (transformers_decoder's) is first given its weights, on the prompt's device.
-    UserError: a model that does not generate, an empty prompt, options out of range, predictions that are no numbers.
+    UserError: a model that does not generate, an empty prompt, tokens outside the vocabulary, options out of range,
+    predictions that are no numbers.
     """
     shape = model.shape
     if shape is None or not model.generates:
@@ -61,6 +62,8 @@ def generate(
     ends = [] if end_of_text is None else [end_of_text] if isinstance(end_of_text, int) else list(end_of_text)
     if tokens.dim() != 2 or not tokens.numel():
         raise UserError(f"a prompt of shape {tuple(tokens.shape)}: expected (rows, tokens), at least one token a row.")
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:  # rows that stand for no token would answer
+        raise UserError(f"tokens {int(tokens.min())} to {int(tokens.max())}: expected those below {shape.vocab_size}.")
     at_least("max_new_tokens", max_new_tokens, 0)
     between("temperature", temperature, 0, LARGEST_TEMPERATURE)
     at_least("top_k", top_k, 1)

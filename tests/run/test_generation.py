@@ -40,12 +40,6 @@ def test_greedy_with_the_cache_equals_reading_everything_again_even_past_the_con
     assert torch.equal(generate(model, prompt, 40, temperature=0), recomputed(model, prompt, 40))
 
 
-def test_the_prompt_stays_in_front(model):
-    out = generate(model, PROMPT, 5)
-    assert out.shape == (2, 8)
-    assert torch.equal(out[:, :3], PROMPT)
-
-
 def test_the_same_seed_draws_the_same_tokens_and_another_seed_others(model):
     first = generate(model, PROMPT, 20, seed=1)
     assert torch.equal(first, generate(model, PROMPT, 20, seed=1))
@@ -95,14 +89,12 @@ def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
     ("options", "message"),
     [
         ({"tokens": torch.zeros(1, 0, dtype=torch.int64)}, "a prompt of shape \\(1, 0\\)"),
-        ({"tokens": torch.tensor([[50]])}, "token 50 in the prompt. Possible: 0 to 49"),
-        ({"temperature": -1.0}, "temperature -1. Possible: 0 \\(greedy\\) or more"),
-        ({"temperature": float("inf")}, "temperature inf. Possible: 0 \\(greedy\\) or more"),
-        ({"temperature": float("nan")}, "temperature nan. Possible: 0 \\(greedy\\) or more"),
-        ({"top_k": 0}, "top_k 0. Possible: 1 or more"),
-        ({"max_new_tokens": -1}, "max_new_tokens -1"),
-        ({"end_of_text": 50}, "end_of_text 50. Possible: 0 to 49"),
-        ({"end_of_text": [3, 50]}, "end_of_text 50. Possible: 0 to 49"),
+        ({"tokens": torch.tensor([[50]])}, "below 50"),
+        ({"temperature": -1.0}, "temperature=-1"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(model, options, message):
