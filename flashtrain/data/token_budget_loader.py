@@ -11,7 +11,6 @@ from torch.utils.data import DistributedSampler
 from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan
 
-BILLION = 1_000_000_000
 STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
 
 
@@ -154,15 +153,10 @@ class TokenBudgetLoader(ResumableLoader):
             "seed": self.rows.plan.seed,
             "samples": len(self.packed),
             "tokens": self.packed.tokens,
-            "fills": [[at, *map(_billionths, fill)] for at, fill in self.rows.fills_before(self.step).items()],
+            "fills": [[at, *fill] for at, fill in self.rows.fills_before(self.step).items()],
         }
 
     def _continue_from(self, state_dict: dict[str, Any]) -> None:
         place = PlanState(state_dict["next_number"], tuple(state_dict["waiting"]))
-        fills = {at: (fill / BILLION, imbalance / BILLION) for at, fill, imbalance in state_dict["fills"]}
+        fills = {at: (fill, imbalance) for at, fill, imbalance in state_dict["fills"]}
         self.rows.continue_from(state_dict["step"], place, fills)
-
-
-def _billionths(value: float) -> int:
-    """A checkpoint's loops hold whole numbers only, by which a damaged one is known."""
-    return round(value * BILLION)

@@ -20,11 +20,11 @@ from flashtrain.training.memory_choice import (
     MemoryOption,
     Room,
     candidates,
-    choose_micro_batch,
     choose_option,
     largest_micro_batch,
     memory_options,
     option_words,
+    too_large,
 )
 
 
@@ -61,7 +61,7 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     options = memory_options(_candidates(settings, hardware), samples, micro_batch, free, estimate)
     chosen = choose_option(options, free)
     if micro_batch is None and not chosen.fits and free.device is not None:
-        choose_micro_batch(samples, free.device, lambda size: estimate(size, chosen.savings))  # says what is missing
+        raise too_large(chosen.estimate, free.device)
     ladder = _candidates(settings, hardware, checkpointing=AUTO)
     more = [savings for savings in ladder if savings not in [option.savings for option in options]]
     return Batching(

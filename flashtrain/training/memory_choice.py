@@ -29,22 +29,11 @@ LOSS_CHUNK = 2048
 Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch with these savings
 
 
-def choose_micro_batch(
-    samples: int, free_bytes: int, estimate: Callable[[int], MemoryEstimate], cap: int = MICRO_BATCH_CAP
-) -> tuple[int, int]:
-    """(micro-batch, batches accumulated) for `samples` samples a device and optimiser step.
-
-    The largest divisor of `samples`, at most `cap`, whose estimate fits in FREE_SHARE of free_bytes.
-    estimate: micro-batch -> MemoryEstimate. Raises UserError where even one sample does not fit.
-    """
-    allowed = FREE_SHARE * free_bytes
-    micro_batch = largest_micro_batch(samples, lambda size: estimate(size).total <= allowed, cap)
-    if micro_batch is not None:
-        return micro_batch, samples // micro_batch
-    one = estimate(1)
-    parts = one.parts()
+def too_large(one: MemoryEstimate, free_bytes: int) -> UserError:
+    """What to raise where not even one sample fits, of which this is the estimate."""
+    allowed, parts = FREE_SHARE * free_bytes, one.parts()
     fixed = sum(parts[name] for name in ("weights", "gradients", "optimizer"))
-    raise UserError(
+    return UserError(
         f"one sample needs an estimated {one.total / GIB:.1f} GiB ({parts['activations'] / GIB:.1f} activations kept,"
         f" {parts['at work'] / GIB:.1f} at work, {fixed / GIB:.1f} weights with their"
         f" gradients and optimiser states) but {allowed / GIB:.1f} GiB ({FREE_SHARE:.0%} of {free_bytes / GIB:.1f} GiB"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
 
-from flashtrain.errors import UserError
 from flashtrain.training.memory import GIB, MemoryEstimate, estimate_memory
-from flashtrain.training.memory_choice import choose_micro_batch
+from flashtrain.training.memory_choice import too_large
 
 OF_12_LAYERS = partial(estimate_memory, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024)
 GPT2_124M = partial(OF_12_LAYERS, 124_475_904)
@@ -224,30 +224,9 @@ def test_the_estimate_reads_as_lines_that_end_with_the_total():
     assert sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.05)
 
 
-def sized(gib_per_sample):
-    return lambda batch: MemoryEstimate(0, 0, 0, int(batch * gib_per_sample * GIB), 0, 0)
-
-
-def test_the_largest_divisor_that_fits_is_chosen():
-    assert choose_micro_batch(64, 24 * GIB, sized(1)) == (16, 4)
-    assert choose_micro_batch(48, 24 * GIB, sized(1)) == (16, 3)
-    assert choose_micro_batch(7, 5 * GIB, sized(1)) == (1, 7)
-
-
-def test_a_tenth_of_the_free_memory_stays_free():
-    assert choose_micro_batch(16, 16 * GIB, sized(1)) == (8, 2)
-
-
-def test_the_micro_batch_is_capped():
-    assert choose_micro_batch(512, 10_000 * GIB, sized(1)) == (64, 8)
-
-
 def test_a_sample_that_does_not_fit_names_the_numbers_and_what_to_change():
-    with pytest.raises(
-        UserError, match=r"one sample needs an estimated 30\.0 GiB .*21\.6 GiB .*shorter context"
-    ) as error:
-        choose_micro_batch(8, 24 * GIB, sized(30))
-    assert "\n" not in str(error.value)
+    line = str(too_large(MemoryEstimate(0, 0, 0, 30 * GIB, 0, 0), 24 * GIB))
+    assert re.match(r"one sample needs an estimated 30\.0 GiB .*21\.6 GiB .*shorter context", line)
 
 
 def test_autograd_through_a_gated_piece_holds_three_tensors_more():

@@ -7,7 +7,7 @@ import pytest
 from flashtrain.errors import UserError
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.training.memory import GIB, MemoryEstimate
-from flashtrain.training.memory_choice import Room, candidates, choose_option, memory_options
+from flashtrain.training.memory_choice import Room, candidates, choose_option, largest_micro_batch, memory_options
 
 A_SAMPLE = {"none": 16, "selective": 8, "full": 4}  # GiB
 
@@ -88,3 +88,10 @@ def test_an_option_reads_as_the_settings_that_ask_for_it():
         "memory=full memory.offload=true memory.ffn_chunk=16384 memory.loss_chunk=2048 "
         "1.0 GiB, micro-batch 1, 6.0 GiB in host memory"
     )
+
+
+def test_the_micro_batch_is_the_largest_divisor_that_fits_and_64_at_most():
+    fitting = [largest_micro_batch(samples, lambda size: size <= 21) for samples in (64, 48, 7, 23)]
+    assert fitting == [16, 16, 7, 1]
+    assert largest_micro_batch(512, lambda size: True) == 64
+    assert largest_micro_batch(8, lambda size: False) is None
