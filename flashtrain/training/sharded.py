@@ -208,7 +208,7 @@ def _take_place(home: Path, path: Path, generation: str) -> None:
         path.unlink()
         home.rename(path)
     for entry in path.iterdir():
-        if entry.name != generation and _GENERATION.fullmatch(entry.name) and not entry.is_symlink():
+        if entry.name != generation and _GENERATION.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from contract_runs import TASKS, Settings, interrupted, summary, train
+from contract_runs import SHARDS, TASKS, Settings, interrupted, summary, train
 
 import flashtrain
 
@@ -37,6 +37,11 @@ def half(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return interrupted(settings, tmp_path_factory.mktemp("half"), 8, fail, Ended)
 
 
+@pytest.fixture(scope="module")
+def half_in_shards(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return interrupted({**settings, **SHARDS}, tmp_path_factory.mktemp("half"), 8, fail, Ended)
+
+
 def name_everywhere(checkpoint: dict[str, Any], path: str) -> None:
     """Let all that Lightning's checkpoint callbacks save as a path be this one, to be replaced by any better model."""
     worst = torch.tensor(99.0)
@@ -53,8 +58,10 @@ def everything(folder: Path) -> dict[str, bytes | None]:
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("form", ["absolute", "..", "link", "address"])
-def test_a_path_in_a_checkpoint_is_not_believed(form: str, half: Path, settings: Settings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["absolute", "..", "link", "address", "in shards"])
+def test_a_path_in_a_checkpoint_is_not_believed(form: str, request, settings: Settings, tmp_path: Path) -> None:
+    half = request.getfixturevalue("half_in_shards" if form == "in shards" else "half")
+    settings = {**settings, **(SHARDS if form == "in shards" else {})}
     victims, folder = tmp_path / "victims", tmp_path / "runs" / "run"
     (victims / "folder.ckpt").mkdir(parents=True)
     for name in ("best.ckpt", "last.ckpt", "folder.ckpt/file"):
@@ -68,9 +75,11 @@ def test_a_path_in_a_checkpoint_is_not_believed(form: str, half: Path, settings:
         named |= {"link": checkpoints / "link", "address": f"local://{victims}"}
         if form == "link":
             (checkpoints / "link").symlink_to(victims)
-        checkpoint = torch.load(checkpoints / "last.ckpt", weights_only=True)
-        name_everywhere(checkpoint, f"{named[form]}/{victim}")
-        torch.save(checkpoint, checkpoints / "last.ckpt")
+        file = checkpoints / "last.ckpt"
+        file = next(file.rglob("*.ckpt")) if file.is_dir() else file
+        checkpoint = torch.load(file, weights_only=True)
+        name_everywhere(checkpoint, f"{named.get(form, victims)}/{victim}")
+        torch.save(checkpoint, file)
         flashtrain.evaluate(checkpoints / "last.ckpt", hardware="cpu")
         assert everything(victims) == before
         # A folder with a link that leads out of it may be refused as a whole.
