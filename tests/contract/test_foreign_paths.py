@@ -42,16 +42,19 @@ def half_in_shards(settings: Settings, tmp_path_factory: pytest.TempPathFactory)
     return interrupted({**settings, **SHARDS}, tmp_path_factory.mktemp("half"), 8, fail, Ended)
 
 
-def name_everywhere(checkpoint: dict[str, Any], path: str) -> None:
-    """Let all that Lightning's checkpoint callbacks save as a path be this one, to be replaced by any better model."""
+def name_everywhere(file: Path, checkpoints: Path, path: str) -> None:
+    """Let all that Lightning's checkpoint callbacks have in a file as a path be this one, which any better model
+    replaces; their folder is the run's, for they believe the rest of no other."""
+    checkpoint: dict[str, Any] = torch.load(file, weights_only=True)
     worst = torch.tensor(99.0)
     names = ("best_model_path", "kth_best_model_path", "last_model_path")
-    paths = {**dict.fromkeys(names, path), "dirpath": path.rpartition("/")[0], "best_k_models": {path: worst}}
+    paths = {**dict.fromkeys(names, path), "dirpath": str(checkpoints), "best_k_models": {path: worst}}
     scores = {"best_model_score": worst, "current_score": worst, "kth_value": worst, "monitor": "validation_loss"}
     states = [state for name, state in checkpoint["callbacks"].items() if "Checkpoint" in name or {*names} & {*state}]
     assert states
     for state in states:
         state.update(paths | scores)
+    torch.save(checkpoint, file)
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
@@ -71,15 +74,13 @@ def test_a_path_in_a_checkpoint_is_not_believed(form: str, request, settings: Se
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(half, folder)
         checkpoints = folder / "checkpoints"
-        named = {"absolute": victims, "..": checkpoints / os.path.relpath(victims, checkpoints)}
+        upwards = checkpoints / os.path.relpath(victims, checkpoints)
+        named = {"absolute": victims, "..": upwards, "in shards": upwards}
         named |= {"link": checkpoints / "link", "address": f"local://{victims}"}
+        for file in [path for path in checkpoints.rglob("*.ckpt") if path.is_file()]:
+            name_everywhere(file, checkpoints, f"{named[form]}/{victim}")
         if form == "link":
             (checkpoints / "link").symlink_to(victims)
-        file = checkpoints / "last.ckpt"
-        file = next(file.rglob("*.ckpt")) if file.is_dir() else file
-        checkpoint = torch.load(file, weights_only=True)
-        name_everywhere(checkpoint, f"{named.get(form, victims)}/{victim}")
-        torch.save(checkpoint, file)
         flashtrain.evaluate(checkpoints / "last.ckpt", hardware="cpu")
         assert everything(victims) == before
         # A folder with a link that leads out of it may be refused as a whole.
