@@ -283,7 +283,7 @@ def say_finished(
     folder: Path,
     headline: str,
     *lines: str,
-    files: str = "config.yaml, summary.json, metrics.csv, report.html",
+    files: str = "config.yaml, summary.json, metrics.jsonl, report.html",
     then: str | None = None,
 ) -> None:
     """Print what came out of a run, where it is, and what to try next (None: mode=evaluate)."""

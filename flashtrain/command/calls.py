@@ -44,8 +44,8 @@ from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Loaded, mode_of, task_of
 from flashtrain.spec import modes as all_modes
-from flashtrain.training.loggers import METRICS, read_metrics
 from flashtrain.training.memory_choice import OutOfMemory
+from flashtrain.training.metrics_file import METRICS, read_metrics
 
 _CHOOSES = {**modes.GROUPS, "recipe": ""}  # group -> which of its settings names it, where that is not `name`
 _OF_WRITING = {"max_new_tokens": "generate.tokens", "temperature": "generate.temperature", "top_k": "generate.top_k"}
@@ -76,9 +76,8 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics.csv: what was logged at a step, by name."""
-        _, rows = read_metrics(self.folder / METRICS)
-        return [{name: float(value) for name, value in row.items() if value} for row in rows]
+        """The rows of metrics.jsonl: what was logged at a step, by name."""
+        return read_metrics(self.folder / METRICS)
 
 
 Trained = Run | Loaded | str | os.PathLike[str]
@@ -88,7 +87,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     """Train as `python -m flashtrain recipe=...` does, or measure where the recipe is a benchmark.
 
-    quiet: say nothing but warnings, and draw no progress; all of it is in the folder's flashtrain.log. logger is "csv"
+    quiet: say nothing but warnings, and draw no progress; all of it is in the folder's flashtrain.log. logger is "none"
     unless named. With several trainer.devices the run is a process of its own, as is every run of the command.
     Ctrl-C finishes the step, writes the checkpoint and raises KeyboardInterrupt: resume="auto" or resume=FOLDER goes
     on. SIGTERM does the same, and then what the program does at it. Of the process nothing stays changed: signal
@@ -97,7 +96,7 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     """
     began = time.time()
     _refuse_other_modes(settings.get("mode"))
-    words = plain_words([f"recipe={recipe}", *words_of({"logger": "csv", **settings})])
+    words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
     stop: Stopped | None = None
     with as_a_guest(quiet=quiet):
         asked = settings_of(words)
@@ -177,7 +176,7 @@ def load(run: Trained, **settings: Any) -> Loaded:
 
 def plan(recipe: str, **settings: Any) -> str:
     """What `train` would do here: parameters, memory, time. Nothing is started. Raises UserError."""
-    words = plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "csv", **settings})])
+    words = plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})])
     with as_a_guest(quiet=True):
         return job.plan(settings_of(words), words)
 

@@ -7,9 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from flashtrain.errors import printable
 
 UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
 
@@ -54,24 +51,3 @@ def write_atomically(path: str | Path, text: str) -> Path:
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
     return Path(path)
-
-
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-
-
-def csv_value(value: Any) -> Any:
-    """A value as a CSV file holds it: text that a spreadsheet would compute (=SUM(A1:A9)) begins with an apostrophe,
-    and its control characters are told as \\x1b. Numbers, also those that are text already (-0.5), stay as they are.
-    """
-    if not isinstance(value, str) or _is_number(value):
-        return value
-    formula = value.startswith(_FORMULAS) or value.lstrip().startswith(_FORMULAS)
-    return printable(f"'{value}" if formula else value)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

@@ -3,7 +3,7 @@
 runs/gpt2/2026-11-21_10-15-02/
   config.yaml      the resolved settings (a run can be rebuilt from this file and the checkpoint)
   summary.json     one flat row: what was trained and what came out, also when the run failed
-  metrics.csv      every logged number
+  metrics.jsonl    every logged number
   checkpoints/     last.ckpt, best.ckpt
   sample.txt       what a language model wrote at the end
   report.html      a page of all this, and flashtrain.log what was said

@@ -15,8 +15,9 @@ from flashtrain.files.shipped import recipes_folder
 from flashtrain.registry import component, registered
 from flashtrain.report.figures import line_figure
 from flashtrain.report.page import write_page
+from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
 from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result
-from flashtrain.report.save import check_tables, insert_tables, join_results, save_result, source_line, table_text
+from flashtrain.report.save import join_results, save_result
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
 from flashtrain.report.table import OPTIONS, Table, View, view_of
 

@@ -1,8 +1,4 @@
-"""The curves of a run's metrics.csv as SVG pictures: loss, learning rate, gradient norm, tokens/s, memory, scores.
-
-The file may come from anybody: what is no finite number is left out, names are bounded, and long courses are thinned
-such that every peak stays.
-"""
+"""The curves of a run's metrics.jsonl as SVG pictures: loss, learning rate, gradient norm, tokens/s, memory, scores."""
 
 from __future__ import annotations
 
@@ -19,15 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from flashtrain.errors import UserError
-from flashtrain.files.foreign_files import MIB
 from flashtrain.report.figures import INK, LOG_FROM, colour, lowest, style, tick_label, ticks_at
 from flashtrain.report.formats import figure_text
-from flashtrain.training.loggers import STEP, read_metrics
+from flashtrain.training.metrics_file import STEP, read_metrics
 
-MOST_BYTES = 16 * MIB  # of a metrics.csv that is drawn: 150,000 rows, and a second or two
-MOST_LINES = 6  # of a panel
-_POINTS = 600  # of a line; a longer one is thinned
 _FEW = 30  # points that are marked each
 _SMOOTHED = 200  # from so many points on a line of means is drawn over them
 Course = tuple[list[float], list[float]]  # steps and values
@@ -53,41 +44,32 @@ PANELS = (
 
 
 def curves(path: Path) -> list[tuple[str, str]]:
-    """(title, SVG text) of each panel for which the file has values. UserError: it is no metrics.csv, or a long one."""
-    if path.is_file() and path.stat().st_size > MOST_BYTES:
-        raise UserError(f"{path} has {path.stat().st_size:,} bytes: no curves are drawn of more than {MOST_BYTES:,}.")
-    columns, rows = read_metrics(path)
-    found = {name: course for name in columns if name != STEP and len((course := _course(rows, name))[0])}
+    """(title, SVG text) of each panel for which the file has values."""
+    rows = read_metrics(path)
+    names = dict.fromkeys(name for row in rows for name in row if name != STEP)
+    found = {name: course for name in names if len((course := _course(rows, name))[0])}
     panels = [(panel, _of_panel(panel, found)) for panel in PANELS]
     return [(panel.title, _drawn(panel, lines)) for panel, lines in panels if lines]
 
 
-def _course(rows: Sequence[Mapping[str, str]], name: str) -> Course:
-    """The optimiser steps, counted from 1, at which the column has a number, and the numbers."""
-    points = [(_number(row.get(STEP, "")), _number(row.get(name, ""))) for row in rows]
-    kept = sorted((step + 1, value) for step, value in points if step is not None and value is not None)
+def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
+    """The optimiser steps, counted from 1, at which the metric has a finite number, and the numbers."""
+    kept = [(row[STEP] + 1, row[name]) for row in rows if name in row and math.isfinite(row[name])]
     return [step for step, _ in kept], [value for _, value in kept]
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and abs(value) < 1e30 else None  # beyond that an axis has no room
 
 
 def _of_panel(panel: Panel, found: Mapping[str, Course]) -> dict[str, Course]:
     """The panel's lines by name, each course once: groups of parameters mostly have the same learning rate."""
     lines: dict[str, Course] = {}
     for name, course in found.items():
-        if re.fullmatch(panel.names, name) and course not in lines.values() and len(lines) < MOST_LINES:
+        if re.fullmatch(panel.names, name) and course not in lines.values():
             lines[name] = course
     return lines
 
 
 def _drawn(panel: Panel, lines: Mapping[str, Course]) -> str:
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flashtrain"}):  # text as text: small, and quickly drawn
+    # Text as text, and points of a long course that lie within half a pixel as one: small, and quickly drawn.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flashtrain", "path.simplify_threshold": 0.5}):
         figure = Figure(figsize=(4.6, 2.7))
         axes = figure.add_axes((0.13, 0.17, 0.84, 0.7))
         style(axes, panel.title)
@@ -102,10 +84,11 @@ def _drawn(panel: Panel, lines: Mapping[str, Course]) -> str:
 
 
 def _draw(axes: Axes, name: str, steps: Sequence[float], values: Sequence[float], colour: str) -> None:
-    label = figure_text(name if name.startswith("lr-") else name.replace("_", " "))[:60]
+    label = figure_text(name if name.startswith("lr-") else name.replace("_", " "))
     long = len(values) >= _SMOOTHED
     axes.plot(
-        *_thinned(steps, values),
+        steps,
+        values,
         color=colour,
         linewidth=0.8 if long else 1.5,
         alpha=0.35 if long else 1,
@@ -118,18 +101,6 @@ def _draw(axes: Axes, name: str, steps: Sequence[float], values: Sequence[float]
         stretches = [slice(at, at + width) for at in range(0, len(values), width)]
         means = ([statistics.fmean(one[stretch]) for stretch in stretches] for one in (steps, values))
         axes.plot(*means, color=colour, linewidth=1.6)
-
-
-def _thinned(steps: Sequence[float], values: Sequence[float]) -> Course:
-    """At most some _POINTS points: of each stretch the lowest and the highest, in their order."""
-    if len(values) <= _POINTS:
-        return list(steps), list(values)
-    width = math.ceil(2 * len(values) / _POINTS)
-    kept: list[int] = []
-    for start in range(0, len(values), width):
-        places = range(start, min(start + width, len(values)))
-        kept += sorted({min(places, key=values.__getitem__), max(places, key=values.__getitem__)})
-    return [steps[at] for at in kept], [values[at] for at in kept]
 
 
 def _scale(axes: Axes, panel: Panel, lines: Mapping[str, Course]) -> None:

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from flashtrain.errors import UserError, unknown
-from flashtrain.report.formats import COLUMNS, cell, figure_text, heading, is_finite
+from flashtrain.report.formats import COLUMNS, cell, figure_text, heading
 from flashtrain.report.rows import has_failed, status_text, values_of
 from flashtrain.report.table import available_columns
 
@@ -127,7 +127,7 @@ def line_figure(
 
 def _can_be_placed(value: Any) -> bool:
     """Whether a row with this x has a place: words have, and numbers but NaN and infinities."""
-    return value is not None and (not isinstance(value, (int, float)) or is_finite(value))
+    return value is not None and (not isinstance(value, (int, float)) or math.isfinite(value))
 
 
 class _XAxis:
@@ -199,7 +199,7 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         points: dict[float, list[float]] = {}
         for row in rows:
             value = row.get(measure)
-            if isinstance(value, (int, float)) and is_finite(value) and not has_failed(row):
+            if isinstance(value, (int, float)) and math.isfinite(value) and not has_failed(row):
                 points.setdefault(axis.place(row), []).append(value)
         places = sorted(points)
         medians = [statistics.median(points[place]) for place in places]
@@ -246,7 +246,7 @@ def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour:
     ends = []
     for row in rows:
         low, high = row.get(f"{measure}_low"), row.get(f"{measure}_high")
-        ends_there = all(isinstance(end, (int, float)) and is_finite(end) for end in (low, high))
+        ends_there = all(isinstance(end, (int, float)) and math.isfinite(end) for end in (low, high))
         if low is not None and high is not None and ends_there and row.get(measure) is not None:
             panel.vlines(axis.place(row), low, high, color=colour, linewidth=1.2, zorder=2)
             ends += [low, high]

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flashtrain.errors import printable
-
 MISSING = "-"
-LONGEST_CELL = 2000  # characters: a file's own text may be a cell
 
 
 def grouped(value: float) -> str:
@@ -170,36 +167,23 @@ def heading(key: str) -> str:
 
 
 def cell(key: str, value: Any) -> str:
-    """One value as text: numbers by their column's format, None and "" as "-", lists word by word, always one line."""
+    """One value as text: numbers by their column's format, None and "" as "-", always one line."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        if not is_finite(value):
-            return one_line(str(value) if isinstance(value, float) else "a number of too many digits")
+        if not math.isfinite(value):
+            return str(value)
         return COLUMNS[key].number(value) if key in COLUMNS else plain(value)
-    if isinstance(value, dict):
-        return one_line(", ".join(f"{name} {item}" for name, item in value.items()))
-    if isinstance(value, (list, tuple)):
-        return one_line(" ".join(str(item) for item in value))
     return one_line(str(value))
 
 
 def one_line(text: str) -> str:
-    """Text of a file as a reader may see it: one line, bounded, with control characters told and not obeyed."""
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."
+    """The text in one line."""
+    return " ".join(text.split())
 
 
 def figure_text(text: str) -> str:
-    """Text of a file as a figure's label: one line, in which a dollar begins no formula."""
+    """The text as a figure's label: one line, in which a dollar begins no formula."""
     return one_line(text).replace("$", r"\$")
-
-
-def is_finite(value: float) -> bool:
-    """Whether a number can be computed with: no infinity, no NaN, no whole number beyond every float."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False

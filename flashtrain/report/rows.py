@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,17 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import MIB, read_json_object, read_yaml
-from flashtrain.report.formats import cell, is_finite
+from flashtrain.files.yaml_files import read_yaml
 from flashtrain.training import hardware as machine
 
 Row = dict[str, Any]
 
 SUMMARY = "summary.json"
 CONFIG = "config.yaml"
-SUMMARY_BYTES = MIB  # ours have a few KB
 # What a run that measures leaves: its rows, as a result file.
 RESULT = "result.json"
 
@@ -33,8 +32,6 @@ RESULT = "result.json"
 FINISHED = ("ok", "finished", "completed", "done")
 NO_SUMMARY = "no summary"
 OUT_OF_MEMORY = "out of memory"
-
-_MAY_BE_NESTED = ("overrides", "versions")
 
 # Folders that lie inside a sweep's folder without being a run of it.
 _NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
@@ -58,12 +55,11 @@ class ResultFile:
 
 
 def read_result(path: str | Path) -> ResultFile:
-    """Read and check a result file. Raises UserError (one line: the file, and what is wrong with it)."""
+    """Read a result file. Raises UserError for a file of another kind."""
     try:
-        content = read_json_object(path)
-    except UserError as error:
-        raise UserError(f"cannot read the result file {path}: {error}") from error
-    return _checked(content, str(path))
+        return ResultFile(**json.loads(Path(path).read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} is no result file: {error}") from error
 
 
 def command_line(words: Iterable[str], *, without: tuple[str, ...] = ()) -> str:
@@ -85,18 +81,16 @@ def write_result(
     """Write a result file, atomically, and return what was written.
 
     date: the day of measuring, ISO 8601; None: today. device and versions default to this machine's and this
-    environment's. Floats that are not finite are written as null (JSON has no word for them). Raises UserError for rows
-    that are not flat and for a file that cannot be written.
+    environment's. Floats that are not finite are written as null (JSON has no word for them).
     """
-    content = {
-        "recipe": recipe,
-        "command": command,
-        "date": datetime.date.today().isoformat() if date is None else date,
-        "device": machine.device_name() if device is None else device,
-        "versions": machine.versions() if versions is None else dict(versions),
-        "rows": [dict(row) for row in rows],
-    }
-    result = _checked(content, str(path))
+    result = ResultFile(
+        recipe=recipe,
+        command=command,
+        date=datetime.date.today().isoformat() if date is None else date,
+        device=machine.device_name() if device is None else device,
+        versions=machine.versions() if versions is None else dict(versions),
+        rows=[{key: _finite(value) for key, value in row.items()} for row in rows],
+    )
     write_atomically(path, json.dumps(asdict(result), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return result
 
@@ -130,10 +124,7 @@ def trainings_of(folder: Path) -> list[Row]:
 
 
 def _rows_below(folder: Path) -> list[Row]:
-    try:
-        return [_summary_row(run, run.relative_to(folder).as_posix()) for run in _run_folders(folder)]
-    except OSError as error:
-        raise UserError(f"cannot read {error.filename or folder}: {error.strerror}.") from error
+    return [_summary_row(run, run.relative_to(folder).as_posix()) for run in _run_folders(folder)]
 
 
 def has_failed(row: Mapping[str, Any]) -> bool:
@@ -170,8 +161,6 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     for child in sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_in_number_order):
         if child.name.startswith(".") or child.name in _NOT_RUNS:
             continue
-        if child.is_symlink() and folder.resolve().is_relative_to(child.resolve()):  # round and round
-            continue
         holds_runs = any(True for name in (SUMMARY, CONFIG) for _ in child.glob(f"*/**/{name}"))
         if not _is_run(child) and holds_runs:
             yield from _run_folders(child)
@@ -194,70 +183,18 @@ def _summary_row(folder: Path, name: str) -> Row:
     problem = "the job ended without writing summary.json"
     if file.is_file():
         try:
-            return {"run": name, **_plain(read_json_object(file, SUMMARY_BYTES))}
-        except UserError as error:
+            return {"run": name, **json.loads(file.read_text(encoding="utf-8"))}
+        except ValueError as error:
             problem = f"summary.json cannot be read: {error}"
     return {"run": name, **_told_by_config(folder / CONFIG), "status": NO_SUMMARY, "error": problem}
 
 
 def _told_by_config(path: Path) -> Row:
     """The plain values at the top of a run's config.yaml that a summary row also has."""
-    if not path.is_file():
-        return {}
-    try:
-        config = read_yaml(path)
-    except UserError:
-        return {}  # the row already says that the run is broken
+    config = read_yaml(path) if path.is_file() else {}
     found = {key: config.get(key) for key in ("recipe", "model", "attention", "context", "batch")}
-    return _plain({key: value for key, value in found.items() if isinstance(value, (str, int, float))})
-
-
-def _plain(row: Mapping[str, Any]) -> Row:
-    """A row of a file from anywhere such that every value can be shown, compared and drawn: what is nested (but the
-    overrides and versions, which may be) and whole numbers beyond every float are told in words."""
-    return {
-        key: value if key in _MAY_BE_NESTED or not _is_odd(value) else cell(key, value) for key, value in row.items()
-    }
-
-
-def _is_odd(value: Any) -> bool:
-    return isinstance(value, (list, dict)) or (isinstance(value, int) and not is_finite(value))
+    return {key: value for key, value in found.items() if isinstance(value, (str, int, float))}
 
 
 def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not is_finite(value) else value
-
-
-def _checked(content: Any, where: str) -> ResultFile:
-    if not isinstance(content, dict):
-        raise UserError(f"the result file {where} must be one JSON object.")
-    fields = list(ResultFile.__dataclass_fields__)
-    for key in content:
-        if key not in fields:
-            raise UserError(f"result file {where}: {unknown('field', str(key), fields)}")
-    missing = [field for field in fields if field not in content]
-    if missing:
-        raise UserError(f"the result file {where} lacks {', '.join(missing)}.")
-    for field in ("recipe", "command", "date", "device"):
-        if not isinstance(content[field], str) or not content[field].strip():
-            raise UserError(f"the result file {where}: '{field}' must be a text, not {content[field]!r}.")
-    try:
-        datetime.date.fromisoformat(content["date"])
-    except ValueError as error:
-        raise UserError(f"the result file {where}: date '{content['date']}' is not of the form 2026-01-31.") from error
-    versions = content["versions"]
-    if not isinstance(versions, dict) or not all(isinstance(value, str) for value in versions.values()):
-        raise UserError(f"the result file {where}: 'versions' must map names to texts, not {versions!r}.")
-    rows = content["rows"]
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"the result file {where}: 'rows' must be a list of one or more objects.")
-    for number, row in enumerate(rows, start=1):
-        for key, value in row.items():
-            if not isinstance(value, (str, int, float, bool, type(None))):
-                raise UserError(
-                    f"the result file {where}: row {number} is not flat, '{key}' is a {type(value).__name__}."
-                )
-            if isinstance(value, int) and not is_finite(value):
-                raise UserError(f"the result file {where}: row {number}, '{key}' is a number of too many digits.")
-    told = [{key: _finite(value) for key, value in row.items()} for row in rows]
-    return ResultFile(**{**{field: content[field] for field in fields}, "rows": told})
+    return None if isinstance(value, float) and not math.isfinite(value) else value

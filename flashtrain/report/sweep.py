@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import parse_json
 from flashtrain.report.figures import sweep_figure
-from flashtrain.report.formats import is_finite
 from flashtrain.report.rows import Row, collect_summaries, values_of
 from flashtrain.report.table import Table, constants, make_table, markdown_text
 
@@ -82,13 +80,8 @@ def override_values(row: Mapping[str, Any]) -> Row:
 
 
 def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row's overrides as they were given; they come as a list of key=value words, as one text, or as a mapping."""
-    overrides = row.get("overrides") or []
-    if isinstance(overrides, Mapping):
-        overrides = [f"{key}={value}" for key, value in overrides.items()]
-    listed = [str(word) for word in overrides] if isinstance(overrides, (list, tuple)) else []
-    words = overrides.split() if isinstance(overrides, str) else listed
-    pairs = [word.partition("=") for word in words]
+    """A row's overrides by key, as they were given."""
+    pairs = [word.partition("=") for word in row.get("overrides", "").split()]
     # where a job writes is not what it does
     return {key: text for key, sign, text in pairs if sign and not key.lstrip("+~").startswith(_NOT_SETTINGS)}
 
@@ -96,10 +89,10 @@ def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
 def _typed(text: str) -> Any:
     """3 for "3", 0.1 for "0.1", True for "true"; any other text as it is."""
     try:
-        value = parse_json(text, "an override")
-    except UserError:
+        value = json.loads(text)
+    except ValueError:
         return text
-    return value if isinstance(value, (int, float)) and is_finite(value) else text
+    return value if isinstance(value, (int, float)) else text
 
 
 def _figure_axis(rows: Sequence[Row], varied: Sequence[str]) -> str | None:

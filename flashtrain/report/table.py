@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import statistics
 import textwrap
@@ -19,8 +20,7 @@ from rich.text import Text
 
 from flashtrain.announce import is_quiet
 from flashtrain.errors import UserError, unknown
-from flashtrain.files.disk import csv_value
-from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, is_finite, one_line
+from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, one_line
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
 
 # The words that a README's marker and the report command share.
@@ -86,7 +86,7 @@ def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str,
     """
     places: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
-        cells = places.setdefault(tuple(_plain(key, row.get(key)) for key in index), {})
+        cells = places.setdefault(tuple(row.get(key) for key in index), {})
         found = status_text(row) if has_failed(row) else row.get(value)
         if found is not None and row.get(pivot) is not None:
             cells.setdefault(str(row[pivot]), []).append(found)
@@ -96,17 +96,12 @@ def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str,
     ]
 
 
-def _plain(key: str, value: Any) -> Any:
-    """The value, or its words where it is a list or a mapping."""
-    return cell(key, value) if isinstance(value, (list, tuple, dict)) else value
-
-
 def _columns(view: View, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*(view.columns or []), *[str(name) for name in values_of(rows, str(view.pivot))]]
 
 
 def _middle(found: list[Any]) -> Any:
-    numbers = [v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool) and is_finite(v)]
+    numbers = [v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
     return statistics.median(numbers) if numbers else found[0]
 
 
@@ -152,18 +147,14 @@ class Table:
         return text
 
     def csv(self) -> str:
-        """The values as measured, under their keys, missing ones empty; an error column where a row has one. Text that
-        a spreadsheet would take for a formula begins with an apostrophe."""
+        """The values as measured, under their keys, missing ones empty; an error column where a row has one."""
         columns = list(self.columns)
         if "error" not in columns and any(row.get("error") is not None for row in self.rows):
             columns.append("error")
         buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow([csv_value(column) for column in columns])
-        for row in self.rows:
-            values = [row.get(column) for column in columns]
-            told = [cell("", value) if isinstance(value, (list, tuple, dict)) else value for value in values]
-            writer.writerow([csv_value(value) for value in told])
+        writer = csv.DictWriter(buffer, columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(self.rows)
         return buffer.getvalue()
 
     def print(self, console: Console | None = None) -> None:

@@ -63,7 +63,7 @@ RESIDUALS = ("weights", "compute")
 ADAPTERS = ("lora",)
 CHECKPOINTING = ("none", "selective", "full", "auto")
 MASKS = ("causal", "document", "window", "prefix", "chunked")
-LOGGERS = ("none", "csv", "tensorboard", "wandb")
+LOGGERS = ("none", "csv", "tensorboard", "wandb")  # csv: an older name of none
 
 
 @dataclass
@@ -379,9 +379,9 @@ class MemorySettings:
 
 @dataclass
 class LoggerSettings:
-    """conf/logger: every run writes metrics.csv; wandb adds Weights & Biases, online when a key is configured."""
+    """conf/logger: every run writes metrics.jsonl; wandb adds Weights & Biases, online when a key is configured."""
 
-    name: str = "wandb"  # none, csv, tensorboard or wandb; or several: logger=[tensorboard,wandb]
+    name: str = "wandb"  # none, tensorboard or wandb; or several: logger=[tensorboard,wandb]
     project: str = "flashtrain"  # of Weights & Biases
     run_name: str | None = None  # of Weights & Biases
     group: str | None = None  # runs of one sweep share a group

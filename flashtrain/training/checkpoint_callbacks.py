@@ -17,7 +17,7 @@ from pytorch_lightning.trainer.call import _call_callbacks_on_save_checkpoint
 from flashtrain.announce import say
 from flashtrain.errors import first_line
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists, read_checkpoint, rebuild_paths
-from flashtrain.training.loggers import MetricsFile
+from flashtrain.training.metrics_file import MetricsFile
 from flashtrain.training.steps import OptimizerStepCounter
 
 
@@ -184,7 +184,7 @@ def _continue_metrics(trainer: pl.Trainer) -> None:
 
 
 def _flush_metrics(trainer: pl.Trainer, *, in_step: bool) -> None:
-    """Have what this step logged in metrics.csv. Lightning hands a step's metrics to the loggers after the hook in
+    """Have what this step logged in metrics.jsonl. Lightning hands a step's metrics to the loggers after the hook in
     which its checkpoint is written; the same again is no other row. in_step: the next step has logged already."""
     connector = trainer._logger_connector
     step = trainer.fit_loop.epoch_loop._batches_that_stepped

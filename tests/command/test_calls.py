@@ -73,7 +73,7 @@ def test_a_run_is_the_commands_bit_for_bit_says_nothing_and_leaves_the_process_a
     expected, got = weights(trained), weights(run.folder)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
     names = {path.name for path in run.folder.iterdir()}
-    assert {"config.yaml", "summary.json", "metrics.csv", "checkpoints", "tokenizer", "flashtrain.log"} <= names
+    assert {"config.yaml", "summary.json", "metrics.jsonl", "checkpoints", "tokenizer", "flashtrain.log"} <= names
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
     assert (run.summary["status"], run.settings.context) == ("finished", 32)
     assert run.checkpoint == run.folder / "checkpoints" / "best.ckpt"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from tiny_runs import TinyRuns
 from flashtrain import registry
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain.training.metrics_file import METRICS, read_metrics
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -42,13 +42,12 @@ def weights(folder, name="last.ckpt"):
 
 def losses(folder) -> dict[int, float]:
     """Training loss by logged step."""
-    with (folder / "metrics.csv").open() as file:
-        return {int(row["step"]): float(row["train_loss"]) for row in csv.DictReader(file) if row.get("train_loss")}
+    return {row["step"]: row["train_loss"] for row in read_metrics(folder / METRICS) if "train_loss" in row}
 
 
 def test_a_run_leaves_its_settings_summary_metrics_checkpoints_and_tokenizer(trained) -> None:
     names = {path.name for path in trained.iterdir()}
-    assert {"config.yaml", "summary.json", "metrics.csv", "checkpoints", "tokenizer"} <= names
+    assert {"config.yaml", "summary.json", "metrics.jsonl", "checkpoints", "tokenizer"} <= names
     assert {path.name for path in (trained / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
     assert read_settings(trained).context == 32
 
@@ -70,17 +69,16 @@ def test_the_demo_model_is_nowhere_called_124m(trained) -> None:
     assert row["model"] == "gpt2-demo"
 
 
-def test_every_step_is_in_metrics_csv(trained) -> None:
+def test_every_step_is_in_the_metrics(trained) -> None:
     assert len(losses(trained)) == 6
 
 
 def test_the_validation_after_the_last_step_stands_in_that_steps_row(tiny_runs: TinyRuns) -> None:
     status, folder = tiny_runs.run("validated-after-the-fit", "trainer.steps=4", "trainer.validate_every=3")
     assert status == 0
-    with (folder / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
-    assert [bool(row["validation_loss"]) for row in rows] == [False, False, True, True]
+    rows = read_metrics(folder / METRICS)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    assert ["validation_loss" in row for row in rows] == [False, False, True, True]
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_status_130(tiny_runs: TinyRuns, monkeypatch, capfd) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.registry import registered
 from flashtrain.spec import task_of
+from flashtrain.training.metrics_file import METRICS, read_metrics
 
 SUMS = [(a, b) for a in range(8) for b in range(8)]
 
@@ -131,13 +131,13 @@ def test_several_devices_train_as_one_does(runs, finished, devices):
     name = devices.replace(" ", "-").replace("=", "-")
     done = runs.command(*devices.split(), "trainer.micro_batch=1", f"hydra.run.dir={runs.folder / name}")
     assert done.returncode == 0, done.stdout + done.stderr
-    one, several = (read_metrics(folder) for folder in (finished, runs.folder / name))
+    one, several = (logged_losses(folder) for folder in (finished, runs.folder / name))
     assert several == pytest.approx(one, rel=1e-4)
 
 
-def read_metrics(folder: Path) -> list[float]:
-    rows = list(csv.DictReader((folder / "metrics.csv").open()))
-    return [float(row[name]) for name in ("train_loss", "validation_loss") for row in rows if row.get(name)]
+def logged_losses(folder: Path) -> list[float]:
+    rows = read_metrics(folder / METRICS)
+    return [row[name] for name in ("train_loss", "validation_loss") for row in rows if name in row]
 
 
 @pytest.mark.skipif("huggingface" not in registered("model"), reason="there is no model=huggingface yet")

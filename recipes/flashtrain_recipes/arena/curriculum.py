@@ -2,10 +2,10 @@
 
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
-  learning_curve.csv                        a row at each validation, through all stages and pieces
+  learning_curve.jsonl                      a row at each validation, through all stages and pieces
   learning_curve.png                        at the end, of Pathfinder only: the same drawn
   result.json                               the same at the end, in the form of recipes/results
-  stage-1-side-32/metrics.csv, ...          every logged number, a folder a stage (a single stage's lie in the run's)
+  stage-1-side-32/metrics.jsonl, ...        every logged number, a folder a stage (a single stage's lie in the run's)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from flashtrain_recipes.arena.stages import Stage, stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier
 from flashtrain_recipes.arena.words import describe_stage_line, random_start
 
-CURVE = "learning_curve.csv"
+CURVE = "learning_curve.jsonl"
 _ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on more GPUs"
 
 

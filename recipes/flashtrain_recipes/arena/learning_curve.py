@@ -6,12 +6,11 @@ of a stage's best validation. After a stage that fell to chance the others would
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.files.disk import csv_value, write_atomically
-from flashtrain.report.formats import is_finite
+from flashtrain.files.disk import write_atomically
 from flashtrain.tasks import SequenceClassification
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import held_out_samples
@@ -28,15 +26,11 @@ from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier
 
-COLUMNS = (
-    "stage", "side", "contour", "step", "images", "train_accuracy", "validation_accuracy", "validation_loss",
-    "minutes",
-)  # fmt: skip
-
 
 class LearningCurve(pl.Callback):
-    """Appends a row to `path` (csv) after each validation while training, says it, and ends a stage that reached its
-    `until`: a row of so high an accuracy is a stage's last, and that is all by which its early end is known.
+    """Appends a row to `path`, a JSON object a line, after each validation while training, says it, and ends a stage
+    that reached its `until`: a row of so high an accuracy is a stage's last, and that is all by which its early end is
+    known.
 
     The rows travel in the checkpoint: a run that is resumed, from a file carried to another machine too, writes the
     whole curve. minutes: of fitting, all pieces together. images: read for training, all stages together. `begin_stage`
@@ -134,47 +128,14 @@ class LearningCurve(pl.Callback):
         return stage.until is not None and accuracy is not None and accuracy >= stage.until
 
     def write(self) -> None:
-        """Write the csv file."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: csv_value(value) for key, value in row.items()} for row in self.rows)
-        write_atomically(self.path, text.getvalue())
+        """Write the file, a JSON object a line."""
+        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": [dict(row) for row in self.rows], "seconds": 60 * self.minutes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rows, seconds = state_dict.get("rows"), state_dict.get("seconds")
-        if not isinstance(rows, list) or not all(map(_is_row, rows)) or not _is_number(seconds):
-            raise UserError(
-                "the checkpoint's learning curve is damaged: its rows must have numbers or short words under "
-                f"{', '.join(COLUMNS)}."
-            )
-        self.rows = [{key: row[key] for key in COLUMNS} for row in rows]
-        self._seconds_before = float(seconds)
-
-
-_OF_EARLIER_RUNS = {"drawn_as"}
-_WORDS = ("contour", *_OF_EARLIER_RUNS)
-_LONGEST_WORD = 100
-
-
-def _is_row(row: Any) -> bool:
-    """Whether this is a row of a curve: a checkpoint may come from anywhere."""
-    if not isinstance(row, dict) or set(row) - _OF_EARLIER_RUNS != set(COLUMNS):
-        return False
-    return all(_is_number(value) or (key in _WORDS and _is_word(value)) for key, value in row.items())
-
-
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_WORD
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    if isinstance(value, int):
-        return not isinstance(value, bool) and is_finite(value)
-    return isinstance(value, float)  # NaN too: a loss may have been
+        self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
 
 
 class BestOfStage(pl.Callback):

@@ -66,7 +66,7 @@ def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> Non
     say("")
     say(f"finished {row['model']} on {what}: {found}after {row['samples']:,} samples")
     say(f"  {speed}{row['seconds']:.0f} s for the whole command")
-    say(f"  run folder {folder} (summary.json, learning_curve.csv), checkpoints in {folder / 'checkpoints'}")
+    say(f"  run folder {folder} (summary.json, learning_curve.jsonl), checkpoints in {folder / 'checkpoints'}")
     then = f"mode=evaluate checkpoint={folder}" if labelled else f"recipe={settings.recipe} weights={folder}"
     say(f"  try next: python -m flashtrain {then}")
 

@@ -2,7 +2,7 @@
 what they show.
 
 runs/RECIPE/2026-11-21_10-15-02/
-  config.yaml, summary.json, metrics.csv    as every run
+  config.yaml, summary.json, metrics.jsonl  as every run
   result.json                               all rows so far, in the form of recipes/results
   notes.txt                                 what could not be measured, and why
   *.png                                     the benchmark's own figures, where several lengths were measured

@@ -20,7 +20,7 @@ from flashtrain.command.compose import quoted
 from flashtrain.folders.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.run.job_process import job_command
 from flashtrain.settings.settings import Settings
-from flashtrain.training.loggers import METRICS, read_metrics
+from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain_recipes.benchmark_runner.measuring import Clock, Row
 from flashtrain_recipes.step_benchmark.measure import NO_TIME, case_columns, rates
 from flashtrain_recipes.step_benchmark.training_step import Contender, StepCase
@@ -117,14 +117,14 @@ def command_words(
 
 
 def mean_step_seconds(metrics: Path) -> float | None:
-    """Seconds of a step of the run that left this metrics.csv, the mean over all that it logged but the first time.
+    """Seconds of a step of the run that left this metrics.jsonl, the mean over all that it logged but the first time.
 
     The mean, since logging costs time at some steps only; the first time holds compilation. None where the run logged
     fewer than two times. Intervals are equally long.
     """
     if not metrics.is_file():
         return None
-    logged = [float(row["step_seconds"]) for row in read_metrics(metrics)[1] if row.get("step_seconds")]
+    logged = [row["step_seconds"] for row in read_metrics(metrics) if "step_seconds" in row]
     return statistics.mean(logged[1:]) if len(logged) > 1 else None
 
 

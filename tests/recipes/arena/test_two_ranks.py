@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
@@ -35,5 +34,5 @@ def test_two_ranks_train_both_stages_as_one_process_does_and_end_the_first_one_e
         torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-3)
     accuracies = [json.loads((run / "summary.json").read_text())["validation_accuracy"] for run in (folder, alone)]
     assert accuracies[0] == pytest.approx(accuracies[1])
-    with (folder / "learning_curve.csv").open() as file:
-        assert [row["images"] for row in csv.DictReader(file)] == ["12", "24", "28"]
+    rows = map(json.loads, (folder / "learning_curve.jsonl").read_text().splitlines())
+    assert [row["images"] for row in rows] == [12, 24, 28]

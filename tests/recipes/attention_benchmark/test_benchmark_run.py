@@ -45,7 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_a_run_leaves_its_rows_notes_figures_and_a_flat_summary(finished) -> None:
-    assert {"config.yaml", "summary.json", "metrics.csv", "result.json", "notes.txt", "runtime.png"} <= {
+    assert {"config.yaml", "summary.json", "metrics.jsonl", "result.json", "notes.txt", "runtime.png"} <= {
         path.name for path in finished.iterdir()
     }
     row = json.loads((finished / "summary.json").read_text())

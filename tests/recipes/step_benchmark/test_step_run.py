@@ -15,7 +15,7 @@ from flashtrain.folders.run_folder import write_summary
 from flashtrain.report import read_result
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import detect_hardware
-from flashtrain.training.loggers import MetricsFile
+from flashtrain.training.metrics_file import MetricsFile
 from flashtrain_recipes.step_benchmark import command_cost
 from flashtrain_recipes.step_benchmark import run as steps_run
 
@@ -60,7 +60,7 @@ def test_its_summary_is_flat_and_says_what_flashtrain_reached(speed) -> None:
     assert not any(isinstance(value, (dict, list)) for value in row.values())
     assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 1, 1)
     assert row["tokens_per_second_demo_16_fp32"] > 0
-    metrics = (speed / "metrics.csv").read_text()
+    metrics = (speed / "metrics.jsonl").read_text()
     assert "tokens_per_second/demo/16/fp32/flashtrain/1" in metrics
     assert "speedup/demo/16/fp32/flashtrain" in metrics
 
@@ -121,7 +121,7 @@ def test_the_commands_cost_is_measured_beside_the_bare_loop(tmp_path, monkeypatc
         folder = tmp_path / "run" / "command"
         folder.mkdir()
         write_summary(folder, {"status": "finished", "peak_memory_gib": 1.0})
-        metrics = MetricsFile(folder / "metrics.csv")
+        metrics = MetricsFile(folder / "metrics.jsonl")
         for step, seconds in ((9, 100.0), (19, 2.0), (29, 4.0)):  # the first time holds compilation
             metrics.log_metrics({"step_seconds": seconds}, step)
         metrics.finalize("success")
