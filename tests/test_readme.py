@@ -12,7 +12,7 @@ import pytest
 import torch
 from published_commands import GUIDE, PAGES, ROOT, python_blocks
 
-from flashtrain.report.save import check_tables
+from flashtrain.report.readme import check_tables
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -101,17 +101,7 @@ def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path
     if options.y:
         group = options.group.split(",") if options.group else None
         return line_figure(rows, options.x, options.y.split(","), group, path)
-    draw = component("figure", options.figure)
-    try:
-        return cast(Path, draw(rows, path))
-    except UserError:
-        raise
-    except (TypeError, ValueError, KeyError, IndexError, ArithmeticError) as error:
-        # Each figure knows its own columns: rows of a file from anywhere may hold words where it computes.
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(
-            f"figure {options.figure} cannot be drawn of these rows, which do not suit it ({told})."
-        ) from error
+    return cast(Path, component("figure", options.figure)(rows, path))
 
 
 def _parser() -> argparse.ArgumentParser:

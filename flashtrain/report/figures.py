@@ -344,10 +344,7 @@ def marker(index: int) -> str:
 
 
 def save(figure: Figure, path: Path, dpi: int = DPI) -> Path:
-    """Write a figure as a PNG, and make its folder. UserError: it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="png", dpi=dpi, facecolor="white")
-    except OSError as error:
-        raise UserError(f"cannot write the figure {path}: {error.strerror}.") from error
+    """Write a figure as a PNG, and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", dpi=dpi, facecolor="white")
     return path

@@ -1,24 +1,22 @@
 """report.html: one page that shows a run, a sweep or a study, in one file that opens without a network.
 
 Of a run: its summary row, curves, sample, figures, the settings that differ from their defaults, and links to its
-files. Of a folder of runs: their figures and their table side by side. Everything comes from files that may be
-anybody's: each text is escaped, pictures are data, and the page's own policy lets no script run and nothing be fetched.
+files. Of a folder of runs: their figures and their table side by side. Each text is escaped, pictures are data, and the
+page's own policy lets no script run and nothing be fetched.
 """
 
 from __future__ import annotations
 
 import base64
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from flashtrain.errors import UserError, printable
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.foreign_files import MIB, read_bytes, read_text, read_yaml
+from flashtrain.files.yaml_files import read_yaml
 from flashtrain.folders.run_folder import SAMPLE
 from flashtrain.report.formats import cell, heading
 from flashtrain.report.rows import (
@@ -35,12 +33,9 @@ from flashtrain.report.rows import (
 )
 from flashtrain.report.sweep import sweep_table, with_overrides
 from flashtrain.report.table import Table, make_table
-from flashtrain.training.loggers import METRICS
+from flashtrain.training.metrics_file import METRICS
 
 PAGE = "report.html"
-_PNG = b"\x89PNG\r\n\x1a\n"
-_PICTURE_BYTES, _MOST_PICTURES, _SAMPLE_BYTES = 4 * MIB, 12, MIB
-_MOST_ROWS, _MOST_SETTINGS = 500, 400  # of a table: a page is looked at
 _LONG = 60  # characters of a cell that takes several lines
 # Of a summary row, what is looked at first.
 _FIRST = (
@@ -101,19 +96,18 @@ _HEAD = """<!doctype html>
 def write_page(folder: str | Path, row: Row | None = None) -> Path:
     """Write FOLDER/report.html of a run, of a sweep or study, or of any folder with runs below it, and return its path.
 
-    row: of a run whose summary.json is still to be written. A part that cannot be drawn says why in its place. Raises
-    UserError where there is no run, or the page cannot be written.
+    row: of a run whose summary.json is still to be written. Raises UserError where there is no run.
     """
     folder = Path(folder)
     own = row or own_row(folder)
     rows = collect_summaries(folder) if own is None else trainings_of(folder)
     parts = [
         _head(folder, own, rows),
-        _section("Curves", lambda: _curves(folder)),
-        _section("What it writes", lambda: _sample(folder)),
-        _section("Results", lambda: _results(folder, rows)),
-        _section("Settings that differ from their defaults", lambda: _settings(folder)),
-        _section("Files", lambda: _files(folder)),
+        _section("Curves", _curves(folder)),
+        _section("What it writes", _sample(folder)),
+        _section("Results", _results(folder, rows)),
+        _section("Settings that differ from their defaults", _settings(folder)),
+        _section("Files", _files(folder)),
     ]
     return write_atomically(folder / PAGE, "".join(parts) + "</body>\n</html>\n")
 
@@ -146,12 +140,8 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
     )
 
 
-def _section(title: str, make: Callable[[], str]) -> str:
+def _section(title: str, content: str) -> str:
     """A part of the page under its heading; nothing where the folder has nothing of the kind."""
-    try:
-        content = make()
-    except UserError as problem:
-        content = f'<p class="bad">{_text(str(problem))}</p>\n'
     return f"<section>\n<h2>{_text(title)}</h2>\n{content}</section>\n" if content else ""
 
 
@@ -170,13 +160,15 @@ def _curves(folder: Path) -> str:
 def _sample(folder: Path) -> str:
     if not (folder / SAMPLE).is_file():
         return ""
-    return f"<pre>{_text(read_text(folder / SAMPLE, _SAMPLE_BYTES))}</pre>\n"
+    return f"<pre>{_text((folder / SAMPLE).read_text(encoding='utf-8'))}</pre>\n"
 
 
 def _results(folder: Path, rows: Sequence[Row]) -> str:
     """The folder's figures, and the table of its runs or of what it measured beside them."""
-    files = [path for path in sorted(folder.glob("*.png")) if not path.is_symlink()][:_MOST_PICTURES]
-    pictures = "".join(_picture(path) for path in files)
+    pictures = "".join(
+        f'<img alt="{_text(path.name)}" src="data:image/png;base64,{_encoded(path.read_bytes())}">\n'
+        for path in sorted(folder.glob("*.png"))
+    )
     tables = ""
     if (folder / RESULT).is_file():
         tables += _table(make_table(read_result(folder / RESULT).rows))
@@ -185,13 +177,6 @@ def _results(folder: Path, rows: Sequence[Row]) -> str:
         tables += _table(sweep_table(known), links=[_page_of(folder, str(row["run"])) for row in rows])
     columns = [f"<div>\n{column}</div>\n" for column in (pictures, tables) if column]
     return f'<div class="beside">\n{"".join(columns)}</div>\n' if columns else ""
-
-
-def _picture(path: Path) -> str:
-    content = read_bytes(path, _PICTURE_BYTES)
-    if not content.startswith(_PNG):
-        return f'<p class="bad">{_text(path.name)} is no PNG.</p>\n'
-    return f'<img alt="{_text(path.name)}" src="data:image/png;base64,{_encoded(content)}">\n'
 
 
 def _page_of(folder: Path, run: str) -> str | None:
@@ -209,18 +194,16 @@ def _table(table: Table, links: Sequence[str | None] = ()) -> str:
         f"<th{_kind(name, one)}>{_text(name)}</th>" for name, one in zip(table.headings, numbers, strict=True)
     )
     lines = []
-    for index, (row, cells) in enumerate(zip(table.rows[:_MOST_ROWS], table.cells, strict=False)):
+    for index, (row, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
         shown = [_text(part) for part in cells]
         if index < len(links) and links[index] is not None:
             shown[0] = f'<a href="{links[index]}">{shown[0]}</a>'
         kinds = [_kind(part, one) for part, one in zip(cells, numbers, strict=True)]
         parts = "".join(f"<td{kind}>{part}</td>" for kind, part in zip(kinds, shown, strict=True))
         lines.append(f"<tr{' class=failed' if has_failed(row) else ''}>{parts}</tr>\n")
-    more = len(table.rows) - _MOST_ROWS
-    notes = "".join(f'<p class="bad">{_text(note)}</p>\n' for note in table.notes[:_MOST_ROWS])
-    left_out = f"<p>and {more:,} more</p>\n" if more > 0 else ""
+    notes = "".join(f'<p class="bad">{_text(note)}</p>\n' for note in table.notes)
     title = f'<p class="quiet">{_text(table.title)}</p>\n' if table.title else ""
-    return f'{title}<div class="wide"><table>\n<tr>{head}</tr>\n{"".join(lines)}</table></div>\n{left_out}{notes}'
+    return f'{title}<div class="wide"><table>\n<tr>{head}</tr>\n{"".join(lines)}</table></div>\n{notes}'
 
 
 def _kind(text: str, is_number: bool) -> str:
@@ -243,7 +226,7 @@ def _settings(folder: Path) -> str:
     lines = [
         f"<tr><td>{_text(cell('', name))}</td><td{_kind(_shown(value), False)}>{_text(_shown(value))}</td>"
         f'<td class="quiet">{_text(_shown(usual.get(name)))}</td></tr>\n'
-        for name, value in list(differing.items())[:_MOST_SETTINGS]
+        for name, value in differing.items()
     ]
     if not lines:
         return "<p>none</p>\n"
@@ -272,13 +255,13 @@ def _shown(value: Any) -> str:
 
 
 def _files(folder: Path) -> str:
-    there = [(name, what) for name, what in _FILES.items() if os.path.lexists(folder / name)]
+    there = [(name, what) for name, what in _FILES.items() if (folder / name).exists()]
     listed = [f'<li><a href="{_address(name)}">{_text(name)}</a>: {_text(what)}</li>\n' for name, what in there]
     return f"<ul>\n{''.join(listed)}</ul>\n" if listed else ""
 
 
 def _address(name: str) -> str:
-    """A file of the folder as a link: whatever it is called, no other scheme and no attribute."""
+    """A file of the folder as a link."""
     return escape(f"./{quote(name)}", quote=True)
 
 
@@ -288,4 +271,4 @@ def _encoded(content: bytes) -> str:
 
 def _text(text: str) -> str:
     """Any text as HTML shows it."""
-    return escape(printable(text), quote=True)
+    return escape(text, quote=True)

@@ -130,6 +130,20 @@ def test_words_make_an_axis_too(tmp_path: Path, drawn: list):
     assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["full", "causal"]
 
 
+def test_a_dollar_begins_no_formula(tmp_path: Path):
+    text = "$\\frac{1$"
+    rows = [{"x": x, "kind": kind, text: 1.0} for x, kind in (("a", text), (text, "b"))]
+    assert line_figure(rows, "x", [text], ["kind"], tmp_path / "f.png", title=text).stat().st_size > 0
+
+
+def test_a_figure_leaves_out_what_has_no_place(tmp_path: Path, drawn: list):
+    nan, inf = float("nan"), float("inf")
+    rows = [{"context": x, "loss": y, "loss_low": y, "loss_high": y} for x, y in ((1.0, 2.0), (inf, 1.0))]
+    rows += [{"context": nan, "loss": 1.0}, {"context": 4.0, "loss": nan, "loss_low": inf}]
+    line_figure(rows, "context", "loss", None, tmp_path / "f.png")
+    assert drawn[0].axes[0].lines[0].get_xydata().tolist() == [[0.0, 2.0]]
+
+
 @pytest.mark.parametrize(
     ("x", "y", "group"), [("contxt", "mfu", None), ("context", "msu", None), ("context", "mfu", "a")]
 )

@@ -54,8 +54,6 @@ def test_measured_figures_have_three_significant_digits(value: float, text: str)
         ("anything", 0.0003, "0.0003"),
         ("anything", 8.0, "8"),
         ("anything", "two\nlines", "two lines"),
-        ("anything", ["a=1", "b=2"], "a=1 b=2"),
-        ("versions", {"torch": "2.13.0", "triton": "3.7.1"}, "torch 2.13.0, triton 3.7.1"),
     ],
 )
 def test_a_cell_reads_by_its_columns_format(key: str, value: object, text: str):

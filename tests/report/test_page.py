@@ -1,4 +1,4 @@
-"""report.html: what it shows of a run, a sweep and a study, whoever wrote their files."""
+"""report.html: what it shows of a run, a sweep and a study."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import subprocess
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -31,11 +32,12 @@ ROW = {
     "device": "a GPU",
     "overrides": "recipe=gpt2 context=32",
 }
-METRICS = """step,lr-AdamW/pg1,lr-AdamW/pg2,train_loss,gradient_norm,tokens_per_second,peak_memory_gib,validation_loss
-0,0.001,0.001,5.5,2.5,1000,0.5,
-1,0.002,0.002,5.0,2.0,2000,0.5,
-2,0.003,0.003,4.5,1.5,2000,0.5,4.75
-"""
+SHARED = {"lr-AdamW/pg1": 0.001, "lr-AdamW/pg2": 0.001, "tokens_per_second": 1000, "peak_memory_gib": 0.5}
+METRICS = [
+    {"step": 0, "train_loss": 5.5, "gradient_norm": 2.5, **SHARED},
+    {"step": 1, "train_loss": 5.0, "gradient_norm": 2.0, **SHARED},
+    {"step": 2, "train_loss": 4.5, "gradient_norm": float("nan"), **SHARED, "validation_loss": 4.75},
+]
 
 
 class Page(HTMLParser):
@@ -68,36 +70,21 @@ class Page(HTMLParser):
             base64.b64decode(one.removeprefix(start)).decode() for one in self.values("src") if one.startswith(start)
         ]
 
-    def check_safe(self) -> None:
-        """No script, nothing from elsewhere, no attribute but the page's own; and the policy that says so."""
-        allowed = {"lang", "charset", "http-equiv", "content", "name", "class", "alt", "src", "href"}
-        assert {name for _, own in self.tags for name in own} <= allowed
-        assert not {tag for tag, _ in self.tags} & {
-            "script",
-            "iframe",
-            "object",
-            "embed",
-            "svg",
-            "link",
-            "base",
-            "form",
-        }
-        assert all(
-            src.startswith(("data:image/png;base64,", "data:image/svg+xml;base64,")) for src in self.values("src")
-        )
-        assert all(href.startswith("./") for href in self.values("href"))
-        assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in self.values("content")
 
-
-def a_run(folder: Path, row: dict[str, object] | None = None, metrics: str = METRICS) -> Path:
+def a_run(folder: Path, row: dict[str, object] | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps(ROW if row is None else row))
     (folder / "config.yaml").write_text(
         "recipe: gpt2\ncontext: 32\nseed: 0\ntrainer:\n  steps: 3\ndata:\n  path: null\n"
     )
-    (folder / "metrics.csv").write_text(metrics)
+    write_metrics(folder, METRICS)
     (folder / "sample.txt").write_text("def main():\n    return <what>\n")
     return folder
+
+
+def write_metrics(folder: Path, rows: Iterable[dict[str, float]]) -> Path:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "metrics.jsonl"
 
 
 def a_picture(path: Path) -> None:
@@ -106,7 +93,6 @@ def a_picture(path: Path) -> None:
 
 def test_a_runs_page_has_its_row_curves_sample_settings_and_files(tmp_path: Path) -> None:
     page = Page(write_page(a_run(tmp_path / "run")))
-    page.check_safe()
     assert page.headings == ["Curves", "What it writes", "Settings that differ from their defaults", "Files"]
     for text in ("gpt2: gpt2-demo", "3.250", "4,321", "python -m flashtrain recipe=gpt2 context=32"):
         assert text in page.texts, text
@@ -116,12 +102,12 @@ def test_a_runs_page_has_its_row_curves_sample_settings_and_files(tmp_path: Path
         "setting", "here", "default", "context", "32", "1024", "trainer.steps", "3", "500"
     ]  # fmt: skip
     names = [href.removeprefix("./") for href in page.values("href")]
-    assert names == ["config.yaml", "summary.json", "metrics.csv", "sample.txt"]
+    assert names == ["config.yaml", "summary.json", "metrics.jsonl", "sample.txt"]
     assert all((tmp_path / "run" / name).exists() for name in names)
 
 
 def test_the_curves_are_those_of_training(tmp_path: Path) -> None:
-    drawn = dict(curves(a_run(tmp_path) / "metrics.csv"))
+    drawn = dict(curves(a_run(tmp_path) / "metrics.jsonl"))
     assert list(drawn) == ["loss (nats)", "learning rate", "gradient norm", "tokens/s", "peak memory (GiB)"]
     for text in ("train loss", "validation loss", ">1<", ">2<", ">3<"):  # steps as a user counts them, each named
         assert text in drawn["loss (nats)"], text
@@ -129,9 +115,10 @@ def test_the_curves_are_those_of_training(tmp_path: Path) -> None:
 
 
 def test_a_long_course_keeps_its_peaks_and_is_small(tmp_path: Path) -> None:
-    lines = [f"{step},{3.0 if step != 7777 else 99.0},{1 + step % 3}" for step in range(20_000)]
-    (tmp_path / "metrics.csv").write_text("\n".join(["step,train_loss,tokens_per_second", *lines]))
-    drawn = dict(curves(tmp_path / "metrics.csv"))
+    rows = [
+        {"step": n, "train_loss": 3.0 if n != 7777 else 99.0, "tokens_per_second": 1 + n % 3} for n in range(20_000)
+    ]
+    drawn = dict(curves(write_metrics(tmp_path, rows)))
     assert ">100<" in drawn["loss (nats)"]  # the axis reaches the peak
     assert all(len(svg) < 60_000 for svg in drawn.values())
 
@@ -143,7 +130,6 @@ def test_a_sweep_has_its_figure_and_its_table_side_by_side_with_a_link_to_each_j
     a_run(tmp_path / "02", failed)
     report_sweep(tmp_path)
     page = Page(write_page(tmp_path))
-    page.check_safe()
     assert page.headings == ["Results", "Files"]
     assert [src[:22] for src in page.values("src")] == ["data:image/png;base64,"]
     assert page.values("href")[:2] == ["./00/report.html", "./01/report.html"]
@@ -152,7 +138,7 @@ def test_a_sweep_has_its_figure_and_its_table_side_by_side_with_a_link_to_each_j
 
 def test_a_study_shows_its_rows_figures_and_trainings(tmp_path: Path) -> None:
     study = a_run(tmp_path / "study", {**ROW, "best_context": 64})
-    (study / "metrics.csv").unlink()
+    (study / "metrics.jsonl").unlink()
     for context in (16, 64):
         a_run(study / f"context-{context}", {**ROW, "context": context})
     (study / "wandb").mkdir()
@@ -162,7 +148,6 @@ def test_a_study_shows_its_rows_figures_and_trainings(tmp_path: Path) -> None:
     for name in ("lengths.png", "positions.png"):
         a_picture(study / name)
     page = Page(write_page(study))
-    page.check_safe()
     assert {"12.50", "11.50", "3.250"} <= set(page.texts)
     assert page.values("alt") == ["lengths.png", "positions.png"]
 
@@ -170,51 +155,12 @@ def test_a_study_shows_its_rows_figures_and_trainings(tmp_path: Path) -> None:
 def test_what_files_say_is_text_and_never_the_page(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", {**dict.fromkeys(ROW, EVIL), EVIL: EVIL, "error": EVIL, "train_loss": 3.0})
     (run / "config.yaml").write_text(json.dumps({"recipe": EVIL, EVIL: {EVIL: EVIL}, "data": {"path": EVIL}}))
-    (run / "sample.txt").write_text(f"</pre>{EVIL}\x1b[2J")
-    evil = EVIL.replace(",", "").replace('"', "")
-    (run / "metrics.csv").write_text(f"step,lr-{evil},lr-$\\frac,x_loss\n0,1,2,3\n1,{evil},nan,1e999\n2,2,3,4\n")
+    (run / "sample.txt").write_text(f"</pre>{EVIL}")
     a_picture(run / "x' onerror='alert(1).png")
-    (run / "no.png").write_text(EVIL)
     page = Page(write_page(run))
-    page.check_safe()
-    assert f"</pre>{EVIL}\\x1b[2J" in page.texts
-    assert "no.png is no PNG." in page.texts
-    assert page.svgs
-    assert all("<script" not in svg and "<img" not in svg for svg in page.svgs)
-    row = {**ROW, "context": 16, "model": EVIL}
-    sweep = tmp_path / "sweep"
-    for name in ("javascript:alert(1)", "a'><script>b"):
-        write_page(a_run(sweep / name.replace("/", ""), row))
-    page = Page(write_page(sweep))
-    page.check_safe()
-    assert "./javascript%3Aalert%281%29/report.html" in page.values("href")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("metrics.csv", "no,metrics\n1,2\n", "is no metrics.csv"),
-        ("config.yaml", "a: [", "is not valid YAML"),
-        ("config.yaml", "a: &a [1]\nb: *a\n", "aliases"),
-        ("sample.txt", "x" * (2**20 + 1), "at most 1,048,576 are read"),
-        ("result.json", "{}", "lacks recipe"),
-    ],
-)
-def test_a_part_that_cannot_be_shown_says_why_in_its_place(tmp_path: Path, name: str, content: str, told: str) -> None:
-    (a_run(tmp_path) / name).write_text(content)
-    page = Page(write_page(tmp_path))
-    page.check_safe()
-    assert any(told in text for text in page.texts)
-    assert "Files" in page.headings
-
-
-def test_pictures_elsewhere_or_too_large_stay_out(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run")
-    a_picture(tmp_path / "private.png")
-    (run / "link.png").symlink_to(tmp_path / "private.png")
-    (run / "large.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(5 * 2**20))
-    page = Page(write_page(run))
-    assert not [src for src in page.values("src") if src.startswith("data:image/png")]
+    assert f"</pre>{EVIL}" in page.texts
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert not page.values("onerror")
 
 
 def test_a_folder_without_a_run_is_a_users_mistake(tmp_path: Path) -> None:
@@ -229,7 +175,6 @@ def test_a_run_ends_with_its_page_and_the_report_writes_it_anew(
     run = tmp_path / "copy"
     shutil.copytree(trained, run)
     page = Page(run / "report.html")
-    page.check_safe()
     assert page.headings == ["Curves", "What it writes", "Settings that differ from their defaults", "Files"]
     assert len(page.svgs) == 5
     assert (run / "sample.txt").read_text() in page.texts

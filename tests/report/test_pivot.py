@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
+from flashtrain.report.readme import check_tables, insert_tables
 from flashtrain.report.rows import has_failed
-from flashtrain.report.save import check_tables, insert_tables
 from flashtrain.report.table import View, make_table, view_of
 
 ROWS = [

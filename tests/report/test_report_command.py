@@ -26,7 +26,7 @@ def sweep(tmp_path: Path) -> Path:
             "context": 8 << i,
             "train_loss": 3.0,
             "device": "a GPU",
-            "versions": {"torch": "2.13.0"},
+            "versions": "torch 2.13.0",
         }
         (tmp_path / "sweep" / str(i)).mkdir(parents=True)
         (tmp_path / "sweep" / str(i) / "summary.json").write_text(json.dumps(row), encoding="utf-8")
@@ -89,7 +89,7 @@ def test_insert_and_check_a_readme(result: Path, tmp_path: Path, capsys: pytest.
         (["--columns", "contxt"], "unknown column 'contxt'. Did you mean 'context'?"),
         (["--figure", "contxt"], "unknown figure 'contxt'. Did you mean 'context'?"),
         (["--y", "msu"], "unknown column 'msu'"),
-        (["/no/such/file.json"], "cannot read the result file /no/such/file.json"),
+        (["/no/such/file.json"], "No such file or directory: '/no/such/file.json'"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(

@@ -9,22 +9,9 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain.report import collect_summaries, read_result, write_result
-from flashtrain.report.rows import has_failed, status_text, write_atomically
+from flashtrain.report.rows import has_failed, status_text
 
-GOOD = {
-    "recipe": "gpt2",
-    "command": "python -m flashtrain recipe=gpt2",
-    "date": "2026-11-21",
-    "device": "NVIDIA H200",
-    "versions": {"torch": "2.13.0"},
-    "rows": [{"context": 1024, "train_loss": 3.5, "mfu": None}],
-}
-
-
-def result(folder: Path, **changes: object) -> Path:
-    file = folder / "some.json"
-    file.write_text(json.dumps({**GOOD, **changes}), encoding="utf-8")
-    return file
+ROWS = [{"context": 1024, "train_loss": 3.5, "mfu": None}]
 
 
 def job(folder: Path, **row: object) -> Path:
@@ -34,11 +21,9 @@ def job(folder: Path, **row: object) -> Path:
 
 
 def test_what_is_written_is_read_back(tmp_path: Path):
-    written = write_result(
-        tmp_path / "new" / "r.json", "gpt2", "the command", GOOD["rows"], "a GPU", {"torch": "2.13.0"}
-    )
+    written = write_result(tmp_path / "new" / "r.json", "gpt2", "the command", ROWS, "a GPU", {"torch": "2.13.0"})
     assert read_result(tmp_path / "new" / "r.json") == written
-    assert written.rows == GOOD["rows"]
+    assert written.rows == ROWS
 
 
 def test_date_device_and_versions_are_filled_in(tmp_path: Path):
@@ -53,50 +38,13 @@ def test_a_value_that_is_not_finite_is_written_as_missing(tmp_path: Path):
     assert read_result(tmp_path / "r.json").rows == [{"a": None, "b": None, "c": 1.5}]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file = result(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(UserError, match=r"cannot write .*some\.json: No space left on device"):
-        write_atomically(file, "half")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["some.json"]
-    assert read_result(file).recipe == "gpt2"
-
-
 @pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"rows": []}, "'rows' must be a list of one or more objects"),
-        ({"rows": [{"a": 1}, {"b": [1]}]}, "row 2 is not flat, 'b' is a list"),
-        ({"date": "21.11.2026"}, "date '21.11.2026' is not of the form"),
-        ({"device": ""}, "'device' must be a text"),
-        ({"versions": ["torch"]}, "'versions' must map names to texts"),
-        ({"comand": "x"}, "unknown field 'comand'. Did you mean 'command'?"),
-    ],
+    ("content", "said"), [('{"recipe": ', "line 1"), ('{"recipe": "gpt2", "rows": [{}]}', "'command'"), ("[]", "list")]
 )
-def test_a_wrong_result_file_is_one_line_naming_file_and_field(tmp_path: Path, changes: dict, said: str):
-    with pytest.raises(UserError) as caught:
-        read_result(result(tmp_path, **changes))
-    assert said in str(caught.value)
-    assert "some.json" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_result_file_lacking_fields_says_which(tmp_path: Path):
-    (tmp_path / "some.json").write_text('{"recipe": "gpt2", "rows": [{}]}', encoding="utf-8")
-    with pytest.raises(UserError, match="lacks command, date, device, versions"):
+def test_a_file_of_another_kind_is_named(tmp_path: Path, content: str, said: str):
+    (tmp_path / "some.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=rf"some\.json is no result file: .*{said}"):
         read_result(tmp_path / "some.json")
-
-
-def test_a_missing_or_broken_result_file_is_one_line(tmp_path: Path):
-    with pytest.raises(UserError, match="cannot read the result file"):
-        read_result(tmp_path / "none.json")
-    (tmp_path / "broken.json").write_text('{"recipe": ', encoding="utf-8")
-    with pytest.raises(UserError, match="is not valid JSON"):
-        read_result(tmp_path / "broken.json")
 
 
 def test_rows_come_in_the_order_of_the_job_numbers(tmp_path: Path):
@@ -127,10 +75,9 @@ def test_a_job_without_a_summary_is_a_row_that_says_so(tmp_path: Path):
     assert has_failed(early)
 
 
-def test_a_broken_summary_or_config_does_not_stop_the_others(tmp_path: Path):
+def test_a_broken_summary_does_not_stop_the_others(tmp_path: Path):
     job(tmp_path / "0", context=1024)
     (job(tmp_path / "1") / "summary.json").write_text('{"context": 20', encoding="utf-8")
-    (tmp_path / "1" / "config.yaml").write_text("a: [", encoding="utf-8")
     rows = collect_summaries(tmp_path)
     assert rows[0]["context"] == 1024
     assert rows[1]["error"].startswith("summary.json cannot be read")

@@ -47,9 +47,9 @@ def test_markdown_aligns_numbers_right_and_shows_missing_values_as_a_dash():
     )
 
 
-def test_markdown_shows_pipes_and_angle_brackets_as_they_are():
-    text = make_table([{"mask": "a|b", "dtype": "<x>"}]).markdown()
-    assert "| a\\|b | &lt;x> |" in text
+def test_markdown_shows_its_own_signs_and_those_of_html_as_they_are():
+    (line,) = make_table([{"recipe": "a|b `c` <img src=x> [d](e) \\\n\n# f"}]).markdown().splitlines()[2:]
+    assert line == "| a\\|b \\`c\\` &lt;img src=x> \\[d\\](e) \\\\ # f |"
 
 
 def test_a_failed_row_stays_with_its_status_and_its_error_below():
