@@ -141,7 +141,7 @@ def tiny_trainer(folder: Any, *callbacks: pl.Callback, **options: Any) -> pl.Tra
         "max_epochs": -1,
         "max_steps": 6,
         "logger": False,
-        "enable_progress_bar": any(hasattr(callback, "every_n_steps") for callback in callbacks),
+        "enable_progress_bar": any(isinstance(c, pl.callbacks.ProgressBar) for c in callbacks),
         "enable_model_summary": False,
         "enable_checkpointing": any(isinstance(c, pl.callbacks.Checkpoint) for c in callbacks),
         "num_sanity_val_steps": 0,
