@@ -78,7 +78,7 @@ def log_figure(project: str, *, group: str | None, folder: str | Path, figure: s
         name=Path(folder).name,
         dir=str(folder),
         job_type="sweep",
-        mode=_wandb_mode(mode, Path(folder)),
+        mode=_wandb_mode(mode, Path(folder)),  # type: ignore[arg-type]
         reinit="finish_previous",
     )
     run.log({Path(figure).stem: wandb.Image(str(figure))})
