@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytorch_lightning as pl
@@ -78,13 +79,13 @@ class StepReader:
         shown = {
             "loss": None if loss is None else f"{float(loss):.3f}",
             "lr": None if self._rate is None else f"{self._rate:.1e}",
-            "tokens/s": compact(speed) if speed else None,
+            "tokens/s": f"{speed:,.0f}" if speed else None,
         }
         return {name: text for name, text in shown.items() if text is not None}
 
 
 class LineProgress(ProgressBar):
-    """Plain lines, for logs: "step 100/500 loss 2.345 lr 3.0e-04 tokens/s 450k 12:03 left".
+    """Plain lines, for logs: "step 100/500 loss 2.345 lr 3.0e-04 tokens/s 450,123 0:12:03 left".
 
     One line for the first step, one every N steps, one for the last. Lines go to standard error. A bar of Lightning's
     (2.6.6) into a pipe or a file is 146 bytes for 60 steps (rich), or one line of carriage returns (tqdm): no loss.
@@ -123,7 +124,7 @@ class LineProgress(ProgressBar):
             parts += [f"{name} {text}" for name, text in shown.items()]
             # The first step compiles: what is left is not guessed from it.
             if total is not None and step > self._reader.first_step + 1:
-                parts.append(f"{clock((now - self._read_time) / (step - self._read_step) * (total - step))} left")
+                parts.append(_left((now - self._read_time) / (step - self._read_step) * (total - step)))
             self.print(*parts)
             self._read_step, self._read_time = step, now
 
@@ -144,8 +145,8 @@ class LineProgress(ProgressBar):
             return
         self._validation_said = now
         done, total = batch_idx + 1, trainer.num_val_batches[dataloader_idx]
-        left = clock((now - self._validation_began) / done * (total - done))
-        self.print(*_step(trainer), f"validating {done}/{total} {left} left")
+        left = _left((now - self._validation_began) / done * (total - done))
+        self.print(*_step(trainer), f"validating {done}/{total} {left}")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         loss = trainer.callback_metrics.get("validation_loss")
@@ -160,8 +161,7 @@ class LineProgress(ProgressBar):
 class StepBar(RichProgressBar):
     """Lightning's bar over the run's optimiser steps, with loss, learning rate and tokens/s.
 
-    Theirs (2.6.6) counts an epoch's micro-batches, so that neither the end of the run nor the time left is seen, and
-    reads each shown metric from the device at every one of them.
+    Theirs (2.6.6) counts an epoch's micro-batches, and waits for the device at each of them to read what it shows.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -224,19 +224,8 @@ def total_steps(trainer: pl.Trainer) -> int | None:
     return int(total) if total != float("inf") and total > 0 else None
 
 
-def compact(number: float) -> str:
-    """A large number in three digits: 512, 45.3k, 450k, 1.31M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * size:
-            return f"{number / size:#.3g}".rstrip(".") + letter
-    return f"{number:.0f}"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def _left(seconds: float) -> str:
+    return f"{timedelta(seconds=round(seconds))} left"
 
 
 def _step(trainer: pl.Trainer) -> list[str]:
