@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError
 from flashtrain.report.formats import COLUMNS, cell, figure_text, heading
 from flashtrain.report.rows import has_failed, status_text, values_of
-from flashtrain.report.table import available_columns
+from flashtrain.report.table import available_columns, check_columns
 
 WIDTH_INCHES, DPI = 8.0, 150  # 1200 pixels
 INK, GRID = "#333333", "#e3e3e3"
@@ -85,12 +85,8 @@ def line_figure(
     measures = [y] if isinstance(y, str) else list(y)
     groups = [group] if isinstance(group, str) else list(group or [])
     present = available_columns(rows)
-    for key in [x, *groups]:
-        if key not in present:
-            raise unknown("column", key, present)
-    for key in measures:
-        if key not in present and key not in COLUMNS:  # a known measure that no row has is a panel that says so
-            raise unknown("column", key, present)
+    # a known measure that no row has is a panel that says so
+    check_columns([x, *groups, *[measure for measure in measures if measure not in COLUMNS]], present)
     placed = [row for row in rows if _can_be_placed(row.get(x))]
     if not placed:
         raise UserError(f"no row has a value for '{x}': there is nothing to draw.")

@@ -100,11 +100,9 @@ def collect_summaries(folder: str | Path) -> list[Row]:
 
     A row gains "run", its folder's path relative to `folder`. A job folder without a readable summary.json (a killed
     process leaves none) is a row with status "no summary" and what its config.yaml tells of recipe, context and so on.
-    Raises UserError when there is no such folder or no run in it.
+    Raises UserError where no run is in it.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"there is no run or sweep folder '{folder}'.")
     if (folder / SUMMARY).is_file():
         return [_summary_row(folder, folder.name)]
     rows = _rows_below(folder)

@@ -48,14 +48,10 @@ def save_result(path: str | Path, folder: str | Path, command: str | None = None
 def join_results(path: str | Path, sources: Sequence[str | Path], command: str | None = None) -> ResultFile:
     """Write one result file of several runs that measured, as a benchmark that was done in parts.
 
-    sources: their folders, or result files. command: None: theirs, one after the other. Raises UserError for a folder
-    without a result.json, and where device, versions or recipe differ.
+    sources: their folders, or result files. command: None: theirs, one after the other. Raises UserError where device,
+    versions or recipe differ, FileNotFoundError for a folder of a run that did not measure.
     """
-    parts = []
-    for source in map(Path, sources):
-        if source.is_dir() and not (source / RESULT).is_file():
-            raise UserError(f"--save joins runs that measured, and '{source}' holds no {RESULT}: give one folder.")
-        parts.append(read_result(source / RESULT if source.is_dir() else source))
+    parts = [read_result(source / RESULT if source.is_dir() else source) for source in map(Path, sources)]
     first = parts[0]
     for key in ("recipe", "device", "versions"):
         different = [part for part in parts if getattr(part, key) != getattr(first, key)]

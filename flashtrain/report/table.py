@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,17 +47,12 @@ class View:
             return make_table(kept, self.columns, title)
         if self.columns is None or self.value is None:
             raise UserError("a pivot needs columns=a,b (what tells its rows apart) and value=c (what its cells hold).")
-        for key in (*self.columns, self.pivot, self.value):
-            if key not in present:
-                raise unknown("column", key, present)
+        check_columns([*self.columns, self.pivot, self.value], present)
         return make_table(pivoted(kept, self.columns, self.pivot, self.value), _columns(self, kept), title)
 
     def kept(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The rows that `only` asks for. Raises UserError for keys that they lack, and where no row is left."""
-        present = available_columns(rows)
-        for key in self.only:
-            if key not in present:
-                raise unknown("column", key, present)
+        check_columns(self.only, available_columns(rows))
         kept = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
         if not kept:
             raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}.")
@@ -207,10 +202,8 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
         chosen = [key for key in present if _shown(shown, key) and key != "status" and values_of(shown, key)]
     else:
         chosen = list(dict.fromkeys(columns))
-        for column in chosen:
-            # A known column may have no value in these rows (a CPU run has no MFU); only a name nobody knows is a typo.
-            if column not in present and column not in COLUMNS:
-                raise unknown("column", column, present)
+        # A known column may have no value in these rows (a CPU run has no MFU); only a name nobody knows is a typo.
+        check_columns([column for column in chosen if column not in COLUMNS], present)
     failed = [row for row in shown if has_failed(row)]
     if failed and "status" not in chosen:
         chosen.append("status")
@@ -225,6 +218,13 @@ def available_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every key of the rows: known ones in the order of COLUMNS, then the others as they first appear."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return [key for key in COLUMNS if key in keys] + [key for key in keys if key not in COLUMNS]
+
+
+def check_columns(keys: Iterable[str], present: Sequence[str]) -> None:
+    """Raise UserError for a key that is not among the rows' columns."""
+    for key in keys:
+        if key not in present:
+            raise unknown("column", key, present)
 
 
 def constants(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
