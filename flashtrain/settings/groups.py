@@ -381,7 +381,7 @@ class MemorySettings:
 class LoggerSettings:
     """conf/logger: every run writes metrics.jsonl; wandb adds Weights & Biases, online when a key is configured."""
 
-    name: str = "wandb"  # none, tensorboard or wandb; or several: logger=[tensorboard,wandb]
+    name: str = "wandb"  # none (older: csv), tensorboard or wandb; or several: logger=[tensorboard,wandb]
     project: str = "flashtrain"  # of Weights & Biases
     run_name: str | None = None  # of Weights & Biases
     group: str | None = None  # runs of one sweep share a group
