@@ -82,7 +82,7 @@ def _page(folder: Path) -> str:
     """Write the folder's page anew, and say so; a folder that is not to be written into keeps the one that it has."""
     try:
         return f"wrote {write_page(folder)}"
-    except UserError as error:
+    except (UserError, OSError) as error:
         return f"no report.html: {error}"
 
 

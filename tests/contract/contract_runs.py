@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable
@@ -220,16 +219,12 @@ MEASURES = ("loss", "accuracy", "gradient_norm", "lr-", "fill", "f1")
 
 
 def logged(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
-    """What was measured, by file and step: metrics.csv or metrics.jsonl of the run and of its stages. No times."""
+    """What was measured, by file and step: metrics.jsonl of the run and of its stages. No times."""
     found: dict[tuple[str, int], dict[str, float]] = {}
-    for file in sorted(folder.rglob("metrics.*")):
-        with file.open(newline="") as lines:
-            rows: Any = csv.DictReader(lines) if file.suffix == ".csv" else map(json.loads, lines)
-            for row in rows:
-                place = (str(file.parent.relative_to(folder)), int(row["step"]))
-                values = {name: float(row[name]) for name in row if row[name] not in ("", None) and name != "step"}
-                known = {name: value for name, value in values.items() if any(part in name for part in MEASURES)}
-                found.setdefault(place, {}).update(known)
+    for file in sorted(folder.rglob("metrics.jsonl")):
+        for row in map(json.loads, file.read_text().splitlines()):
+            known = {name: value for name, value in row.items() if any(part in name for part in MEASURES)}
+            found.setdefault((str(file.parent.relative_to(folder)), row["step"]), {}).update(known)
     return {place: values for place, values in found.items() if values}
 
 
