@@ -218,11 +218,11 @@ class MixedSamples:
     def epochs(self, samples: int) -> str:
         """How often so many samples read each part, in words."""
         read = samples * self.counts / BLOCK / self.lengths
-        told = (
+        words = (
             f"{name} {often:.2g}" if often < 10 else f"{name} {often:.0f}"
             for name, often in zip(self.names, read, strict=True)
         )
-        return "epochs of each source: " + ", ".join(told)
+        return "epochs of each source: " + ", ".join(words)
 
 
 class MixtureSampler(StepSampler):

@@ -1,12 +1,11 @@
 """Text that becomes tokens while it is trained on: for corpora larger than the memory or the disk. Nothing is written.
 
-B micro-batch on this device, S sequence (context). (datasets 5.2 in our place loses a shuffle buffer's documents on
-resume, and a mixture of its streams follows documents, not tokens.)
+B micro-batch on this device, S sequence (context).
 
-Each device reads its own part: files (or shards of a dataset) dealt out in turn where there are enough, documents in
-turn otherwise. It goes through them in an order that follows from seed and epoch, in groups of documents that are read,
-tokenised and shuffled together. So a place in the stream is five numbers (Place), and a resumed run goes on with
-exactly the next token.
+Each device reads its own files (or shards of a dataset) where there are enough, else every so many-th document. It goes
+through them in an order that follows from seed and epoch, in groups of documents that are read, tokenised and shuffled
+together. So a place in the stream is five numbers (Place), and a resumed run goes on with exactly the next token: what
+the shuffle buffer of datasets 5.2 holds is lost then, and its state is one device's.
 """
 
 from __future__ import annotations
@@ -249,19 +248,19 @@ class StreamLoader:
             put(error)
 
     def state_dict(self) -> dict[str, Any]:
-        """Every device's place, which all devices tell one another: all of them call this. Plain numbers."""
+        """Every device's place, gathered from all of them: all call this. Plain numbers."""
         step = self.step
         stream = self.batches.stream
         own = (stream.rank, list(self._places[step * self.accumulate]))
-        told: list[Any] = [own]
+        gathered: list[Any] = [own]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            told = [None] * torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(told, own)
+            gathered = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(gathered, own)
         return {
             "step": step,
             "accumulate": self.accumulate,
             "seed": stream.seed,
-            "places": [place for _, place in sorted(dict(told).items())],
+            "places": [place for _, place in sorted(dict(gathered).items())],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -265,11 +265,11 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
     with path.open("rb") as file:
         header = np.frombuffer(file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0"), "<i4")
     magic, count = int(header[0]), int(header[2])
-    told = HEADERS.get(magic)
-    if told is not None and dtype in (None, told):
-        if size != HEADER_BYTES + count * np.dtype(told).itemsize:
+    by_header = HEADERS.get(magic)
+    if by_header is not None and dtype in (None, by_header):
+        if size != HEADER_BYTES + count * np.dtype(by_header).itemsize:
             raise UserError(f"{path} has llm.c's header of {count:,} tokens, and is not as long as they are.")
-        return TokenFile(path, told, HEADER_BYTES, count)
+        return TokenFile(path, by_header, HEADER_BYTES, count)
     if dtype is None:
         raise UserError(
             f"{path} does not say what its tokens are: say data.dtype=uint16 (as GPT-2's, of vocabularies up "

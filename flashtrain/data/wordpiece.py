@@ -94,8 +94,8 @@ class WordPieceTokenizer:
             return cls(read_tokenizer(folder / FILE))
         if not (folder / VOCABULARY).is_file():
             return None
-        told = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-        read = partial(BertWordPieceTokenizer, lowercase=bool(told.get("do_lower_case", True)))
+        config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        read = partial(BertWordPieceTokenizer, lowercase=bool(config.get("do_lower_case", True)))
         return cls(RustTokenizer.from_str(read_tokenizer(folder / VOCABULARY, read).to_str()))
 
     def library_form(self) -> RustTokenizer:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, cast
 
 from flashtrain.errors import UserError
 
-# What file systems tell of a file's content, the surest first.
+# What file systems say of a file's content, the surest first.
 VERSIONS = (
     "ETag", "etag", "md5Hash", "content_md5", "checksum", "CRC", "crc32c", "mtime", "LastModified", "last_modified",
     "updated", "created",
