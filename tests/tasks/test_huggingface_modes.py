@@ -211,7 +211,7 @@ def test_a_conversation_is_answered_as_transformers_does(base: Path, row: dict, 
 def test_a_prompt_is_a_text_unless_it_is_a_conversation(base: Path, tmp_path: Path) -> None:
     for text in ("[1, 2]", "{x", '{"a": 1}', "see the file config.json"):
         assert flashtrain.generate(base, text, 2, hardware="cpu").startswith(text)
-    with pytest.raises(flashtrain.UserError, match=r"talk\.json"):
+    with pytest.raises(FileNotFoundError, match=r"talk\.json"):
         flashtrain.generate(base, str(tmp_path / "talk.json"), 2, hardware="cpu")
     asked = "What is 2+2?"
     as_a_user = flashtrain.generate(base, asked, 9, recipe="sft", hardware="cpu")

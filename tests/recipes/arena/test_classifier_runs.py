@@ -267,10 +267,10 @@ def test_the_command_of_a_row_can_be_typed_again(tmp_path) -> None:
     assert values["sequence.name"] == name
 
 
-def test_a_training_takes_one_drawing(curriculum: TinyRuns, caplog) -> None:
+def test_a_training_takes_one_drawing(curriculum: TinyRuns, capsys) -> None:
     status, _ = curriculum.run("both", "pathfinder.drawing=both")
     assert status == 2
-    assert "unknown pathfinder.drawing 'both'" in caplog.text
+    assert "unknown pathfinder.drawing 'both'" in capsys.readouterr().err
 
 
 def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
