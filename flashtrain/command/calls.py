@@ -90,8 +90,7 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     quiet: say nothing but warnings, and draw no progress; all of it is in the folder's flashtrain.log. logger is "none"
     unless named. With several trainer.devices the run is a process of its own, as is every run of the command.
     Ctrl-C finishes the step, writes the checkpoint and raises KeyboardInterrupt: resume="auto" or resume=FOLDER goes
-    on. SIGTERM does the same, and then what the program does at it. Of the process nothing stays changed: signal
-    handlers, logging, environment, random states.
+    on. SIGTERM does the same, and then what the program does at it. The process's random generators are seeded.
     Raises UserError for what the caller can mend (memory that ran out is one), and RunFailed.
     """
     began = time.time()

@@ -13,15 +13,18 @@ from flashtrain.files.disk import write_atomically
 
 CRASHED, INTERRUPTED = 1, 130
 LOG = "flashtrain.log"  # in the cache folder: the traceback of the latest command that failed without a run folder
+_NOTED = "flashtrain_log"
 _LONGEST = 500  # characters of a library's message
 
 
-def say_failure(error: BaseException, log: Path | None = None) -> int:
-    """Print the line, and return the exit status: 2 for a mistake of the user's, 3 where memory ran out, 130 after
-    Ctrl-C, 1 for anything else.
+def note_log(error: BaseException, log: Path) -> None:
+    """Let say_failure name the file that has the exception's traceback."""
+    setattr(error, _NOTED, log)
 
-    log: the file that has the traceback; None: one in the cache folder is written.
-    """
+
+def say_failure(error: BaseException) -> int:
+    """Print the line, and return the exit status: 2 for a mistake of the user's, 3 where memory ran out, 130 after
+    Ctrl-C, 1 for anything else."""
     if any(isinstance(one, KeyboardInterrupt) for one in _causes(error)):  # which libraries raise other errors over
         told = str(error) if isinstance(error, KeyboardInterrupt) else ""
         return _say(told or "stopped by Ctrl-C", INTERRUPTED)
@@ -30,7 +33,7 @@ def say_failure(error: BaseException, log: Path | None = None) -> int:
     if isinstance(error, UserError | RunFailed):
         return _say(str(error), error.status)
     said = " ".join(str(error).split())[:_LONGEST]
-    return _say(f"{type(error).__name__}: {said}; details in {log or _log(error)}", CRASHED)
+    return _say(f"{type(error).__name__}: {said}; details in {getattr(error, _NOTED, None) or _log(error)}", CRASHED)
 
 
 def _say(line: str, status: int) -> int:

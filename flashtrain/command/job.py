@@ -17,7 +17,7 @@ import torch
 from flashtrain import announce
 from flashtrain.announce import is_first_rank, log, quieten, say
 from flashtrain.command.compose import apply_demo, key_of, override_keys, parse_overrides
-from flashtrain.command.failures import say_failure
+from flashtrain.command.failures import note_log, say_failure
 from flashtrain.errors import RunFailed, UserError, first_line
 from flashtrain.folders.run_folder import (
     FAILED,
@@ -219,7 +219,7 @@ def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: 
     except Stopped as stop:
         return stop.status
     except BaseException as error:  # noqa: BLE001 - as said
-        return say_failure(error, log_file(folder))
+        return say_failure(error)
     return 0
 
 
@@ -282,18 +282,13 @@ def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
         say(f"no report.html: {first_line(problem)}")
 
 
-def log_file(folder: Path) -> Path:
-    """Where this process logs. Of ranks that train together the first has flashtrain.log; the others have a file of
-    their own, once they break off."""
-    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "0")
-    return folder / (LOG_FILE if is_first_of_job() else f"flashtrain-rank-{rank}.log")
-
-
 @contextlib.contextmanager
 def _logged(folder: Path) -> Iterator[None]:
     """What is said meanwhile is in the folder's flashtrain.log too, each line with its time, and the traceback of what
-    broke it off."""
-    handler = logging.FileHandler(log_file(folder), encoding="utf-8", delay=True)
+    broke it off. A rank that is not the first has a file of its own, for the latter alone."""
+    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "0")
+    path = folder / (LOG_FILE if is_first_of_job() else f"flashtrain-rank-{rank}.log")
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(), *([] if log.propagate else [log])] if is_first_of_job() else []
     for logger in loggers:
@@ -305,6 +300,7 @@ def _logged(folder: Path) -> Iterator[None]:
         line = str(error) or type(error).__name__
         if loggers or traced is not None:
             handler.handle(logging.LogRecord(log.name, logging.ERROR, __file__, 0, "%s", (line,), traced))
+            note_log(error, path)
         raise
     finally:
         for logger in loggers:

@@ -36,6 +36,7 @@ from flashtrain.data.token_cache import (
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.caches import only_writer
+from flashtrain.files.disk import flush
 
 log = logging.getLogger(__name__)
 
@@ -121,12 +122,13 @@ def build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path
                 for path in sorted(path for path in part.rglob("*") if path.is_file())
             },
         ).write(part)
-        _flush_to_disk(part)
+        for path in (*part.rglob("*"), part):  # before the rename: a power cut must not leave empty files
+            flush(path)
         if folder.exists():
             # A folder cannot be renamed onto one that is not empty; moved aside first, it is never seen half deleted.
             folder.replace(part.with_name(f"{part.name}-replaced"))
         part.replace(folder)
-        _flush_folder(folder.parent)
+        flush(folder.parent)
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
@@ -220,24 +222,6 @@ def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
             group, characters = [], 0
     if group:
         yield group
-
-
-def _flush_to_disk(folder: Path) -> None:
-    """Have the disk hold the files before a rename makes them visible: a power cut must not leave empty ones."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb+") as file:
-                os.fsync(file.fileno())
-    _flush_folder(folder)
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened, nor needs to be
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _disk_full(part: Path, source: TextSource, written: _Written) -> UserError:

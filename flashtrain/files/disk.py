@@ -31,7 +31,7 @@ def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
     A reader sees the old file or the new, never half of one.
     What stood there is replaced, whatever it is: a link is not written through, a pipe is not waited for. Where writing
     fails, nothing is left beside it, and the file is as it was.
-    sync: have the content on the disk before the name, for what must outlive a power failure too.
+    sync: have the content on the disk before the name, for what must outlive a power cut too.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,11 +39,23 @@ def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
     try:
         yield unfinished
         if sync:
-            with unfinished.open("rb+") as file:
-                os.fsync(file.fileno())
+            flush(unfinished)
         unfinished.replace(path)
+        if sync:
+            flush(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def flush(path: Path) -> None:
+    """Have a file's content, or a folder's names, on the disk."""
+    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened, nor needs to be
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: str | Path, text: str) -> Path:

@@ -13,10 +13,8 @@ of 40 were unreadable), so each checkpoint is a new folder, and current.json is 
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
 import re
 import shutil
 import warnings
@@ -28,7 +26,7 @@ from typing import Any
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain.files.disk import os_errors
+from flashtrain.files.disk import flush, os_errors, replacing
 
 CURRENT = "current.json"
 PLAIN = "plain.ckpt"
@@ -183,7 +181,8 @@ class ShardWriter:
             dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=not several)
             if first:
                 _check_parts(folder, tensors)
-                _write_through(folder / PLAIN, values)
+                (folder / PLAIN).write_bytes(values)
+                flush(folder / PLAIN)
                 _take_place(home, path, generation)
         except (CheckpointException, OSError, UserError) as error:  # the former of any rank's
             problem = str(not_written(error, path))
@@ -199,11 +198,9 @@ class ShardWriter:
 
 def _take_place(home: Path, path: Path, generation: str) -> None:
     """Let `generation`, which is whole, be the checkpoint; then what was there before goes."""
-    _flush_folder(home / generation)
-    unfinished = home / f".{CURRENT}"
-    _write_through(unfinished, json.dumps({"folder": generation}).encode())
-    unfinished.replace(home / CURRENT)
-    _flush_folder(home)
+    flush(home / generation)
+    with replacing(home / CURRENT, sync=True) as unfinished:
+        unfinished.write_text(json.dumps({"folder": generation}))
     if home != path:  # a file of this name was written by a run that gathered it; it has whole successors by now
         path.unlink()
         home.rename(path)
@@ -249,23 +246,6 @@ def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             raise UserError(
                 f"{folder} has not all parts of {name}: several machines need a disk in common, and a copy every file"
             )
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, where the system lets a folder be opened."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def not_written(error: BaseException, path: Path) -> UserError:

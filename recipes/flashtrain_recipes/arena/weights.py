@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flashtrain.errors import UserError, unknown
+from flashtrain.files.disk import replacing
 from flashtrain.integrations.weight_files import cut_off, read_tensors
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
@@ -71,13 +72,8 @@ def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str
     path = Path(path)
     tensors = {name: value.to(PRECISIONS[precision]).contiguous() for name, value in saved.state.items()}
     notes = {**saved.notes, "task": TASK, "shape": asdict(saved.config)}
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as unfinished:
         save_file(tensors, unfinished, metadata={"format": "pt", KEY: json.dumps(notes, sort_keys=True)})
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return path
 
 

@@ -7,7 +7,6 @@ N windows, W tokens of a window, T scored tokens of a window, V vocabulary rows.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -20,6 +19,7 @@ from torch import Tensor
 from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.errors import UserError
+from flashtrain.files.disk import replacing
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trained_decoders import MaskMaker, row_mask
@@ -170,9 +170,8 @@ def kept_scores(
     found = score_run(run / checkpoint, windows, hardware, context=context, scored=scored, stride=stride)
     if hardware.kind == "cuda":
         torch.cuda.empty_cache()  # the next training is another process, and needs the memory
-    unfinished = file.with_name(f".{os.getpid()}-{KEPT_SCORES}")
-    np.savez(unfinished, key=np.array(key.hexdigest()), whole=found.whole, sliding=found.sliding)
-    unfinished.replace(file)
+    with replacing(file) as unfinished, unfinished.open("wb") as opened:
+        np.savez(opened, key=np.array(key.hexdigest()), whole=found.whole, sliding=found.sliding)
     return found
 
 
