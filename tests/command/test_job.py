@@ -108,11 +108,6 @@ def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:
     assert (row["batch"], row["micro_batch"], row["tokens"]) == (1, 1, 4096)
 
 
-def test_documents_can_be_kept_apart(tiny_runs: TinyRuns) -> None:
-    status, _ = tiny_runs.run("documents", "data.document_mask=true", "trainer.steps=2")
-    assert status == 0
-
-
 @pytest.mark.parametrize("steps", [(), ("trainer.steps=3",)])
 def test_a_finished_run_with_no_step_left_keeps_its_summary(tiny_runs: TinyRuns, steps) -> None:
     status, folder = tiny_runs.run("over", "trainer.steps=4")

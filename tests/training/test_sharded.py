@@ -158,7 +158,7 @@ def test_what_fails_after_the_new_one_has_taken_its_place_loses_nothing(last, mo
         if (last / "8-0" / "plain.ckpt").is_file() and sharded.current(last).name == "8-0":
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(sharded, "_flush_folder", fails)
+    monkeypatch.setattr("flashtrain.files.disk.flush", fails)
     with pytest.raises(UserError, match=r"could not write checkpoint .*Input/output error"):
         write(last, 8)
     assert read_checkpoint(last)["global_step"] == 8
