@@ -133,7 +133,8 @@ def test_the_best_weights_are_not_resumed(settings_of, uninterrupted, tmp_path: 
 @pytest.mark.gpu
 def test_dropout_on_a_gpu(tmp_path: Path) -> None:
     """Sums on a GPU may be in another order; other dropout would change a loss by a percent."""
-    settings = {**TASKS["language"](tmp_path), "hardware": "gpu", "trainer.compile": False, "model.dropout": 0.3}
+    settings = {**TASKS["language"](tmp_path), "data.cache_dir": tmp_path, "hardware": "gpu", "model.dropout": 0.3}
+    settings["trainer.compile"] = False
     folder = interrupted(settings, tmp_path / "resumed", 8, fail, Ended)
     train(settings, tmp_path / "resumed", resume=folder)
     mine, theirs = (
