@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Every tensor of a safetensors file, on the CPU. UserError: a file that is cut off, or is something else."""
-    # huggingface_hub 2.4's load_state_dict_from_file refuses files without "format" in their metadata.
+    # huggingface_hub 2.4's load_state_dict_from_file advises to read a file that is cut off as a pickle.
     try:
         return load_file(file)
     except SafetensorError as error:
@@ -70,8 +71,6 @@ def write_folder(
     index, as transformers has them. end_of_text: of a model that generates, for generation_config.json (None: no such
     file). OSError: the folder cannot be made or written, or the disk is full; earlier files there stay as they were.
     """
-    from huggingface_hub import split_torch_state_dict_into_shards  # slow to import
-
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}

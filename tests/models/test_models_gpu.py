@@ -160,16 +160,6 @@ def test_memory_savings_compile_with_inductor(name):
     assert_near(loss_and_gradients(model, loss, torch.bfloat16, None), exact, 4e-2)
 
 
-@pytest.mark.parametrize(("kind", "times"), [("none", 1), ("selective", 1), ("full", 2)])
-def test_selective_checkpointing_computes_attention_once(kind, times):
-    model = build("gpt2", "flash")
-    model.save_memory(MemorySavings(kind))
-    with Counted() as counted:
-        loss_and_gradients(model, model.loss, torch.bfloat16, None)
-    forwards = sum(counted.calls.get(name, 0) for name in ("forward", "forward_qkvpacked"))
-    assert forwards == times * len(model.blocks)
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_each_kind_needs_less_memory_than_the_one_before(compiled):
     config = GPT2Config.of_size("124m", vocab_size=512, context=32768)
