@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
-from flashtrain.data.hub_source import HubSource, datasets_library
+from flashtrain.data.hub_source import HubSource, datasets_library, is_saved_dataset
 from flashtrain.data.json_lines import json_lines
 from flashtrain.data.parquet_rows import parquet_rows
 from flashtrain.data.sources import FilesSource, held_out
@@ -25,7 +25,6 @@ from flashtrain.errors import UserError, unknown
 
 log = logging.getLogger(__name__)
 
-SAVED = ("state.json", "dataset_dict.json")  # one of them is in what Dataset.save_to_disk writes
 
 Broken = Callable[[UserError], None]
 
@@ -79,17 +78,12 @@ class ChatDataset(HubSource):
             yield f"{self.describe()}: row {number}", _without_nulls(row)
 
     def _load(self) -> Any:
-        if self._rows is None and is_saved(Path(self.name)):
+        if self._rows is None and is_saved_dataset(self.name):
             found = datasets_library().load_from_disk(self.name)
             if isinstance(found, dict) and self.split not in found:
                 raise unknown("split", self.split, found)
             self._rows = found[self.split] if isinstance(found, dict) else found
         return super()._load()
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether Dataset.save_to_disk wrote it."""
-    return any((folder / name).is_file() for name in SAVED)
 
 
 class ChatSource:

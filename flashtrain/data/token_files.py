@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 
 FORMATS = (".npy", ".bin")
 NPY_DTYPES = ("uint16", "uint32", "int32", "int64")
-BIN_DTYPES = ("uint16", "uint32")
 HEADER_BYTES = 1024  # of llm.c: 256 int32, of which the first three are magic, version and count
 HEADERS = {20240520: "uint16", 20240801: "uint32"}  # magic of GPT-2's tokens, of Llama 3's
 AT_ONCE = 2**24  # tokens that are looked at

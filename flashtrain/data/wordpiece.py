@@ -49,11 +49,6 @@ class SpecialTokens(NamedTuple):
         pad, classify, separate, mask = range(vocab_size, vocab_size + 4)
         return cls(pad, classify, separate, mask, 0, vocab_size, vocab_size + 4)
 
-    @classmethod
-    def of_bert_uncased(cls) -> SpecialTokens:
-        """Those of the published bert-base-uncased and bert-large-uncased: 30,522 tokens, of which 999 on are text."""
-        return cls(0, 101, 102, 103, 999, 30522, 30522)
-
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 VOCABULARY = "vocab.txt"

@@ -128,14 +128,15 @@ def build_hub(settings: DataSettings) -> TextSource:
 
 @register("source", "chat")
 def build_chat(settings: DataSettings) -> TextSource:
-    from flashtrain.data.chat_source import ChatDataset, ChatFiles, is_saved
+    from flashtrain.data.chat_source import ChatDataset, ChatFiles
+    from flashtrain.data.hub_source import is_saved_dataset
 
     if (settings.path is None) == (settings.name is None):
         raise UserError(
             "data=chat needs data.path=..., a .jsonl or .parquet file, or a folder of them or of save_to_disk; or "
             "data.name=..., a dataset of the hub."
         )
-    if settings.path is not None and not is_saved(Path(settings.path).expanduser()):
+    if settings.path is not None and not is_saved_dataset(settings.path):
         return ChatFiles(
             settings.path,
             text_column=settings.text_column,

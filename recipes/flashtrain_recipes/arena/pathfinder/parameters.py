@@ -21,7 +21,6 @@ ORIGINAL, SMOOTH = "original", "smooth"
 DRAWINGS = (ORIGINAL, SMOOTH)
 BOTH = "both"  # one after the other, where weights are evaluated
 SMALLEST_SIDE = 24
-LARGEST = 2**16  # above any length in pixels: coordinates are stored in two bytes
 
 
 @dataclass(frozen=True)

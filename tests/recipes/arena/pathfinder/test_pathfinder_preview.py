@@ -58,7 +58,7 @@ def test_the_plan_of_a_training_on_these_images_is_of_its_stages(capsys, monkeyp
     assert "samples, " in capsys.readouterr().out
 
 
-def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cache").write_text("a file")
     assert preview(tmp_path) == 2
-    assert "cannot write to the cache folder" in caplog.text
+    assert "cannot write to the cache folder" in capsys.readouterr().err
