@@ -7,15 +7,6 @@ from flashtrain.errors import UserError
 from flashtrain.models.cache import KeyValueCache, LayerCache, next_positions
 
 
-def test_appending_returns_everything_so_far_in_order():
-    cache = LayerCache(context=5)
-    k = torch.randn(2, 5, 1, 4)
-    cache.append(k[:, :3], -k[:, :3])
-    keys, values = cache.append(k[:, 3:], -k[:, 3:])
-    assert torch.equal(keys, k)
-    assert torch.equal(values, -k)
-
-
 def test_a_full_cache_refuses_more():
     cache = LayerCache(context=2)
     with pytest.raises(UserError, match=r"3 tokens for a cache of 2"):

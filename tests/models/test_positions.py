@@ -77,12 +77,6 @@ def test_learned_positions_past_the_context_are_refused():
         LearnedPositions(8, 4)(torch.tensor([[3, 8]]))
 
 
-def test_a_stretched_table_keeps_its_ends_and_lies_evenly_between():
-    table = torch.tensor([[0.0, 5.0], [2.0, 3.0], [8.0, 4.0]])
-    wanted = torch.tensor([[0.0, 5.0], [1.0, 4.0], [2.0, 3.0], [5.0, 3.5], [8.0, 4.0]])
-    torch.testing.assert_close(stretched(table, 5), wanted)
-
-
 def test_stretching_agrees_with_torchs_interpolation_at_an_odd_length():
     table = torch.randn(63, 8)
     theirs = torch.nn.functional.interpolate(table.t()[None], size=1000, mode="linear", align_corners=True)[0].t()
