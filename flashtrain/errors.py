@@ -7,13 +7,9 @@ catches it as the ValueError it is.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 
 LONGEST_LINE = 2000  # characters of a UserError: a file's own line may be in it
-# What moves a terminal's cursor, changes its colours or the order of its letters: control characters, Unicode's
-# marks of writing direction, and halves of characters, which cannot be printed. Line ends and tabs are no part of it.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(ValueError):
@@ -27,12 +23,6 @@ class UserError(ValueError):
     def __init__(self, text: str = "") -> None:
         line = " ".join(text.splitlines())
         super().__init__(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ...")
-
-
-def printable(text: str) -> str:
-    """The text with control characters as they are written in Python (\\x1b), so that a terminal shows them and obeys
-    none. Line ends and tabs stay."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[str] | None = None) -> UserError:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
-
-# No space, no quota left (which Windows does not know), or larger than the file system allows.
-FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
