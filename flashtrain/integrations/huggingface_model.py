@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, first_line, one_of, unknown
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
@@ -77,8 +77,7 @@ def transformers_decoder(
 
 
 def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
-    if quantize not in QUANTIZED:
-        raise unknown("way to quantise", quantize, QUANTIZED)
+    one_of("model.quantize", quantize, QUANTIZED)
     if lora is None:
         raise UserError(f"model.quantize={quantize} keeps weights that are not trained: add model.adapter=lora.")
     try:
@@ -107,7 +106,7 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
         if not any(f".{name}".endswith(f".{target}") for name in matrices):
             raise unknown("layer in model.adapter_targets", target, {name.rpartition(".")[2] for name in matrices})
     if refusal is not None:
-        raise UserError(f"model.adapter_targets: {' '.join(str(refusal).split())[:200]}") from refusal
+        raise UserError(f"model.adapter_targets: {first_line(refusal)}") from refusal
 
 
 def _check_adapters(model: HuggingFaceDecoder) -> None:
