@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
+from flashtrain.report import read_result
 from flashtrain_recipes.attention_benchmark.cases import cases
 from flashtrain_recipes.attention_benchmark.peers import all_peers
 from flashtrain_recipes.attention_benchmark.settings import IMPLEMENTATIONS, MASKS, BenchmarkSettings, parse_mask
 
-# The anchor rows: batch, heads, key/value heads, length, head dimension, mask
-ANCHORS = {
-    (4, 16, 16, 4096, 128, "full"), (4, 16, 16, 4096, 128, "causal"),
-    (1, 16, 16, 16384, 128, "full"), (1, 16, 16, 16384, 128, "causal"), (1, 16, 16, 65536, 128, "causal"),
-    (4, 32, 32, 4096, 64, "full"), (4, 32, 32, 4096, 64, "causal"),
-    (1, 32, 32, 16384, 64, "full"), (1, 32, 32, 16384, 64, "causal"),
-    (32, 12, 12, 1024, 64, "causal"), (64, 16, 16, 512, 64, "full"), (2, 8, 8, 8192, 256, "causal"),
-    (1, 64, 8, 8192, 128, "full"), (1, 64, 8, 8192, 128, "causal"),
-    (1, 64, 64, 8192, 128, "full"), (1, 64, 64, 8192, 128, "causal"),
-    (1, 32, 32, 16384, 64, "window-1024"), (1, 16, 16, 16384, 128, "window-1024"),
-    (64, 32, 32, 256, 64, "causal"), (32, 32, 32, 512, 64, "causal"), (8, 32, 32, 2048, 64, "causal"),
-    (64, 16, 16, 256, 128, "causal"), (32, 16, 16, 512, 128, "causal"), (8, 16, 16, 2048, 128, "causal"),
-    (1, 32, 32, 32768, 64, "causal-varlen"),
-}  # fmt: skip
+RESULTS = Path(__file__).parents[3] / "recipes" / "results"
+SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask", "features", "dropout")
 
 
 def asked(**settings) -> list:
@@ -32,17 +23,15 @@ def asked(**settings) -> list:
     return cases(given)
 
 
-def test_the_anchors_are_the_table_row_for_row() -> None:
-    found = asked(rows="anchors")
-    assert {(c.batch, c.heads, c.kv_heads, c.seqlen_q, c.head_dim, c.mask) for c in found} == ANCHORS
-    assert len(found) == len(ANCHORS)
-    assert not any(c.dropout or c.features for c in found)
-
-
-def test_the_paper_is_batch_16_with_8_heads_of_64() -> None:
-    found = asked(rows="paper")
-    assert {(c.batch, c.heads, c.head_dim, c.mask) for c in found} == {(16, 8, 64, "full")}
-    assert [c.seqlen_q for c in found] == [2**power for power in range(7, 17)]
+@pytest.mark.parametrize(("preset", "count"), [("anchors", 25), ("paper", 10), ("features", 20), ("as-called", 31)])
+def test_a_preset_has_the_rows_that_were_published(preset: str, count: int) -> None:
+    found = asked(rows=preset)
+    assert len(found) == len(set(found)) == count
+    known = {tuple(getattr(case, name) for name in SHAPE) for case in found}
+    rows = read_result(RESULTS / f"attention-{preset}-h200.json").rows
+    assert {
+        tuple(row.get(name, "" if name == "features" else 0) for name in SHAPE) for row in rows if row.get("batch")
+    } <= known
 
 
 def test_the_grid_is_a_product_with_a_batch_of_so_many_tokens() -> None:
@@ -55,18 +44,6 @@ def test_the_grid_is_a_product_with_a_batch_of_so_many_tokens() -> None:
 
 def test_without_a_word_the_grid_goes_from_128_to_64k() -> None:
     assert sorted({c.seqlen_q for c in asked()}) == [2**power for power in range(7, 17)]
-
-
-def test_features_has_each_feature_at_both_head_dimensions() -> None:
-    found = asked(rows="features")
-    for head_dim in (64, 128):
-        here = [c for c in found if c.head_dim == head_dim]
-        assert {c.features for c in here} == {"", "softcap 30", "ALiBi", "bias", "bias gradient"}
-        assert {c.dropout for c in here} == {0.0, 0.1}
-        assert {c.mask for c in here if c.plans} == {
-            "causal-document", "prefix-lm", "shared-question", "global-window"
-        }  # fmt: skip
-    assert {c.seqlen_q for c in asked(rows="features", seqlens=[256])} == {256}
 
 
 def test_block_sparse_has_every_density_beside_full_attention() -> None:

@@ -50,14 +50,6 @@ def test_its_plan_tells_what_would_be_drawn_and_of_no_training(tmp_path: Path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_the_plan_of_a_training_on_these_images_is_of_its_stages(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["flashtrain", "recipe=lra-pathfinder", "mode=plan"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    assert "samples, " in capsys.readouterr().out
-
-
 def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cache").write_text("a file")
     assert preview(tmp_path) == 2

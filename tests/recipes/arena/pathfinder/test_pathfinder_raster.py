@@ -39,18 +39,6 @@ def plain_drawing(strokes: Strokes, image: int, parameters: PathfinderParameters
     return canvas * 255
 
 
-@pytest.mark.parametrize(("side", "contour"), [(32, "hard"), (64, "easy"), (128, "easy"), (256, "hard"), (48, "easy")])
-def test_it_agrees_with_a_plain_drawing(images_of: ImagesOf, side: int, contour: str) -> None:
-    images = images_of(side, contour, 60)
-    strokes = images.strokes([0, 17, 59])
-    drawn = rasterise(strokes, images.parameters)
-    assert drawn.shape == (3, side, side)
-    assert drawn.dtype == torch.uint8
-    for image in range(3):
-        expected = plain_drawing(strokes, image, images.parameters)
-        assert np.abs(drawn[image].numpy() - expected).max() <= 0.51
-
-
 @settings(max_examples=30, derandomize=True)
 @given(
     side=st.integers(24, 80),
