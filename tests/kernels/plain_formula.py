@@ -10,14 +10,20 @@ from flashtrain_kernels import philox
 
 
 def window_pairs(seqlen_q: int, seqlen_k: int, left: int = -1, right: int = -1, causal: bool = False) -> torch.Tensor:
-    """(Sq, Sk) bool, pair by pair from flash-attn's description of windows; bottom-right aligned."""
-    pairs = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool)
-    for i in range(seqlen_q):
-        for j in range(seqlen_k):
-            distance = j - (i + seqlen_k - seqlen_q)
-            near = (left < 0 or distance >= -left) and (right < 0 or distance <= right)
-            pairs[i, j] = near and not (causal and distance > 0)
-    return pairs
+    """(Sq, Sk) bool, by flash-attn's description of windows; bottom-right aligned."""
+    distance = torch.arange(seqlen_k) - torch.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
+    left, right = (seqlen_q + seqlen_k if side < 0 else side for side in (left, right))  # further than any pair
+    return (distance >= -left) & (distance <= (0 if causal else right))
+
+
+def sequence_pairs(lengths: list[tuple[int, int]], *window: int | bool) -> torch.Tensor:
+    """window_pairs of sequences one after the other, (queries, keys) of each; nothing of one sees another's."""
+    seen = torch.zeros(sum(q for q, _ in lengths), sum(k for _, k in lengths), dtype=torch.bool)
+    row = column = 0
+    for length_q, length_k in lengths:
+        seen[row : row + length_q, column : column + length_k] = window_pairs(length_q, length_k, *window)
+        row, column = row + length_q, column + length_k
+    return seen
 
 
 def plain_attention(

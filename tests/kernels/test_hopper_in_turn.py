@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_formula import window_pairs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -145,7 +146,7 @@ def test_so_is_that_of_packed_sequences(lengths, window, group, together, proces
     items = [Item(each, call, choices, sequences) for each in range(2 * slots_k)]
     added = run(items, processors, random.Random(seed))
     visible = sum(  # of each sequence, pairs of a tile and an item with something to see
-        bool(pairs_of(q, k, window)[a : a + 64, b : b + 128].any())
+        bool(window_pairs(q, k, *window)[a : a + 64, b : b + 128].any())
         for q, k in lengths
         for a in range(0, q, 64)
         for b in range(0, k, 128)
@@ -153,16 +154,6 @@ def test_so_is_that_of_packed_sequences(lengths, window, group, together, proces
     assert sum(map(len, added.values())) >= 2 * group * visible
     assert all(keys == sorted(set(keys)) for keys in added.values())
     assert {item.counter for item in items} == set(range(len(items)))
-
-
-def pairs_of(seqlen_q, seqlen_k, window):
-    distance = np.arange(seqlen_k)[None, :] - np.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
-    seen = np.ones(distance.shape, bool)
-    if window[0] >= 0:
-        seen &= distance >= -window[0]
-    if window[1] >= 0:
-        seen &= distance <= window[1]
-    return seen
 
 
 def test_items_that_start_together_wait_only_when_they_start():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_cases import DOCUMENT_MASKS, EXAMPLE, TWELVE, the_twelve, within_documents
-from plain_formula import assert_one_graph_serves
+from plain_formula import assert_one_graph_serves, sequence_pairs
 
 from flashtrain_kernels import documents_from_ids, masks
 from flashtrain_kernels.masks import HIGH, LOW, POSITION, SEQUENCE, START
@@ -67,20 +67,6 @@ def test_a_selection_of_queries_and_keys_is_the_dense_mask_indexed(name):
     assert torch.equal(again.dense(), part.dense()[:, ::3, :5])
 
 
-def packed(lengths_q, lengths_k, causal, left, right):
-    """The dense mask of sequences one after the other, by flash-attn's rule for each pair."""
-    seen = torch.zeros(sum(lengths_q), sum(lengths_k), dtype=torch.bool)
-    row = column = 0
-    for length_q, length_k in zip(lengths_q, lengths_k, strict=True):
-        for i in range(length_q):
-            at = i + length_k - length_q
-            for j in range(length_k):
-                near = (left < 0 or j >= at - left) and (right < 0 or j <= at + right) and (not causal or j <= at)
-                seen[row + i, column + j] = near
-        row, column = row + length_q, column + length_k
-    return seen
-
-
 def cumulative(lengths):
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
 
@@ -97,7 +83,7 @@ def test_varlen_equals_its_rule_and_tokens_past_the_last_boundary_see_nothing(le
         cumulative(lengths_q), cumulative(lengths_k), total_q, total_k, causal=causal, window=(left, right)
     )
     wanted = torch.zeros(1, total_q, total_k, dtype=torch.bool)
-    wanted[0, : sum(lengths_q), : sum(lengths_k)] = packed(lengths_q, lengths_k, causal, left, right)
+    wanted[0, : sum(lengths_q), : sum(lengths_k)] = sequence_pairs(lengths, left, right, causal)
     assert torch.equal(mask.dense(), wanted)
 
 

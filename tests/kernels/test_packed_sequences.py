@@ -13,6 +13,7 @@ import torch
 from child_process import assert_passes_in_the_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_formula import sequence_pairs
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import autograd, dispatch, ops
@@ -40,11 +41,7 @@ def packings(draw):
 def visible(cu_q, cu_k, total_q, total_k, window):
     """(Tq, Tk) bool, by the definition."""
     seen = np.zeros((total_q, total_k), bool)
-    for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False):
-        at = np.arange(b - a)[:, None] + (d - c) - (b - a)
-        key = np.arange(d - c)[None, :]
-        left, right = (1 << 30 if side < 0 else side for side in window)
-        seen[a:b, c:d] = (key >= at - left) & (key <= at + right)
+    seen[: cu_q[-1], : cu_k[-1]] = sequence_pairs(list(zip(np.diff(cu_q), np.diff(cu_k), strict=True)), *window)
     return seen
 
 
