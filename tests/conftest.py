@@ -33,7 +33,6 @@ LONGEST = (
     "test_kills_cost_no_checkpoint",
     "test_several_devices_are_a_process_of_their_own",
     "test_a_killed_sweep_takes_its_job_along",
-    "test_each_eleventh_of_all_cases_there_are",
     "test_replayed_passes_in_the_interpreter",
     "test_triton_builds_the_same_plans_in_the_interpreter",
     "test_several_devices_train_as_one_does",

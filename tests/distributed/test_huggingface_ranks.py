@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from distributed_ranks import of_ranks
 from huggingface_ranks import MODELS, MORE, WAYS, Case, cases
-from ranks import run_script
 
 EXACT = 1e-10
 # Layers of one kind share what is made ready for them: two where windows, or chunks, alternate with none.
@@ -41,18 +40,3 @@ def test_each_model_meets_each_way_and_layout_and_most_batches() -> None:
         assert len({case.layout for case in mine}) == 3
         assert len({case.batch for case in mine}) >= 3
     assert {case.degree for case in cases()} == {2, 4}
-
-
-EVERY = 11  # of some 1,300 cases, which take minutes: prime to the numbers of ways, layouts, batches and degrees
-
-
-@pytest.mark.slow
-def test_each_eleventh_of_all_cases_there_are(tmp_path: Path) -> None:
-    script = str(Path(__file__).with_name("huggingface_ranks.py"))
-    code, printed = run_script(script, tmp_path, str(EVERY), CUDA_VISIBLE_DEVICES="")
-    assert code == 0, printed[-6000:]
-    for model in (*MODELS, *MORE):
-        for folder, degree in (("two", 2), ("four", 4)):
-            mine = [case for case in cases(EVERY) if case.model == model and case.degree == degree]
-            found = wrong(of_ranks(tmp_path / f"{model}-{folder}", degree), mine)
-            assert not found, "\n".join(found)

@@ -2,7 +2,7 @@
 
 Run as a program, because a compile for a wrong target may abort its process:
 
-    python compile_cases.py 80 90 100 [--cases every] [--half 0] [--strict]
+    python compile_cases.py 80 90 100 [--cases releases] [--half 0] [--strict]
 
 B batch, S sequence, H query heads, K key/value heads (H / group), D head dimension.
 """
@@ -67,12 +67,7 @@ FEATURES = {
 
 
 Case = tuple[str, int, int]  # feature, D, group
-GROUPED = ("full", "causal", "window", "intervals", "two intervals", "blocks")
 CASES: dict[str, list[Case]] = {
-    "every": [
-        *itertools.product(FEATURES, (64, 128), (1,)),
-        *itertools.product(GROUPED, (64, 128), (2,)),
-    ],
     # Every feature once or twice: what the tests compile for sm_90, and .ci/run for the others.
     "tests": [
         ("full", 64, 1), ("causal", 64, 1), ("intervals", 64, 1), ("permuted", 64, 1), ("dropout", 64, 1),

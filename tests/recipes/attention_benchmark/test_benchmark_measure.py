@@ -92,22 +92,6 @@ def test_a_call_by_itself_finds_an_idle_gpu_and_its_launching_counts(monkeypatch
     assert took.host_us == pytest.approx(10)
 
 
-def test_the_processors_time_of_queued_launches_waits_for_nothing(monkeypatch) -> None:
-    gpu = FakeGpu(monkeypatch)
-    monkeypatch.setattr(time, "perf_counter", lambda: gpu.now)
-    took = GpuClock(torch.device("cuda")).queued([gpu.launch], Pace(5, 0.001))
-    assert took.host_us == pytest.approx(2000.0)
-    assert gpu.log.index("wait") == len(gpu.log) - 1
-
-
-def test_a_gpus_pace_comes_from_a_few_launches_after_one_to_warm_up(monkeypatch) -> None:
-    gpu = FakeGpu(monkeypatch)
-    pace = GpuClock(torch.device("cuda")).pace([gpu.launch])
-    assert gpu.log.count("launch") == 4
-    assert pace.launches == 50
-    assert pace.host_seconds == pytest.approx(1e-5)
-
-
 def test_memory_is_what_a_call_holds_beyond_what_was_held(monkeypatch) -> None:
     gpu = FakeGpu(monkeypatch)
     assert GpuClock(torch.device("cuda")).peak_mib(gpu.call) == 7.0
