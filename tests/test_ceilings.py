@@ -9,22 +9,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 37_450,
-    "flashtrain/command": 2_150,
-    "flashtrain/data": 8_200,
-    "flashtrain/distributed": 3_500,
-    "flashtrain/files": 1_100,
-    "flashtrain/folders": 600,
-    "flashtrain/integrations": 4_500,
-    "flashtrain/models": 3_700,
-    "flashtrain/report": 2_200,
-    "flashtrain/run": 650,
+    "flashtrain": 34_400,
+    "flashtrain/command": 1_900,
+    "flashtrain/data": 7_600,
+    "flashtrain/distributed": 3_450,
+    "flashtrain/files": 550,
+    "flashtrain/folders": 450,
+    "flashtrain/integrations": 4_250,
+    "flashtrain/models": 3_500,
+    "flashtrain/report": 1_950,
+    "flashtrain/run": 550,
     "flashtrain/settings": 1_000,
-    "flashtrain/tasks": 4_650,
-    "flashtrain/training": 4_500,
+    "flashtrain/tasks": 4_600,
+    "flashtrain/training": 3_850,
     "kernels/flashtrain_kernels": 15_200,
-    "recipes/flashtrain_recipes": 16_300,
-    "tests": 49_750,
+    "recipes/flashtrain_recipes": 16_050,
+    "tests": 45_700,
 }
 
 
