@@ -126,16 +126,10 @@ def test_stretching_needs_something_trained() -> None:
         start("model.interpolate_positions=true")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.rope_factor=0.5"], r"model\.rope_factor=0\.5 must be at least 1"),
-        (["model.rope_base=1"], r"model\.rope_base=1 must be above 1"),
-    ],
-)
-def test_settings_that_cannot_scale_are_refused_at_once(words, message) -> None:
-    with pytest.raises(UserError, match=message):
-        compose_settings(["recipe=gpt2", *words])
+@pytest.mark.parametrize("word", ["model.rope_factor=0.5", "model.rope_base=1"])
+def test_settings_that_cannot_scale_are_refused_at_once(word) -> None:
+    with pytest.raises(UserError, match=word):
+        compose_settings(["recipe=gpt2", word])
 
 
 def test_a_new_model_takes_its_base_and_factor_from_the_settings() -> None:

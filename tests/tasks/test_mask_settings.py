@@ -119,12 +119,6 @@ def test_a_prefix_leaves_something_to_predict() -> None:
         LanguageTask().check_step(settings, ())
 
 
-def test_other_tasks_refuse_a_mask() -> None:
-    words = ["recipe=bert", "mask=document"]
-    with pytest.raises(UserError, match=r"mask changes nothing .* heeded by language models"):
-        check_all_heeded(compose_settings(words), words)
-
-
 def batch(context: int = SIZE) -> Batch:
     tokens = torch.randint(7, (2, context), generator=torch.Generator().manual_seed(0))
     return Batch(

@@ -62,23 +62,6 @@ def test_a_target_accuracy_stops_the_run_and_is_timed(bert_runs: TinyRuns, capsy
     assert row["optimizer"] == "lamb"
 
 
-def test_a_target_that_is_not_reached_is_said(bert_runs: TinyRuns) -> None:
-    status, folder = bert_runs.run("unreached", "target_accuracy=1", "trainer.steps=1", "masked.pairs=true")
-    assert status == 0
-    assert summary(folder)["seconds_to_target"] is None
-
-
-@pytest.mark.slow  # of each task the command on two processes
-def test_two_ranks_train_as_one_process_does(bert_runs: TinyRuns, trained_bert, tmp_path) -> None:
-    done = bert_runs.command("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = tmp_path.glob("bert/*/")
-    found = weights(folder)
-    for name, value in weights(trained_bert).items():
-        torch.testing.assert_close(found[name], value, atol=1e-4, rtol=1e-3)
-    assert summary(folder)["validation_loss"] == pytest.approx(summary(trained_bert)["validation_loss"], rel=1e-4)
-
-
 def test_it_is_loaded_and_scored_in_python(trained_bert) -> None:
     last = trained_bert / "checkpoints" / "last.ckpt"
     loaded = flashtrain.load(last)
@@ -91,15 +74,6 @@ def test_it_is_loaded_and_scored_in_python(trained_bert) -> None:
     assert scores == {**own, "held_out": True, "samples": scores["samples"]}
     with pytest.raises(UserError, match="cannot generate text: only language models can"):
         flashtrain.generate(loaded, "a text")
-
-
-def test_evaluating_gives_the_run_its_own_accuracy(trained_bert, caplog) -> None:
-    caplog.set_level("INFO")
-    last = trained_bert / "checkpoints" / "last.ckpt"
-    assert run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={last}"])) == 0
-    row = summary(trained_bert)
-    assert f"held-out loss {row['validation_loss']:.4f}" in caplog.text
-    assert f"accuracy {row['validation_accuracy']:.2%}" in caplog.text
 
 
 def test_an_export_is_read_by_transformers_and_by_us(trained_bert) -> None:
