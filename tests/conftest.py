@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tiny_runs import TINY, TinyRuns
+from tiny_runs import TINY, TinyRuns, made_once
 
 # Each core runs a process of tests: more threads in each would only get in each other's way. Before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -160,8 +160,6 @@ def tiny_runs(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ti
 
 
 @pytest.fixture(scope="session")
-def trained(tiny_runs: TinyRuns) -> Path:
+def trained(tiny_runs: TinyRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished tiny run."""
-    status, folder = tiny_runs.run("trained")
-    assert status == 0
-    return folder
+    return made_once(tmp_path_factory, "trained", tiny_runs.finished)

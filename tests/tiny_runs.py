@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +52,21 @@ def wait_for(condition: Callable[[], object]) -> bool:
     return bool(found)
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]) -> Path:
+    """A copy, for this process of tests alone, of the folder that the first of them to ask for it makes.
+
+    make: called with a folder of that name, gives the folder of the finished run in it.
+    """
+    temporary = factory.getbasetemp()
+    place = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / f"once-{name}"
+    with FileLock(f"{place}.lock"):
+        if not (place / "run").is_file():  # names the folder once it is whole
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            (place / "run").write_text(str(make(place)))
+    return shutil.copytree((place / "run").read_text(), factory.mktemp("copies") / name)
+
+
 @dataclass
 class TinyRuns:
     """Starts runs of the tiny configuration: `words` are the overrides, `folder` a place for its runs."""
@@ -70,6 +87,12 @@ class TinyRuns:
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         return run_job(compose_settings(words), folder, overrides=words, started=time.time()), folder
+
+    def finished(self, folder: Path, *extra: str) -> Path:
+        """The folder of a run, in this process, that ended well, for made_once."""
+        status, made = replace(self, folder=folder).run("finished", *extra)
+        assert status == 0
+        return made
 
     def command(self, *extra: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
         """Run `python -m flashtrain` with these words on top of the tiny ones, as a process of its own."""

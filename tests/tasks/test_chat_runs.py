@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chat_folders import CHATML, LLAMA3, save_tokenizer_folder
-from tiny_runs import TINY, TinyRuns
+from tiny_runs import TINY, TinyRuns, made_once
 
 from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
@@ -15,6 +15,8 @@ from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.registry import registered
 from flashtrain.spec import task_of
+from flashtrain.tasks.language.prepare import make_data
+from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.metrics_file import METRICS, read_metrics
 
 SUMS = [(a, b) for a in range(8) for b in range(8)]
@@ -36,10 +38,8 @@ def runs(tmp_path_factory) -> TinyRuns:
 
 
 @pytest.fixture(scope="module")
-def finished(runs):
-    status, folder = runs.run("finished", 'prompt="What is 2+3?"')
-    assert status == 0
-    return folder
+def finished(runs, tmp_path_factory):
+    return made_once(tmp_path_factory, "chat", runs.finished)
 
 
 def test_a_run_learns_what_the_assistant_says(finished, capsys):
@@ -104,11 +104,10 @@ def test_what_cannot_be_trained_is_told_at_once(words, told):
         compose_settings(words.split())
 
 
-def test_conversations_must_be_somewhere(runs, caplog):
-    assert runs.run("nowhere", "data.path=null")[0] == 2
-    assert "data=chat needs data.path=" in caplog.text
-    assert runs.run("nothing", "data.path=nothing.jsonl")[0] == 2
-    assert "no file or folder nothing.jsonl" in caplog.text
+@pytest.mark.parametrize(("word", "told"), [("data.path=null", r"data\.path="), ("data.path=nothing.jsonl", "nothing")])
+def test_conversations_must_be_somewhere(runs, word, told):
+    with pytest.raises(UserError, match=told):
+        make_data(compose_settings(runs.settings_words(word)), detect_hardware("cpu")).setup()
 
 
 def test_the_recipe_trains_the_answers_of_a_models_own_template():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_runs import TinyRuns
+from tiny_runs import TinyRuns, made_once
 
 TINY_CURRICULUM = (
     "recipe=pathx",
@@ -39,8 +39,6 @@ def curriculum(tmp_path_factory: pytest.TempPathFactory) -> TinyRuns:
 
 
 @pytest.fixture(scope="session")
-def finished(curriculum: TinyRuns) -> Path:
+def finished(curriculum: TinyRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished curriculum."""
-    status, folder = curriculum.run("finished")
-    assert status == 0
-    return folder
+    return made_once(tmp_path_factory, "curriculum", curriculum.finished)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_runs import TinyRuns
+from tiny_runs import TinyRuns, made_once
 
 TINY_HEAD = (
     "recipe=finetune",
@@ -51,8 +51,6 @@ def head_runs(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyRuns
 
 
 @pytest.fixture(scope="session")
-def tuned(head_runs: TinyRuns) -> Path:
+def tuned(head_runs: TinyRuns, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one finished run."""
-    status, folder = head_runs.run("tuned")
-    assert status == 0
-    return folder
+    return made_once(tmp_path_factory, "tuned", head_runs.finished)
