@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from chat_folders import CHATML, save_tokenizer_folder
 from tiny_runs import TinyRuns
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import flashtrain
 from flashtrain.command import modes
@@ -25,42 +24,6 @@ from flashtrain.report import read_result
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.long_context.passkey_run import ANSWER, SPARE_TOKENS, make_prompt
-
-SMALL = ["hardware=cpu", "logger=none", "trainer.steps=2", "trainer.tokens_per_step=768", "generate.tokens=4"]
-LARGE = "optimizer.learning_rate=0.01"
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    """A Llama of random weights that are far from 0, with a ChatML tokenizer."""
-    folder = save_tokenizer_folder(tmp_path_factory.mktemp("base") / "llama", CHATML)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    shape |= {"rms_norm_eps": 1e-5, "initializer_range": 0.5}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=265, max_position_embeddings=256))
-    model.save_pretrained(folder)
-    rows = [
-        {"messages": [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": f"{a + b}"}]}
-        for a in range(8)
-        for b in range(8)
-    ]
-    (folder.parent / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def words(base: Path) -> list[str]:
-    folder = base.parent
-    return ["recipe=sft", *SMALL, f"model.path={base}", f"data.path={folder / 'chats.jsonl'}", "context=96", LARGE,
-            f"data.cache_dir={folder}", f"output={folder}"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def lora(base: Path, words: list[str]) -> Path:
-    """A run of adapters that has changed the model."""
-    status, folder = TinyRuns(base.parent, words).run("lora", "model.adapter=lora")
-    assert status == 0
-    return folder
 
 
 def logits(model, ids: torch.Tensor) -> torch.Tensor:
