@@ -17,12 +17,10 @@ from urllib.parse import quote
 
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.yaml_files import read_yaml
-from flashtrain.folders.run_folder import SAMPLE
+from flashtrain.folders.run_folder import CONFIG_FILE, SAMPLE, SUMMARY_FILE
 from flashtrain.report.formats import cell, heading
 from flashtrain.report.rows import (
-    CONFIG,
     RESULT,
-    SUMMARY,
     Row,
     collect_summaries,
     has_failed,
@@ -45,8 +43,8 @@ _FIRST = (
 _NO_SETTINGS = ("demo", "is_demo", "checkpoint", "resume")  # what stands in another's place, or says where
 # What a folder may hold, and what it is.
 _FILES = {
-    CONFIG: "the resolved settings",
-    SUMMARY: "the summary row",
+    CONFIG_FILE: "the resolved settings",
+    SUMMARY_FILE: "the summary row",
     METRICS: "every logged number",
     RESULT: "the measured rows",
     "sweep.csv": "the table as CSV",
@@ -212,12 +210,12 @@ def _kind(text: str, is_number: bool) -> str:
 
 
 def _settings(folder: Path) -> str:
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG_FILE).is_file():
         return ""
     from flashtrain.settings.settings import Settings
 
     usual = _flat(asdict(Settings()))
-    given = _flat(read_yaml(folder / CONFIG))
+    given = _flat(read_yaml(folder / CONFIG_FILE))
     differing = {
         name: value
         for name, value in given.items()

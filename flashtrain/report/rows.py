@@ -19,19 +19,17 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.yaml_files import read_yaml
+from flashtrain.folders.run_folder import CONFIG_FILE, FINISHED, OUT_OF_MEMORY, SUMMARY_FILE
 from flashtrain.training import hardware as machine
 
 Row = dict[str, Any]
 
-SUMMARY = "summary.json"
-CONFIG = "config.yaml"
 # What a run that measures leaves: its rows, as a result file.
 RESULT = "result.json"
 
-# What a summary row may say under "status" when its run did what was asked.
-FINISHED = ("ok", "finished", "completed", "done")
+# Of a row whose run did what was asked: measured rows have none, tables say "ok".
+_SUCCESSES = (None, "", "ok", FINISHED)
 NO_SUMMARY = "no summary"
-OUT_OF_MEMORY = "out of memory"
 
 # Folders that lie inside a sweep's folder without being a run of it.
 _NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
@@ -103,11 +101,11 @@ def collect_summaries(folder: str | Path) -> list[Row]:
     Raises UserError where no run is in it.
     """
     folder = Path(folder)
-    if (folder / SUMMARY).is_file():
+    if (folder / SUMMARY_FILE).is_file():
         return [_summary_row(folder, folder.name)]
     rows = _rows_below(folder)
     if not rows:
-        raise UserError(f"no run has left a {SUMMARY} in or below '{folder}'.")
+        raise UserError(f"no run has left a {SUMMARY_FILE} in or below '{folder}'.")
     return rows
 
 
@@ -131,16 +129,15 @@ def has_failed(row: Mapping[str, Any]) -> bool:
     A number under "error" is a measured one, the distance from a reference.
     """
     status, error = row.get("status"), row.get("error")
-    return (isinstance(error, str) and bool(error)) or bool(status and str(status).lower() not in FINISHED)
+    return (isinstance(error, str) and bool(error)) or status not in _SUCCESSES
 
 
 def status_text(row: Mapping[str, Any]) -> str:
     """A row's status in a word or three: "ok", "failed", "out of memory", "no summary"."""
     if not has_failed(row):
         return "ok"
-    status = str(row.get("status") or "failed")
-    if status.lower() in FINISHED:
-        status = "failed"
+    status = row.get("status")
+    status = "failed" if status in _SUCCESSES else str(status)
     said = f"{status} {row.get('error') or ''}".lower().replace("outofmemory", OUT_OF_MEMORY)
     return OUT_OF_MEMORY if OUT_OF_MEMORY in said else status
 
@@ -159,7 +156,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     for child in sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_in_number_order):
         if child.name.startswith(".") or child.name in _NOT_RUNS:
             continue
-        holds_runs = any(True for name in (SUMMARY, CONFIG) for _ in child.glob(f"*/**/{name}"))
+        holds_runs = any(True for name in (SUMMARY_FILE, CONFIG_FILE) for _ in child.glob(f"*/**/{name}"))
         if not _is_run(child) and holds_runs:
             yield from _run_folders(child)
         else:
@@ -167,7 +164,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / SUMMARY).is_file() or (folder / CONFIG).is_file()
+    return (folder / SUMMARY_FILE).is_file() or (folder / CONFIG_FILE).is_file()
 
 
 def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
@@ -177,14 +174,14 @@ def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
 
 
 def _summary_row(folder: Path, name: str) -> Row:
-    file = folder / SUMMARY
+    file = folder / SUMMARY_FILE
     problem = "the job ended without writing summary.json"
     if file.is_file():
         try:
             return {"run": name, **json.loads(file.read_text(encoding="utf-8"))}
         except ValueError as error:
             problem = f"summary.json cannot be read: {error}"
-    return {"run": name, **_told_by_config(folder / CONFIG), "status": NO_SUMMARY, "error": problem}
+    return {"run": name, **_told_by_config(folder / CONFIG_FILE), "status": NO_SUMMARY, "error": problem}
 
 
 def _told_by_config(path: Path) -> Row:

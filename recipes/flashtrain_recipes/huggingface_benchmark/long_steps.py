@@ -29,10 +29,10 @@ from torch.utils.data import DataLoader
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.folders.run_folder import read_settings
+from flashtrain.folders.run_folder import OUT_OF_MEMORY, read_settings
 from flashtrain.models.memory_savings import HOST_PIECE
 from flashtrain.models.trainable import Trainable
-from flashtrain.report.rows import OUT_OF_MEMORY, values_of
+from flashtrain.report.rows import values_of
 from flashtrain.report.table import Table, make_table
 from flashtrain.run.fitting import strategy_for
 from flashtrain.settings.settings import Settings

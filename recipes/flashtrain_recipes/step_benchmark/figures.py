@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import OUT_OF_MEMORY
 from flashtrain.report.figures import line_figure
-from flashtrain.report.rows import OUT_OF_MEMORY, Row, has_failed, status_text, values_of
+from flashtrain.report.rows import Row, has_failed, status_text, values_of
 from flashtrain.report.table import Table, View, make_table
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND
 from flashtrain_recipes.step_benchmark.contenders import BASELINE, FLASHTRAIN
