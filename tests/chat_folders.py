@@ -64,11 +64,6 @@ OPENED = """\
 {%- if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '[assistant]<think>' }}{% endif %}"""
 
-# What ends without a prompt for an answer is closed.
-CLOSED = """\
-{%- for message in messages %}{{ '<|im_start|>' + message.role + ':' + message.content + '<|im_end|>' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% else %}{{ eos_token }}{% endif %}"""
-
 # As gpt-oss': the answer that comes last is written with its thought and an end of its own, others are not; a call is
 # written with its thought until an answer follows it; of several calls the first is written.
 HARMONY = """\

@@ -151,12 +151,3 @@ def test_forks_after_encoding_neither_warn_nor_hang_and_a_users_choice_stays():
         )
         assert done.stdout.strip() == after
         assert "forked" not in done.stderr
-
-
-def test_transformers_reads_a_saved_bpe(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    tokenizer = BPETokenizer.train(["the cat sat"] * 5, 265)
-    tokenizer.save(tmp_path)
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    assert theirs("the cat sat")["input_ids"] == tokenizer.encode("the cat sat")
-    assert theirs.eos_token_id == tokenizer.end_of_text

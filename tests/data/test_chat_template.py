@@ -9,7 +9,6 @@ import pytest
 from chat_folders import (
     ASKING,
     CHATML,
-    CLOSED,
     ENDLESS,
     HARMONY,
     JOINED,
@@ -19,7 +18,6 @@ from chat_folders import (
     MARKED_THINKING,
     MISTRAL,
     OPENED,
-    THINKING,
     save_tokenizer_folder,
 )
 from transformers import AutoTokenizer
@@ -65,23 +63,10 @@ def whole(template: ChatTemplate, row: dict) -> list[str]:
     return [template.tokenizer.decode(tokens) for tokens, _ in template.encode(template.pieces(row))]
 
 
-@pytest.mark.parametrize(
-    ("jinja", "answers"),
-    [
-        (CHATML, ["Hi there<|im_end|>\n", "It is 4.<|im_end|>\n"]),
-        (MARKED, ["Hi there<|im_end|>", "It is 4.<|im_end|>"]),
-        (LLAMA3, ["Hi there<|eot_id|>", "It is 4.<|eot_id|>"]),
-        (MISTRAL, [" Hi there<|end|>", " It is 4.<|end|>"]),
-        (OPENED, ["Hi there<|end|>", "It is 4.<|end|>"]),
-        (CLOSED, ["Hi there<|im_end|>", "It is 4.<|im_end|><|end|>"]),
-    ],
-    ids=["chatml", "marked", "llama3", "mistral", "opened", "closed"],
-)
-def test_what_the_assistant_says_is_learnt_and_nothing_else(make, jinja, answers):
-    template = make(jinja)
-    assert learnt(template, {"messages": TALK}) == [answers]
-    text = usual(template).apply_chat_template(TALK, tokenize=False)
-    assert whole(template, {"messages": TALK}) == [text]
+def test_a_thought_that_the_prompt_alone_opens_is_not_learnt(make):
+    template = make(OPENED)
+    assert learnt(template, {"messages": TALK}) == [["Hi there<|end|>", "It is 4.<|end|>"]]
+    assert whole(template, {"messages": TALK}) == [usual(template).apply_chat_template(TALK, tokenize=False)]
 
 
 @pytest.mark.parametrize("jinja", [CHATML, MARKED, LLAMA3, MISTRAL])
@@ -130,21 +115,19 @@ def test_marks_hold_where_the_tokenizer_trims_white_space_from_its_offsets(make)
     assert learnt(template, {"messages": talk}) == [[" Yes<|im_end|>"]]
 
 
-@pytest.mark.parametrize(("jinja", "after"), [(THINKING, "\n"), (MARKED_THINKING, "")], ids=["plain", "marked"])
-def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer(make, jinja, after):
+def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer(make):
     thoughtful = [
         {**one, "content": f"<think>hm</think>{one['content']}"} if one["role"] == "assistant" else one for one in TALK
     ]
-    template = make(jinja)
+    template = make(MARKED_THINKING)
     pieces = template.pieces({"messages": thoughtful})
     assert [piece.goes_on for piece in pieces] == [False, True]
     assert template.rewritten == 1
     first, second = whole(template, {"messages": thoughtful})
     assert "<think>hm</think>Hi there" in first
     assert "<think>hm</think>Hi there" not in second  # as the model is shown it when it gives the second answer
-    assert learnt(template, {"messages": thoughtful}) == [
-        [f"<think>hm</think>Hi there<|im_end|>{after}"], [f"<think>hm</think>It is 4.<|im_end|>{after}"],
-    ]  # fmt: skip
+    answers = [[f"<think>hm</think>{answer}<|im_end|>"] for answer in ("Hi there", "It is 4.")]
+    assert learnt(template, {"messages": thoughtful}) == answers
     assert len(template.pieces({"messages": TALK})) == 1  # nothing to rewrite
 
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 
-from flashtrain.data.labelled_documents import LabelledSamples
 from flashtrain.data.labelled_examples import FILLER, CueDocuments, best_micro_f1
-from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
-from flashtrain.models import BertConfig, BertEncoder, SequenceClassifier
-from flashtrain.tasks.fine_tuning.task import MicroF1
 
 
 def test_a_label_is_present_exactly_where_its_cue_is():
@@ -68,41 +61,6 @@ def test_no_rule_of_what_to_guess_scores_above_the_bound_and_one_reaches_it():
     bound = best_micro_f1(documents.lengths, read, 0.4)
     assert max(scores) == pytest.approx(bound, abs=0.02)
     assert max(scores) < bound + 0.02
-
-
-def micro_f1_after_training(samples: LabelledSamples, steps: int) -> float:
-    """Of a small modern encoder, on documents that it was not trained on."""
-    torch.manual_seed(0)
-    config = BertConfig.of_size("tiny", "modern", vocab_size=samples.special.vocab_size, context=samples.context)
-    encoder = BertEncoder(replace(config, layers=1, embed=64, ffn=256), "sdpa")
-    model = SequenceClassifier(encoder, 4, multi_label=True, pooling="mean")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1, (step + 1) / 20)
-        optimizer.zero_grad()
-        model.loss(**samples[range(32 * step, 32 * step + 32)]).backward()
-        optimizer.step()
-    metric = MicroF1()
-    with torch.no_grad():
-        test = samples[range(10000, 10400)]
-        labels = test.pop("labels")
-        metric.update(model(**test), labels)
-    return metric.compute()
-
-
-@pytest.mark.slow
-def test_a_classifier_finds_in_whole_documents_what_no_reader_of_a_quarter_can():
-    documents = CueDocuments(20000, 64, labels=4, presence=0.2)
-    special = SpecialTokens.past(documents.vocab_size)
-    part, whole = (
-        micro_f1_after_training(LabelledSamples(documents, special, context, layout="padded"), 110)
-        for context in (18, 66)
-    )
-    bound = best_micro_f1(64, 16, 0.2)
-    assert bound == pytest.approx(0.4)
-    assert part < bound + 0.06
-    assert whole > best_micro_f1(64, 32, 0.2)  # more than a reader of the half could
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,6 @@
-"""The data module: on its own, under Lightning, and through a run that is interrupted and resumed."""
+"""The data module: on its own, and under Lightning."""
 
 from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
@@ -18,22 +12,18 @@ from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, TokenizerSpe
 from flashtrain.errors import UserError
 
 TEXTS = [f"This is document {number}, and it says something about {number * 7}.\n" for number in range(60)]
-ROOT = Path(__file__).parents[2]
 
 
 class Recorder(pl.LightningModule):
     """Learns nothing worth having; records the samples of every micro-batch by their first tokens."""
 
-    def __init__(self, fail_in: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.seen: list[list[list[int]]] = []
         self.validated: list[list[list[int]]] = []
-        self.fail_in = fail_in
 
     def training_step(self, batch, batch_idx):
-        if batch_idx == self.fail_in:
-            raise KeyError("the machine went away")
         self.seen.append(batch["tokens"][:, :8].tolist())
         return self.weight * batch["tokens"].float().mean()
 
@@ -59,8 +49,8 @@ def trainer(folder, *, callbacks=(), **options):
     return pl.Trainer(callbacks=list(callbacks), **{**defaults, **options})
 
 
-def fit(data, folder, *, model=None, resume=None, **options):
-    model = model or Recorder()
+def fit(data, folder, *, resume=None, **options):
+    model = Recorder()
     options.setdefault("limit_val_batches", 0)
     trainer(folder, accumulate_grad_batches=data.accumulate, **options).fit(model, data, ckpt_path=resume)
     return model
@@ -221,69 +211,3 @@ def test_resuming_says_nothing_about_unreliable_results(data, tmp_path, recwarn)
     fit(data(), tmp_path, callbacks=[saving])
     fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt")
     assert not [warning for warning in recwarn if "resum" in str(warning.message)]
-
-
-class SaveOnError(pl.Callback):
-    """Saves at any moment, also between the micro-batches of a step."""
-
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def on_exception(self, trainer, pl_module, exception):
-        trainer.save_checkpoint(self.path)
-
-
-@pytest.mark.parametrize("fail_in", [19, 20, 21, 22])
-def test_a_step_begun_when_the_run_broke_off_is_read_again_whole(data, tmp_path, fail_in):
-    whole = fit(data(accumulate=4), tmp_path).seen
-    with pytest.raises(KeyError):
-        fit(
-            data(accumulate=4),
-            tmp_path,
-            model=Recorder(fail_in=fail_in),
-            callbacks=[SaveOnError(tmp_path / "broken.ckpt")],
-        )
-    module = data(accumulate=4)
-    model = Recorder()
-    run = trainer(tmp_path, accumulate_grad_batches=4, limit_val_batches=0)
-    run.fit(model, module, ckpt_path=tmp_path / "broken.ckpt")
-    assert run.global_step == 12
-    assert model.seen == whole[fail_in // 4 * 4 :]
-
-
-TWO_RANKS = """
-import sys, json, torch
-sys.path[:0] = sys.argv[1:3]
-from test_datamodule import Recorder, TEXTS, trainer
-from conftest import ListSource
-from flashtrain.data.datamodule import TextDataModule
-
-folder = sys.argv[3]
-data = TextDataModule(ListSource(TEXTS), "bytes", 16, 2, total_steps=6, accumulate=2, cache_dir=folder + "/cache")
-model = Recorder()
-run = trainer(folder, devices=2, strategy="ddp", accumulate_grad_batches=2)
-run.fit(model, data)
-with open(f"{folder}/rank{run.global_rank}.json", "w") as file:
-    json.dump({"seen": model.seen, "validated": model.validated}, file)
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.integration
-def test_two_devices_share_each_steps_samples_with_lightnings_default_settings(data, tmp_path):
-    program = tmp_path / "two_ranks.py"
-    program.write_text(TWO_RANKS)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, str(program), str(ROOT), str(Path(__file__).parent), str(tmp_path)]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
-
-    one = fit(data(batch_size=8, total_steps=6), tmp_path, limit_val_batches=1.0, num_sanity_val_steps=2)
-    for step in range(6):
-        shared = [s for rank in ranks for batch in rank["seen"][2 * step : 2 * step + 2] for s in batch]
-        assert sorted(shared) == sorted(one.seen[step])
-    shared = {tuple(s) for rank in ranks for batch in rank["validated"] for s in batch}
-    assert len(shared) >= 2
-    assert shared <= {tuple(s) for batch in one.validated for s in batch}

@@ -6,7 +6,6 @@ import gzip
 import json
 
 import pytest
-import torch
 
 from flashtrain.data.labelled_documents import (
     LabelledSamples,
@@ -16,7 +15,6 @@ from flashtrain.data.labelled_documents import (
     encode_rows,
     labelled_rows,
 )
-from flashtrain.data.loader import ResumableLoader, StepSampler
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
@@ -97,21 +95,6 @@ def test_a_batch_holds_documents_cut_to_the_context(layout):
     else:
         assert batch["lengths"].tolist() == [10, 8]
         assert batch["tokens"].tolist() == [expected[0], [*expected[1], SPECIAL.pad, SPECIAL.pad]]
-
-
-def test_they_go_through_the_resumable_loader():
-    samples = LabelledSamples(encode_rows(ROWS, ByteTokenizer()), SPECIAL, 10)
-    sampler = StepSampler(len(samples), batch_size=2, total_steps=6)
-    whole = [batch["labels"] for batch in ResumableLoader(samples, sampler)]
-    loader = ResumableLoader(samples, StepSampler(len(samples), batch_size=2, total_steps=6))
-    batches = iter(loader)
-    next(batches), next(batches)
-    state = loader.state_dict()
-    resumed = ResumableLoader(samples, StepSampler(len(samples), batch_size=2, total_steps=6))
-    resumed.load_state_dict(state)
-    rest = [batch["labels"] for batch in resumed]
-    assert len(rest) == 4
-    assert all(torch.equal(one, other) for one, other in zip(rest, whole[2:], strict=True))
 
 
 def test_samples_that_cannot_be_made_are_refused():

@@ -113,28 +113,6 @@ def test_a_sample_that_does_not_exist_is_an_index_error(folder, sample):
         packed(folder, [16], 5)[[sample]]
 
 
-@pytest.mark.parametrize("document_mask", [False, True])
-def test_a_row_of_a_million_tokens_is_packed_like_any_other(tmp_path, document_mask):
-    size = 2**20
-    path, spans = write_tokens(tmp_path, [3 * size // 4] * 3, dtype="uint32")
-    samples = PackedSamples(path, "uint32", spans, size, document_mask)
-    batch = samples[[1]]
-    assert len(samples) == 2
-    first = size  # the second row begins a quarter into the second document
-    assert torch.equal(batch["tokens"][0], torch.arange(first, first + size))
-    end = 2 * (3 * size // 4) - first
-    assert int(batch["documents"][0, -1]) == 1
-    assert int(batch["documents"].sum()) == size - end
-    labels = torch.arange(first + 1, first + size + 1)
-    if document_mask:
-        labels[end - 1] = -100
-        wanted = torch.cat((torch.arange(end), torch.arange(size - end)))
-    else:
-        wanted = torch.arange(size)
-    assert torch.equal(batch["labels"][0], labels)
-    assert torch.equal(batch["positions"][0].long(), wanted)
-
-
 def test_tokens_past_two_thousand_million_are_found(tmp_path):
     path = tmp_path / "tokens.bin"
     size, where = 64, 2**32 + 12345

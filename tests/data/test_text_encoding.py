@@ -78,13 +78,6 @@ def test_an_east_asian_encoding_is_read_and_its_bad_byte_found(tmp_path) -> None
     assert f"line 3: byte {len(text.encode('shift-jis'))} is no shift_jis text" in refusal(tmp_path, encoding="sjis")
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_a_byte_order_mark_is_no_part_of_the_text_and_carriage_returns_are(tmp_path, kind) -> None:
-    text = "one\r\ntwo\rthree" if kind == "txt" else '{"text": "one\\r\\ntwo\\rthree"}\r\n'
-    (tmp_path / f"a.{kind}").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert read(tmp_path) == ["one\r\ntwo\rthree"]
-
-
 def test_utf_16_is_hinted_at_and_needs_its_mark(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(FRENCH.encode("utf-16"))
@@ -147,11 +140,6 @@ def test_an_encoding_goes_by_any_of_its_names() -> None:
 def test_what_is_no_encoding_of_text_is_refused(name) -> None:
     with pytest.raises(UserError, match=r"unknown data\.encoding .*Possible: .*latin-1"):
         check_encoding(name)
-
-
-def test_a_misspelt_encoding_gets_its_near_names() -> None:
-    with pytest.raises(UserError, match=r"Did you mean .*'latin-1'"):
-        check_encoding("latin-one")
 
 
 def test_the_encoding_is_part_of_the_fingerprint_but_utf_8_is_as_before(tmp_path) -> None:
