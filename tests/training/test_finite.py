@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 import pytorch_lightning as pl
 import torch
-from tiny_training import TinyData, TinyTask, tiny_trainer
+from tiny_training import TinyTask, tiny_fit
 
 from flashtrain.errors import UserError
 from flashtrain.training.callbacks import StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import SaveLast
-from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+from flashtrain.training.checkpoints import read_checkpoint
 
 
 def fit(folder, task, *callbacks, **options):
-    trainer = tiny_trainer(folder, StopOnNonFinite(), *callbacks, plugins=[AtomicCheckpointIO()], **options)
-    trainer.fit(task, datamodule=TinyData())
+    tiny_fit(folder, StopOnNonFinite(), *callbacks, task=task, **options)
 
 
 @pytest.mark.parametrize("poison", [1, 3, 4, 7])

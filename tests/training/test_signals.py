@@ -7,10 +7,10 @@ import signal
 
 import pytest
 import pytorch_lightning as pl
-from tiny_training import TinyData, TinyTask, tiny_trainer
+from tiny_training import TinyData, TinyTask, tiny_fit, tiny_trainer
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
-from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.signals import SaveOnSignal
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send these signals to its own process")
@@ -35,17 +35,10 @@ class CountValidations(pl.Callback):
         self.count += 1
 
 
-def fit(folder, *callbacks, resume=None, **options):
-    task = TinyTask()
-    trainer = tiny_trainer(folder, *callbacks, plugins=[AtomicCheckpointIO()], **options)
-    trainer.fit(task, datamodule=TinyData(), ckpt_path=resume)
-    return task
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_in_mid_accumulation_ends_with_the_optimiser_step_saved(tmp_path, number, code):
     stop = SaveOnSignal()
-    task = fit(tmp_path, stop, SaveLast(tmp_path), SendAt(4, number), max_steps=20, accumulate_grad_batches=2)
+    task = tiny_fit(tmp_path, stop, SaveLast(tmp_path), SendAt(4, number), max_steps=20, accumulate_grad_batches=2)
     assert len(task.losses) == 6  # batches 4 and 5 belong to step 3
     assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 3
     assert (stop.stopped_by, stop.stopped_at, stop.exit_code) == (number, 3, code)
@@ -66,7 +59,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises((SystemExit, KeyboardInterrupt)):
-            fit(tmp_path, stop, SendAt(1, signal.SIGINT, signal.SIGINT), max_steps=50)
+            tiny_fit(tmp_path, stop, SendAt(1, signal.SIGINT, signal.SIGINT), max_steps=50)
     finally:
         signal.signal(signal.SIGINT, before)  # Lightning leaves it ignored
     assert stop.stopped_by == signal.SIGINT
@@ -76,11 +69,11 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 def test_a_run_that_ends_by_itself_was_not_stopped(tmp_path):
     stop = SaveOnSignal(tmp_path)
-    fit(tmp_path, stop, max_steps=2)
+    tiny_fit(tmp_path, stop, max_steps=2)
     assert (stop.stopped_by, stop.exit_code) == (None, 0)
 
 
 def test_the_signal_handlers_are_put_back(tmp_path):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    fit(tmp_path, SaveOnSignal(tmp_path), SendAt(1, signal.SIGTERM), max_steps=4)
+    tiny_fit(tmp_path, SaveOnSignal(tmp_path), SendAt(1, signal.SIGTERM), max_steps=4)
     assert {number: signal.getsignal(number) for number in before} == before

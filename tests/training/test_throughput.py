@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 import pytorch_lightning as pl
 import torch
-from tiny_training import CONTEXT, TinyData, TinyTask, tiny_trainer
+from tiny_training import CONTEXT, tiny_fit
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
-from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.throughput import Throughput, _tokens_of
 
 
@@ -31,10 +30,7 @@ class Slow(pl.Callback):
 
 
 def fitted(folder, throughput, *callbacks, **options):
-    task = TinyTask()
-    trainer = tiny_trainer(folder, throughput, *callbacks, plugins=[AtomicCheckpointIO()], **options)
-    trainer.fit(task, datamodule=TinyData())
-    return trainer
+    return tiny_fit(folder, throughput, *callbacks, **options).trainer
 
 
 def test_tokens_are_counted_over_the_accumulated_micro_batches(tmp_path):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from flashtrain.distributed.sharding import shard
+from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.steps import ClipsGradients, cosine_with_warmup
 
@@ -152,3 +153,13 @@ def tiny_trainer(folder: Any, *callbacks: pl.Callback, **options: Any) -> pl.Tra
         "default_root_dir": str(folder),
     }
     return pl.Trainer(**{**defaults, **options}, callbacks=list(callbacks))
+
+
+def tiny_fit(
+    folder: Any, *callbacks: pl.Callback, task: TinyTask | None = None, resume: Any = None, **options: Any
+) -> TinyTask:
+    """Train a TinyTask, or the one given, with whole checkpoints."""
+    task = task or TinyTask()
+    trainer = tiny_trainer(folder, *callbacks, **{"plugins": [AtomicCheckpointIO()], **options})
+    trainer.fit(task, datamodule=TinyData(), ckpt_path=resume)
+    return task
