@@ -109,20 +109,6 @@ def test_padding_between_real_tokens_and_a_mask_of_ones_equal_eager(kind):
     compare(kind, tokens(2, S), real, attention_mask=real)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CAUSAL if kind != "gpt_oss"])  # which does not look at positions
-def test_packed_rows_equal_eager_which_finds_documents_in_positions(kind):
-    compare(kind, tokens(1, S), position_ids=positions([7, 1, 9]), use_cache=False)
-
-
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_packed_rows_are_kept_apart_also_where_a_cache_is_made(kind):
-    # transformers then looks for no documents, and its eager attention mixes them.
-    model, where = build(kind, register_with_transformers()), positions([7, 1, 9])
-    expected = model(tokens(1, S), position_ids=where, use_cache=False).logits
-    found = model(tokens(1, S), position_ids=where, use_cache=True).logits
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
 # transformers counts Llama 4's chunks in the row, whatever is packed in it.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama4_text"])
 def test_packed_documents_equal_the_same_documents_one_by_one(kind):
@@ -288,23 +274,6 @@ def test_generation_equals_eager_token_for_token(kind, cache):
         found = ours.generate(tokens(2, 9), **arguments)
         assert found.tolist() == eager.generate(tokens(2, 9), **arguments).tolist()
         assert found.shape == (2, 17)
-
-
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_a_prompt_in_pieces_gives_the_logits_of_the_whole(kind):
-    model, ids = build(kind, register_with_transformers()), tokens(2, S)
-    whole, past, pieces = model(ids).logits, None, []
-    for piece in ids.split([6, 1, 7, 3], dim=1):
-        output = model(piece, past_key_values=past, use_cache=True)
-        past = output.past_key_values
-        pieces.append(output.logits)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-4, rtol=1e-4)
-
-
-def test_beam_search_equals_eager():
-    ours, eager = pair("llama")
-    arguments = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False}
-    assert ours.generate(tokens(2, 5), **arguments).tolist() == eager.generate(tokens(2, 5), **arguments).tolist()
 
 
 # torch.compile

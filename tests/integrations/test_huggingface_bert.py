@@ -65,13 +65,6 @@ def test_imported_weights_give_transformers_logits(tmp_path, attention, activati
     assert (ours.next_sentence_logits(hidden) - expected.seq_relationship_logits).abs().max() < 1e-10
 
 
-def test_packed_execution_gives_them_too(folder):
-    ours, expected = our_model(folder), theirs_of(their_model())
-    cu_seqlens = torch.tensor([0, *LENGTHS.cumsum(0)], dtype=torch.int32)
-    logits = ours(TOKENS[VISIBLE], segments=SEGMENTS[VISIBLE], cu_seqlens=cu_seqlens)
-    assert (logits[..., :61] - expected.prediction_logits[VISIBLE]).abs().max() < 1e-10
-
-
 def test_a_masked_language_model_and_a_bare_encoder_are_read_with_the_heads_that_they_have(tmp_path):
     masked, bare = their_model("BertForMaskedLM"), their_model("BertModel")
     masked.save_pretrained(tmp_path / "masked")
@@ -115,13 +108,6 @@ def test_exported_weights_give_the_same_in_transformers(tmp_path, kind, activati
     assert (found - expected)[VISIBLE].abs().max() < 1e-10
 
 
-def test_import_then_export_gives_back_the_same_tensors(folder, tmp_path):
-    save_bert(our_model(folder), tmp_path / "out")
-    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_the_names_of_2018_and_copies_of_tied_tensors_are_read(folder):
     expected = our_model(folder).state_dict()
     tensors = load_file(folder / "model.safetensors")
@@ -148,8 +134,6 @@ def change_config(folder, **changes):
         ({"hidden_act": "relu"}, "hidden_act=relu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key"),
         ({"is_decoder": True}, "is_decoder=True"),
-        ({"vocab_size": 60}, r"word_embeddings.weight' of shape \(61, 24\)"),
-        ({"num_hidden_layers": 3}, "has no tensor 'encoder.layer.2"),
         ({"num_hidden_layers": 1}, "'encoder.layer.1"),
     ],
 )

@@ -95,13 +95,6 @@ def test_exported_weights_give_the_same_logits_in_transformers(tmp_path, tied):
     assert (theirs(TOKENS).logits - model(TOKENS)[..., :61]).abs().max().item() < 1e-10
 
 
-def test_import_then_export_gives_back_the_same_tensors(folder, tmp_path):
-    save_gpt2(our_model(folder), tmp_path / "out")
-    before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_a_bare_model_one_file_and_shards_with_their_index_are_read(folder, tmp_path):
     wanted = our_model(folder)(TOKENS)
     their_model().transformer.save_pretrained(tmp_path / "bare")
@@ -165,7 +158,6 @@ def test_a_file_that_is_cut_off_or_no_safetensors_is_named(folder):
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06"),
         ({"n_positions": 32}, r"'wpe.weight' of shape \(16, 24\)"),
-        ({"n_inner": 48}, r"'h.0.mlp.c_fc.weight' of shape \(96, 24\)"),
         ({"n_layer": 3}, "has no tensor 'h.2.ln_1.weight'"),
         ({"n_layer": 1}, "has 12 tensors .* 'h.1"),
         ({"format": "flashtrain"}, "load_weights reads it"),

@@ -16,7 +16,6 @@ from huggingface_models import VOCABULARY, build, logits_and_gradients, padding,
 from torch import nn
 
 from flashtrain.integrations import document_lengths, register_with_transformers, route_sdpa
-from flashtrain.integrations.huggingface_attention import attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -54,11 +53,6 @@ def compare(kind, real=None, draws=3, **inputs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unpadded_batches(kind):
-    compare(kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padded_batches(kind, side):
     real = padding(S, [S, 130], side)
@@ -90,36 +84,6 @@ def test_generation_in_float32_equals_eager_token_for_token(kind, cache):
         on_gpu(kind, name, torch.float32).generate(ids, **arguments) for name in (register_with_transformers(), "eager")
     )
     assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_repeats_dropout(reentrant):
-    real = padding(S, [S, 130], "left").cuda()
-
-    def run(checkpointing):
-        model = on_gpu("llama", register_with_transformers(), attention_dropout=0.3).train()
-        model.config.use_cache = False
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-            model.enable_input_require_grads()
-        torch.manual_seed(7)
-        return logits_and_gradients(model, tokens(2, S).cuda(), real, attention_mask=real)
-
-    (logits, plain), (again, checkpointed) = run(False), run(True)
-    assert torch.equal(logits, again)
-    assert worst(checkpointed, plain) < 1e-2
-
-
-def test_sinks_are_those_of_one_more_key_whose_value_is_zero():
-    q, k, v = torch.randn(3, 2, 4, S, 64, device="cuda").bfloat16().unbind(0)
-    sinks = torch.randn(4, device="cuda")
-    module = nn.Module()
-    out, _ = attention(module, q, k, v, None, s_aux=sinks)
-    scores = (q.float() @ k.float().mT / 8).masked_fill(torch.ones(S, S, device="cuda").triu(1).bool(), float("-inf"))
-    scores = torch.cat((scores, sinks[None, :, None, None].expand(2, 4, S, 1)), -1)
-    expected = (scores.softmax(-1)[..., :-1] @ v.float()).transpose(1, 2)
-    assert (out.float() - expected).abs().max() < 2e-2
 
 
 def test_a_compiled_model_is_one_graph_and_trains():

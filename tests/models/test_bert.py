@@ -163,14 +163,6 @@ def test_memory_savings_leave_losses_and_gradients(family, checkpointing):
     assert furthest(before, loss_and_gradients(model, packed)) < 1e-10
 
 
-def test_dropout_is_drawn_in_training_and_not_in_evaluation():
-    model = build(dropout=0.3)
-    _, packed = batch_of(LENGTHS)
-    assert model.loss(**packed).item() != model.loss(**packed).item()
-    model.eval()
-    assert model.loss(**packed).item() == model.loss(**packed).item()
-
-
 def test_without_labels_the_loss_is_zero_and_nothing_is_learned():
     model = build()
     _, packed = batch_of(LENGTHS)

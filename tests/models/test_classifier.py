@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier, carry_weights, pixels_to_mask, pixels_to_read
-from flashtrain.models.classifier_config import ClassifierConfig, Pooling, near_tiles, tile_of, tile_order
+from flashtrain.models.classifier_config import ClassifierConfig, near_tiles, tile_of, tile_order
 from flashtrain.models.positions import AxialRotaryPositions, grown_grid
 
 TINY = {"embed": 32, "layers": 2, "heads": 2, "ffn": 64}
@@ -273,13 +273,6 @@ def test_pixels_that_are_not_dark_are_read_first_and_dark_ones_by_chance() -> No
 def test_weights_of_another_model_are_refused_with_what_differs() -> None:
     with pytest.raises(UserError, match="embed is 32 there and 64 here"):
         carry_weights(build(replace(PIXELS, embed=64)), PIXELS, build(PIXELS).state_dict())
-
-
-@pytest.mark.parametrize("kind", ["mean", "max", "attention"])
-def test_pooling_ignores_padding(kind) -> None:
-    pool, x = Pooling(kind, 4).double(), torch.randn(2, 5, 4, dtype=torch.float64)
-    real = torch.tensor([[True] * 5, [True, True, False, False, False]])
-    torch.testing.assert_close(pool(x, real)[1], pool(x[1:, :2])[0])
 
 
 def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() -> None:

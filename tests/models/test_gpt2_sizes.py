@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
+from test_gpt2 import build, small_config
 
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, SIZES, GPT2Config
 
 FAMILIES = ["gpt2", "modern"]
-
-
-def small_config(family: str = "gpt2", **changes) -> GPT2Config:
-    config = GPT2Config.of_size("demo", family, vocab_size=50, context=16)
-    return replace(config, **{"layers": 2, "embed": 32, "ffn": 48, **changes})
-
-
-def build(family: str = "gpt2", **changes) -> GPT2:
-    torch.manual_seed(0)
-    return GPT2(small_config(family, **changes), attention="sdpa").double()
 
 
 # Sizes

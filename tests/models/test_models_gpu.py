@@ -7,9 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
-from flashtrain.models import GPT2, Block, GPT2Config, MemorySavings
+from flashtrain.models import GPT2, GPT2Config, MemorySavings
 from flashtrain_kernels import masks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -105,26 +104,6 @@ def test_a_mask_is_planned_once_for_the_forward_and_backward_of_all_layers(preci
         loss_and_gradients(model, model.loss, precision, mask)
     assert counted.calls["plan"] == 1
     assert counted.calls["forward"] == len(model.blocks)
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("packed", [False, True])
-def test_recomputation_repeats_dropout(kv_heads, packed):
-    torch.manual_seed(0)
-    block = Block(256, 4, kv_heads, ffn=128, dropout=0.3, attention="flash").cuda().bfloat16()
-    x = torch.randn(2, S, 256, device="cuda", dtype=torch.bfloat16)
-    mask = masks.document(batch()[1], causal=True).planned(64, torch.bfloat16, rich=True) if packed else None
-
-    def gradients(run):
-        torch.manual_seed(4)
-        block.zero_grad()
-        run(x, mask=mask).float().square().sum().backward()
-        return [parameter.grad.clone() for parameter in block.parameters()]
-
-    again = gradients(lambda x, **given: checkpoint(block, x, **given, use_reentrant=False))
-    for ours, plain in zip(again, gradients(block), strict=True):
-        # On Hopper GPUs dQ is added up in any order; other draws would change much more.
-        torch.testing.assert_close(ours, plain, atol=5e-3 * plain.abs().max().item(), rtol=1e-2)
 
 
 # --- memory savings --------------------------------------------------------------------------------------------------
