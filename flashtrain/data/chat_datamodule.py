@@ -17,8 +17,8 @@ from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.loader import ListedBatches, evaluation_loader
 from flashtrain.data.packing import ChatBatch, Split
-from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
-from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
+from flashtrain.data.token_budget import rows_once
+from flashtrain.data.token_budget_loader import TokenBudgetLoader
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import GOES_ON, TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
@@ -170,33 +170,11 @@ class ChatDataModule(TextDataModule):
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
         samples = self._chats(self.documents[0])
-        world_size, rank = self._place()
-        looked_through = min(0.5, LOOKED_THROUGH / len(samples))  # of an epoch
-        rows = self.batch_size * self.accumulate * world_size
-        plan = TokenBudgetPlan(
-            len(samples),
-            samples.lengths,
-            budget=self.context,
-            rows=rows,
-            cost=COST,
-            seed=self.seed,
-            look_ahead=max(2.0, looked_through * samples.tokens / (rows * self.context)),
-            tolerance=np.inf,  # rows are filled first, and evened as far as that allows
-        )
-        sampler = TokenBudgetSampler(
-            samples,
-            plan,
-            total_steps=self.total_steps,
-            accumulate=self.accumulate,
-            batch_size=self.batch_size,
-            world_size=world_size,
-            rank=rank,
-        )
-        loader = TokenBudgetLoader(
-            samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
-        )
-        self._train_loader = loader
-        return loader
+        looked_through = min(0.5, LOOKED_THROUGH / len(samples)) * samples.tokens  # of an epoch
+        rows = self.batch_size * self.accumulate * self._place()[0]
+        look_ahead = max(2.0, looked_through / (rows * self.context))
+        # Rows are filled first, and evened as far as that allows.
+        return self._budget_loader(samples, budget=self.context, cost=COST, look_ahead=look_ahead, tolerance=np.inf)
 
     def val_dataloader(self) -> DataLoader[ChatBatch] | list[DataLoader[ChatBatch]]:  # type: ignore[override]
         """This device's rows of at most `validation_samples` held-out rows; an empty list where nothing is held out."""

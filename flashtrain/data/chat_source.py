@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,7 +73,7 @@ class ChatDataset(HubSource):
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """See ChatRows."""
-        for number, row in enumerate(islice(self._load(), self.max_documents), start=1):
+        for number, row in enumerate(self._load(), start=1):
             yield f"{self.describe()}: row {number}", _without_nulls(row)
 
     def _load(self) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -20,6 +20,9 @@ from flashtrain.data.sources import TextSource, TokenSource, make_source
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError, at_least, between
+
+if TYPE_CHECKING:
+    from flashtrain.data.token_budget_loader import TokenBudgetLoader
 
 
 class ResumableDataModule(pl.LightningDataModule):
@@ -60,6 +63,27 @@ class ResumableDataModule(pl.LightningDataModule):
             seed=self.seed,
         )
         self._train_loader = ResumableLoader(
+            samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
+        )
+        return self._train_loader
+
+    def _budget_loader(self, samples: Any, **plan: Any) -> TokenBudgetLoader:
+        """The run's micro-batches for this device, of rows of samples of many lengths. plan: see TokenBudgetPlan."""
+        from flashtrain.data.token_budget import TokenBudgetPlan
+        from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
+
+        world_size, rank = self._place()
+        rows = self.batch_size * self.accumulate * world_size
+        sampler = TokenBudgetSampler(
+            samples,
+            TokenBudgetPlan(len(samples), samples.lengths, rows=rows, seed=self.seed, **plan),
+            total_steps=self.total_steps,
+            accumulate=self.accumulate,
+            batch_size=self.batch_size,
+            world_size=world_size,
+            rank=rank,
+        )
+        self._train_loader = TokenBudgetLoader(
             samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
         )
         return self._train_loader

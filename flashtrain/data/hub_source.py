@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,8 +36,7 @@ class HubSource:
 
     name: as on the hub ("roneneldan/TinyStories"), or a local folder. config: the dataset's configuration, where it
     has several. streaming: read over the network while tokens are written, without a copy of the dataset on disk.
-    revision: a branch, tag or commit; the default branch otherwise. max_documents: read the first so many only.
-    options: further arguments of datasets.load_dataset.
+    options: further arguments of datasets.load_dataset, such as revision, a branch, tag or commit.
 
     The fingerprint holds the commit that the revision stands for. A machine without network uses the commit that it
     saw last, so that a token cache built before (on a login node, say) is found again.
@@ -54,8 +52,6 @@ class HubSource:
         config: str | None = None,
         streaming: bool = True,
         *,
-        revision: str | None = None,
-        max_documents: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.options = dict(options or {})
@@ -67,19 +63,17 @@ class HubSource:
         self.text_column = text_column
         self.config = config
         self.streaming = streaming
-        self.revision = revision
-        self.max_documents = max_documents
+        self.revision = self.options.get("revision")
         self._rows: Any = None
 
     def describe(self) -> str:
         config = f" {self.config}" if self.config else ""
-        first = f", first {self.max_documents:,} documents" if self.max_documents else ""
-        return f"dataset {self.name}{config}, split {self.split}{first}"
+        return f"dataset {self.name}{config}, split {self.split}"
 
     def fingerprint(self) -> str:
         local = Path(self.name).is_dir()
         name, version = ("", _folder_version(Path(self.name))) if local else (self.name, self._commit())
-        parts: tuple[Any, ...] = ("hub", name, self.config, self.split, self.text_column, self.max_documents, version)
+        parts: tuple[Any, ...] = ("hub", name, self.config, self.split, self.text_column, None, version)
         if self.options:
             parts += (sorted(self.options.items()),)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -90,7 +84,7 @@ class HubSource:
     def shards(self) -> list[Callable[[], Iterator[str]]]:
         """The documents of each shard that the dataset lies in, to be read apart."""
         rows = self._load()
-        count = getattr(rows, "num_shards", 1) if self.max_documents is None else 1
+        count = getattr(rows, "num_shards", 1)
         if not isinstance(count, int) or count < 2:
             return [self.documents]
         return [partial(self._of_shard, rows, count, number) for number in range(count)]
@@ -99,7 +93,7 @@ class HubSource:
         return self._texts(rows.shard(num_shards=count, index=number))
 
     def _texts(self, rows: Any) -> Iterator[str]:
-        for row in islice(rows, self.max_documents):
+        for row in rows:
             if self.text_column not in row:
                 raise UserError(
                     f"dataset {self.name}: no column '{self.text_column}'. Possible: {', '.join(row)} "
@@ -114,8 +108,6 @@ class HubSource:
 
     def approximate_bytes(self) -> int | None:
         """The size of the split as the dataset states it, None where it does not or cannot be reached."""
-        if self.max_documents is not None:
-            return None
         try:
             splits = self._load().info.splits
         except Exception:
@@ -131,7 +123,7 @@ class HubSource:
             self._rows = datasets_library().load_dataset(
                 self.name,
                 self.config,
-                **{"split": self.split, "streaming": self.streaming, "revision": self.revision, **self.options},
+                **{"split": self.split, "streaming": self.streaming, **self.options},
             )
         return self._rows
 

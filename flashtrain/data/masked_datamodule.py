@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -18,7 +19,7 @@ from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.packing import Spans
 from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
 from flashtrain.data.sources import TextSource, TokenSource
-from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
+from flashtrain.data.token_budget import rows_once
 from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
 from flashtrain.data.wordpiece import SpecialTokens
@@ -56,14 +57,8 @@ class MaskedTextDataModule(TextDataModule):
         pairs: bool = False,
         layout: str = "packed",
         cost: Cost | None = None,
-        total_steps: int = 100,
-        accumulate: int = 1,
-        seed: int = 0,
-        validation: TextSource | None = None,
-        validation_fraction: float = 0.01,
         validation_samples: int = 10000,
-        num_workers: int = 0,
-        cache_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
         least = 5 if pairs else 3
         if context < least:
@@ -79,20 +74,8 @@ class MaskedTextDataModule(TextDataModule):
         self.cost = cost
         self._breaks: TokenBreaks | None = None
         self._sampler: TokenBudgetSampler | None = None
-        super().__init__(
-            source,
-            tokenizer,
-            context,
-            1,  # a micro-batch is one row
-            total_steps=total_steps,
-            accumulate=accumulate,
-            seed=seed,
-            validation=validation,
-            validation_fraction=validation_fraction,
-            validation_samples=validation_samples,
-            num_workers=num_workers,
-            cache_dir=cache_dir,
-        )
+        # A micro-batch is one row.
+        super().__init__(source, tokenizer, context, 1, validation_samples=validation_samples, **options)
         # A sample has [CLS] already.
         if isinstance(self.tokenizer_spec, TokenizerSpec):
             self.tokenizer_spec = replace(self.tokenizer_spec, begin_of_text=False)
@@ -136,29 +119,10 @@ class MaskedTextDataModule(TextDataModule):
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
         samples = self._masked(self.split.training, self.seed)
-        world_size, rank = self._place()
-        plan = TokenBudgetPlan(
-            len(samples),
-            samples.lengths,
-            budget=self.token_budget,
-            rows=self.accumulate * world_size,
-            cost=self.cost,
-            most=samples.most,
-            padded_to=ROUNDED_TO if self.layout == "padded" else None,
-            seed=self.seed,
-        )
-        self._sampler = TokenBudgetSampler(
-            samples,
-            plan,
-            total_steps=self.total_steps,
-            accumulate=self.accumulate,
-            world_size=world_size,
-            rank=rank,
-        )
-        loader = TokenBudgetLoader(
-            samples, self._sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
-        )
-        self._train_loader = loader
+        padded_to = ROUNDED_TO if self.layout == "padded" else None
+        options = {"cost": self.cost, "most": samples.most, "padded_to": padded_to}
+        loader = self._budget_loader(samples, budget=self.token_budget, **options)
+        self._sampler = loader.rows
         return loader
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]

@@ -58,7 +58,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
     tokens_path, dtype: the token file. pieces: see pieces.split_pieces. seed: of masks and pairs. share: of a sample's
     tokens that are masked. pairs: two neighbouring pieces of a document make a sample; in every epoch another random
     half of the second pieces change places, so that each piece is still used once. layout: "packed" rows of `budget`
-    tokens, of at most `most` samples (None: as follows from the mean length), or "padded".
+    tokens, of at most `most` samples, as follows from the mean length, or "padded".
     Raises UserError: no pieces.
 
     Cheap to send to worker processes: the file is memory-mapped where it is first read.
@@ -76,7 +76,6 @@ class MaskedSamples(Dataset[MaskedBatch]):
         share: float = 0.15,
         pairs: bool = False,
         layout: str = "packed",
-        most: int | None = None,
     ) -> None:
         if not len(pieces.begins):
             raise UserError("there is no text to make samples of.")
@@ -93,8 +92,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
         self._epochs: dict[int, EpochTable] = {}
         self._tokens: np.ndarray | None = None
         lengths = self.lengths(0)
-        if most is None:
-            most = min(math.ceil(2 * budget / float(lengths.mean())), budget // int(lengths.min()))
+        most = min(math.ceil(2 * budget / float(lengths.mean())), budget // int(lengths.min()))
         self.most = max(1, most)
         # At most what the budget has, and what rounding to one at least adds for each sample (of 3 tokens or more).
         self.most_labels = math.floor(share * budget + self.most * max(0.0, 1 - 3 * share, 0.5 - 2 * share)) + 1

@@ -154,8 +154,8 @@ class SequenceDataModule(ResumableDataModule):
     """SequenceBatches of a task.
 
     source: the task's data. batch_size: B. total_steps, accumulate: optimiser steps of the run, micro-batches of each.
-    seed: of the order of samples. validation_samples, test_samples: the first so many of those splits, over all devices
-    (None: all). evaluation_batch: B where nothing is trained (None: batch_size). num_workers: processes that build
+    seed: of the order of samples. validation_samples: the first so many of that split, over all devices (None: all).
+    evaluation_batch: B where nothing is trained (None: batch_size). num_workers: processes that build
     batches, on each device; 0: in the training process.
 
     A run is one Lightning epoch of total_steps * accumulate micro-batches, as with TextDataModule. A checkpoint resumes
@@ -171,7 +171,6 @@ class SequenceDataModule(ResumableDataModule):
         accumulate: int = 1,
         seed: int = 0,
         validation_samples: int | None = None,
-        test_samples: int | None = None,
         evaluation_batch: int | None = None,
         num_workers: int = 0,
     ) -> None:
@@ -183,7 +182,7 @@ class SequenceDataModule(ResumableDataModule):
         self.total_steps = total_steps
         self.accumulate = accumulate
         self.seed = seed
-        self.limits = {"validation": validation_samples, "test": test_samples}
+        self.limits = {"validation": validation_samples, "test": None}
         self.evaluation_batch = evaluation_batch or batch_size
         self.num_workers = num_workers
 

@@ -23,15 +23,15 @@ _COUNTED = "flashtrain.replace_and_count"
 _found = threading.local()
 
 
-def check_encoding(name: str, setting: str = "data.encoding") -> str:
-    """Python's own name of a text encoding. Raises UserError, naming the setting, for what is none."""
+def check_encoding(name: str) -> str:
+    """Python's own name of a text encoding. Raises UserError for what is none."""
     try:
         b"x".decode(name, "replace")  # refuses codecs of other things than text, such as rot13 and base64
         return codecs.lookup(name).name
     except (LookupError, ValueError) as error:
         known = {alias.replace("_", "-") for alias in aliases.values() if _is_of_text(alias)} | set(COMMON)
         listed = (*COMMON, "and Python's other text encodings")
-        raise unknown(setting, name, known, listed=listed) from error
+        raise unknown("data.encoding", name, known, listed=listed) from error
 
 
 def _is_of_text(name: str) -> bool:

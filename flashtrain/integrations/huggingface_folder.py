@@ -162,12 +162,6 @@ def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
         write_atomically(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def check_weights(folder: Path) -> None:
-    """UserError, before anything is read, where a local folder has no safetensors, or one that is cut off."""
-    with opened_weights(folder):
-        pass
-
-
 @contextmanager
 def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
     """The tensors of a folder's safetensors by name, none of them read yet. UserError: no such files, cut off ones."""
@@ -214,14 +208,19 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
 @torch.no_grad()
 def fill_buffers(model: Any, device: torch.device) -> None:
     """Give the model the buffers that stand in no file (rotary angles and the like), as transformers computes them."""
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
+    _make_buffers(model, device)
     marked = [one for one in model.parameters() if not getattr(one, "_is_hf_initialized", False)]
     for parameter in marked:
         parameter._is_hf_initialized = True
     model.initialize_weights()  # passes over every parameter that is marked
+
+
+def _make_buffers(model: nn.Module, device: torch.device) -> None:
+    """Memory for those that have none."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
 
 
 @torch.no_grad()
@@ -229,10 +228,7 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
     """Give a transformers model on the meta device the random weights of its class, a layer at a time: the same for
     the same seed, whatever number of devices they are divided among."""
     done: set[int] = set()
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
+    _make_buffers(model, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch.initial_seed())
         for unit in (*layers, model):

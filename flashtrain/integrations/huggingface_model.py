@@ -52,7 +52,8 @@ def transformers_decoder(
     own = {name: changes.pop(name) for name in ("experts_implementation",) if name in changes}
     described = folders.read_config(given, changes, setting)
     if folder is not None and Path(str(path)).expanduser().is_dir():
-        folders.check_weights(folder)
+        with folders.opened_weights(folder):  # refused, before anything is read, where there are none, or cut off ones
+            pass
     if described.get_text_config() is not described:
         raise UserError(
             f"{given} is a {described.model_type}, of more than text: expected its text model by itself, with a "

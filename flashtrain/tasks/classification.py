@@ -13,7 +13,7 @@ from torch import Tensor
 from flashtrain.data.sequences import SequenceBatch
 from flashtrain.errors import above
 from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
-from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
+from flashtrain.tasks.training_task import TrainingTask, replayed
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -82,7 +82,6 @@ class MaskedPixels:
 class SequenceClassification(TrainingTask):
     """Trains a Classifier on SequenceBatches: cross-entropy of the labels, and of masked pixels where asked for.
 
-    make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.
     classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
     masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the
         same.
@@ -91,6 +90,7 @@ class SequenceClassification(TrainingTask):
         in the same way as far as there is room (None: all). Validations read as many, tests all.
     compile: run the losses through torch.compile (one graph, static shapes). cuda_graphs: and record its launches once
         and replay them, see LanguageModel.
+    The others: see TrainingTask.
 
     Logs `train_loss` (the weighted sum), `train_accuracy`, `pixel_loss`, `gradient_norm`, `validation_loss`,
     `validation_accuracy`, and in testing `test_loss` and `test_accuracy`. UserError: nothing to learn from.
@@ -100,25 +100,16 @@ class SequenceClassification(TrainingTask):
         self,
         model: Classifier,
         *,
-        make_optimizer: OptimizerBuilder | None = None,
-        make_schedule: ScheduleBuilder | None = None,
         classification_weight: float = 1.0,
         masked: MaskedPixels | None = None,
-        gradient_clip: float = 1.0,
         augment: Augment | None = None,
         training_pixels: int | None = None,
         seed: int = 0,
         compile: bool = False,
         cuda_graphs: bool = False,
-        description: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            model,
-            make_optimizer=make_optimizer,
-            make_schedule=make_schedule,
-            gradient_clip=gradient_clip,
-            description=description,
-        )
+        super().__init__(model, **options)
         if masked is None:
             above("classification_weight", classification_weight, 0)
         self.model: Classifier = model

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource, held_out
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.gpt2 import FAMILIES, GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.models.trained_decoders import MaskMaker, row_mask
 from flashtrain.registry import component, register
@@ -57,14 +57,8 @@ def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: 
     return GPT2(config, attention=attention, residual=settings.residual)
 
 
-@register("model", "gpt2")
-def build_gpt2(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
-    return _decoder("gpt2", settings, vocab_size=vocab_size, context=context, attention=attention)
-
-
-@register("model", "modern")
-def build_modern(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
-    return _decoder("modern", settings, vocab_size=vocab_size, context=context, attention=attention)
+for _family in FAMILIES:
+    register("model", _family)(partial(_decoder, _family))
 
 
 @register("source", "stdlib")

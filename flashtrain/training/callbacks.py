@@ -115,15 +115,14 @@ log = logging.getLogger(__name__)
 
 
 class StopAtTarget(pl.Callback):
-    """Ends training at the first validation at which a logged figure is at least `target`.
+    """Ends training at the first validation at which `validation_accuracy` is at least `target`.
 
-    metric: the name that it is logged under, on every rank the same. seconds: from the start of training to that
+    seconds: from the start of training to that
     validation's end, None until then; a resumed run counts the parts before it too.
     """
 
-    def __init__(self, target: float, metric: str = "validation_accuracy") -> None:
+    def __init__(self, target: float) -> None:
         self.target = target
-        self.metric = metric
         self.seconds: float | None = None
         self._before = 0.0
         self._begun: float | None = None
@@ -132,14 +131,13 @@ class StopAtTarget(pl.Callback):
         self._begun = time.monotonic()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        value = trainer.callback_metrics.get(self.metric)
+        value = trainer.callback_metrics.get("validation_accuracy")
         if trainer.sanity_checking or self._begun is None or value is None or self.seconds is not None:
             return
         if float(value) >= self.target:
             self.seconds = self._elapsed()
             log.info(
-                "%s %.4f reached its target %g after %d steps and %.1f s",
-                self.metric,
+                "validation_accuracy %.4f reached its target %g after %d steps and %.1f s",
                 float(value),
                 self.target,
                 trainer.global_step,

@@ -326,9 +326,4 @@ def block_bytes(
 def host_bytes(size: int) -> int:
     """What `size` offloaded bytes take of host memory, whose allocator rounds each piece up to a power of two."""
     rest = size % HOST_PIECE
-    return size - rest + (power_of_two(rest) if rest else 0)
-
-
-def power_of_two(size: int) -> int:
-    """The smallest power of two that is at least `size`."""
-    return 1 << (size - 1).bit_length()
+    return size - rest + (1 << (rest - 1).bit_length() if rest else 0)

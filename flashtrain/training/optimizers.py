@@ -100,15 +100,9 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=bool(fused))
 
 
-def adamw_8bit(
-    model: nn.Module,
-    lr: float = 6e-4,
-    betas: tuple[float, float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-) -> torch.optim.Optimizer:
+def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
     """AdamW whose two moments are kept in 8 bits, 256 numbers to a scale (Dettmers et al. 2021, arXiv 2110.02861), by
-    torchao. Arguments as adamw's. UserError: no torchao, a tensor that devices share unevenly."""
+    torchao. options: lr, betas and eps, as adamw's. UserError: no torchao, a tensor that devices share unevenly."""
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
@@ -136,7 +130,7 @@ def adamw_8bit(
                         local(new).copy_(local(state[name]))
                         state[name] = new
 
-    return Resumable(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps)
+    return Resumable(parameter_groups(model, weight_decay), **options)
 
 
 def _check_even(name: str, parameter: torch.Tensor) -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
-from flashtrain.training.checkpoints import LAST
 from flashtrain.training.steps import OptimizerStepCounter
 
 AGREE_SECONDS = 1.0  # how often ranks ask each other whether one of them was told to stop
@@ -34,12 +32,12 @@ class StoppedInValidation(Exception):
 
 
 class SaveOnSignal(pl.Callback):
-    """On SIGTERM or Ctrl-C (SIGINT): finish the current optimiser step, write last.ckpt, and end the fit.
+    """On SIGTERM or Ctrl-C (SIGINT): finish the current optimiser step, write last.ckpt (by the Trainer's SaveLast, if
+    it has one), and end the fit.
 
     In a validation or a test the batch is finished instead, last.ckpt written where the Trainer fits, and
     StoppedInValidation raised: half a validation has no result, and must not be waited for.
 
-    folder: where last.ckpt is written; None where the Trainer has a `SaveLast` callback, whose file is then used.
     until: the moment of time.time() after which the fit ends in the same way; `out_of_time` then says so.
 
     Afterwards `stopped_by` is the signal (None where the fit ended by itself), `stopped_at` the optimiser step, and
@@ -55,9 +53,8 @@ class SaveOnSignal(pl.Callback):
     were. Outside the main thread, where Python allows no handlers, the callback does nothing.
     """
 
-    def __init__(self, folder: str | Path | None = None, *, until: float | None = None) -> None:
+    def __init__(self, *, until: float | None = None) -> None:
         super().__init__()
-        self.folder = None if folder is None else Path(folder)
         self.until = until
         self.out_of_time = False
         self._late: tuple[int, int] | None = None
@@ -228,11 +225,9 @@ class SaveOnSignal(pl.Callback):
 
     def _save(self, trainer: pl.Trainer) -> None:
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, SaveLast) and self.folder is None:
+            if isinstance(callback, SaveLast):
                 callback.save(trainer)
                 return
-        if self.folder is not None:
-            trainer.save_checkpoint(self.folder / LAST, weights_only=False)
 
     def _restore(self, trainer: pl.Trainer) -> None:
         for number, handler in self._previous.items():

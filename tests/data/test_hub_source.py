@@ -40,10 +40,6 @@ def test_a_local_folder_is_streamed_row_by_row(folder):
     assert str(folder) in source.describe()
 
 
-def test_only_the_first_documents_are_read_when_asked(folder):
-    assert list(HubSource(str(folder), max_documents=1).documents()) == ["one"]
-
-
 def test_a_missing_or_wrong_column_is_told(folder):
     with pytest.raises(UserError, match=r"no column 'body'\. Possible: text, n"):
         list(HubSource(str(folder), text_column="body").documents())

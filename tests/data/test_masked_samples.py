@@ -79,7 +79,7 @@ def test_a_packed_row_is_filled_up_with_what_counts_nowhere(make):
 
 
 def test_no_row_has_more_labels_than_there_is_room_for(make):
-    for options in ({}, {"share": 0.5}, {"share": 0.01}, {"most": 30, "budget": 200}):
+    for options in ({}, {"share": 0.5}, {"share": 0.01}, {"budget": 200}):
         samples = make(**options)
         rows = [list(range(4)), [2, 12, 22, 32, 42, 52, 5, 6][: samples.most], [4, 1, 7, 9]]
         assert all(len(samples[samples.row(row)]["labels"]) == samples.most_labels for row in rows)

@@ -46,7 +46,7 @@ def test_a_signal_in_mid_accumulation_ends_with_the_optimiser_step_saved(tmp_pat
 
 def test_no_validation_is_run_on_the_way_out(tmp_path):
     validations = CountValidations()
-    stop = SaveOnSignal(tmp_path)
+    stop = SaveOnSignal()
     options = {"max_steps": 6, "limit_val_batches": 1, "val_check_interval": 3}
     trainer = tiny_trainer(tmp_path, stop, validations, SendAt(1, signal.SIGTERM), **options)
     trainer.fit(TinyTask(), datamodule=TinyData())
@@ -55,7 +55,7 @@ def test_no_validation_is_run_on_the_way_out(tmp_path):
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    stop = SaveOnSignal(tmp_path)
+    stop = SaveOnSignal()
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises((SystemExit, KeyboardInterrupt)):
@@ -68,12 +68,12 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 
 def test_a_run_that_ends_by_itself_was_not_stopped(tmp_path):
-    stop = SaveOnSignal(tmp_path)
+    stop = SaveOnSignal()
     tiny_fit(tmp_path, stop, max_steps=2)
     assert (stop.stopped_by, stop.exit_code) == (None, 0)
 
 
 def test_the_signal_handlers_are_put_back(tmp_path):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    tiny_fit(tmp_path, SaveOnSignal(tmp_path), SendAt(1, signal.SIGTERM), max_steps=4)
+    tiny_fit(tmp_path, SaveOnSignal(), SendAt(1, signal.SIGTERM), max_steps=4)
     assert {number: signal.getsignal(number) for number in before} == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -69,14 +68,6 @@ def start_of(settings: Settings) -> SavedBert | None:
     saved = read_bert(settings.weights)
     check_context(saved.config, settings.context, settings.weights)
     return saved
-
-
-def make_labelled_source(
-    settings: Settings, start: SavedBert | None, label_names: Sequence[str] | None = None
-) -> LabelledSource:
-    """The texts of these settings, in the tokens of the weights to start from."""
-    tokenizer = None if start is None else start.needed_tokenizer()
-    return make_source(settings.finetune, settings.data, settings.context, tokenizer=tokenizer, label_names=label_names)
 
 
 def encoder_config(settings: Settings, vocab_size: int, start: SavedBert | None = None) -> BertConfig:
@@ -149,21 +140,18 @@ def make_fine_tuning_task(
 
 def describe_head(model: Head, settings: Settings, source: LabelledSource) -> dict[str, Any]:
     """What a checkpoint says of its model, in plain values."""
+    pooling = getattr(model, "pooling", None)  # of a head for whole texts
     return {
         "task": TASK,
         "name": "bert_classifier",
         "target": settings.finetune.target,
-        "shape": {**asdict(model.encoder.config), "labels": list(source.label_names), "pooling": _pooling(model)},
+        "shape": {**asdict(model.encoder.config), "labels": list(source.label_names), "pooling": pooling},
     }
 
 
 def parameter_count(model: torch.nn.Module) -> int:
     """Parameters, each counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _pooling(model: Head) -> str | None:
-    return getattr(model, "pooling", None)  # of a head for whole texts
 
 
 ADVICE = "a smaller finetune.tokens_at_once= or context=, memory=full, or trainer.devices on more GPUs"
@@ -173,7 +161,8 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     """BERT with a head, its data and its task. UserError: for what the user can mend."""
     check_fine_tuning_step(settings)
     start = start_of(settings)
-    source = make_labelled_source(settings, start)
+    tokenizer = None if start is None else start.needed_tokenizer()  # in whose tokens the weights know texts
+    source = make_source(settings.finetune, settings.data, settings.context, tokenizer=tokenizer)
     model = make_model(settings, hardware, source, start)
     batching = choose_head_batching(settings, hardware, model)
     model.encoder.save_memory(batching.savings)

@@ -16,7 +16,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.cache import mean_over_context, whole
 from flashtrain.models.trainable import Trainable, as_trainable
 from flashtrain.models.trained_decoders import MaskMaker
-from flashtrain.tasks.training_task import OptimizerBuilder, ScheduleBuilder, TrainingTask, replayed
+from flashtrain.tasks.training_task import TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
 
 
@@ -25,7 +25,6 @@ class LanguageModel(TrainingTask):
 
     model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as GPT2 does; or any module whose forward
         gives logits (B, S, V) of tokens (B, S).
-    make_optimizer, make_schedule, gradient_clip, description: see TrainingTask.
     document_mask: attention stays within each document of a packed row, and positions restart there.
     mask: which tokens each token sees, in place of that and of the causal rule: called by name with a batch's documents
         and positions (B, S), seqlen S and their device, it returns a flashtrain_kernels Mask, or None for the model's
@@ -33,6 +32,7 @@ class LanguageModel(TrainingTask):
     compile: run the loss through torch.compile (one graph, static shapes).
     cuda_graphs: record the compiled loss's launches, forward and backward, once and replay them: for models so small
         that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
+    The others: see TrainingTask.
 
     Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token; of a model of experts
     that balances them, `train_loss` is with their balancing loss, and that of a step's last micro-batch is logged too.
@@ -42,23 +42,14 @@ class LanguageModel(TrainingTask):
         self,
         model: nn.Module,
         *,
-        make_optimizer: OptimizerBuilder | None = None,
-        make_schedule: ScheduleBuilder | None = None,
         document_mask: bool = False,
         mask: MaskMaker | None = None,
-        gradient_clip: float = 1.0,
         compile: bool = False,
         cuda_graphs: bool = False,
-        description: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         model = as_trainable(model)
-        super().__init__(
-            model,
-            make_optimizer=make_optimizer,
-            make_schedule=make_schedule,
-            gradient_clip=gradient_clip,
-            description=description,
-        )
+        super().__init__(model, **options)
         self.model: Trainable = model
         self.strict_loading = not model.keeps_part
         self.document_mask = document_mask

@@ -200,14 +200,14 @@ MOST_VALIDATED = 10_000  # samples of a validation, where masked.validation_samp
 PADDED_PARAGRAPHS = 6.3
 
 
-def bert_config(settings: Settings, vocab_size: int, *, context: int | None = None) -> BertConfig:
-    """The shape that `bert.*` names, of so many tokens. context: longest sequence (None: the settings')."""
+def bert_config(settings: Settings, vocab_size: int) -> BertConfig:
+    """The shape that `bert.*` names, of so many tokens."""
     asked = settings.bert
     return BertConfig.of_size(
         asked.size,
         asked.family,
         vocab_size=vocab_size,
-        context=settings.context if context is None else context,
+        context=settings.context,
         vocab_rows=asked.vocab_rows,
         dropout=asked.dropout,
         next_sentence=settings.masked.pairs,
