@@ -79,15 +79,6 @@ class ClassificationBatch(TypedDict, total=False):
     labels: Tensor
 
 
-class Measured(Protocol):
-    """Documents of which the lengths are known: `lengths` (n,) int64."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def lengths(self) -> np.ndarray: ...
-
-
 class CutSamples(Dataset[ClassificationBatch]):
     """What samples of documents share, whatever their labels: the checks, and how the rows of a batch are laid out.
 
@@ -96,7 +87,9 @@ class CutSamples(Dataset[ClassificationBatch]):
     It goes with data.loader as PackedSamples does. UserError: a context below 3.
     """
 
-    def __init__(self, documents: Measured, special: SpecialTokens, context: int, layout: str) -> None:
+    def __init__(
+        self, documents: LabelledDocuments | TokenDocuments, special: SpecialTokens, context: int, layout: str
+    ) -> None:
         if context < 3:
             raise UserError(f"context={context} must be at least 3: a token, [CLS] and [SEP].")
         self.special = special
@@ -155,7 +148,6 @@ class LabelledSamples(CutSamples):
 
 SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS))
 ENCODED_AT_ONCE = 256
-ECTHR = ("coastalcph/lex_glue", "ecthr_a")  # European Court of Human Rights: which articles were violated
 
 
 class MissingSplit(UserError):
@@ -207,7 +199,8 @@ def dataset_rows(
     """The rows of one split of a dataset of the Hugging Face hub, or of a local folder that `datasets` can load.
 
     Numbered labels get the names that the dataset gives them. most: the first so many rows only.
-    dataset_rows(*ECTHR) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
+    dataset_rows("coastalcph/lex_glue", "ecthr_a") is the task of Dao et al. 2022, table 5: articles of the Convention,
+    from the facts of a case.
     UserError: `datasets` is not installed, no such split, columns that are not there; and what `datasets` raises.
     """
     if not Path(name).is_dir():

@@ -11,6 +11,7 @@ from torch import nn
 from flashtrain.errors import UserError
 
 DATA_PARALLEL = "data_parallel"  # the mesh dimension's name, which is Lightning's
+FORWARD_METHODS = ("loss", "score")  # what training calls beside forward; they need the gathered weights
 LAYER_NAMES = "_no_split_modules"  # where a transformers model has the names of its layers' classes
 
 
@@ -20,7 +21,6 @@ def shard(
     precision: str = "32-true",
     *,
     blocks: Iterable[nn.Module] | None = None,
-    forward_methods: Iterable[str] = ("loss", "score"),
 ) -> nn.Module:
     """Shard `module` over the data-parallel devices, in place, and return it; for a LightningModule's configure_model.
 
@@ -29,8 +29,7 @@ def shard(
     device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), of which the dimension data_parallel is
     used; one without named dimensions is used whole.
     precision: Lightning's name; the mixed ones gather weights and compute in bf16 or fp16 and reduce gradients in
-    float32. forward_methods: methods other than forward that training calls and that need the gathered weights; those
-    the module does not have are passed over. Apply activation checkpointing before, torch.compile after this.
+    float32. Apply activation checkpointing before, torch.compile after this.
     Raises UserError for a module that has no `blocks` where none are given.
     """
     # Imported when used: not every build of torch has it.
@@ -46,7 +45,7 @@ def shard(
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)
-    for name in forward_methods:
+    for name in FORWARD_METHODS:
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
     return module

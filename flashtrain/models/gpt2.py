@@ -212,11 +212,6 @@ class GPT2(Trainable):
             cast(Block, block).compile_inside(**options)
         return True
 
-    @property
-    def loss_chunk(self) -> int | None:
-        """Tokens whose logits are stored at once; None: as many as the loss takes by itself."""
-        return self.savings.loss_chunk
-
     def reset_parameters(self) -> None:
         """GPT-2's start: weights normal(0, 0.02), biases 0, residual projections smaller by 1/sqrt(2 * layers)."""
         start_normal(self)
@@ -308,7 +303,7 @@ class GPT2(Trainable):
             labels,
             vocab_size=self.config.vocab_size,
             ignore_index=IGNORED,
-            chunk=self.loss_chunk,
+            chunk=self.savings.loss_chunk,
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:

@@ -137,10 +137,6 @@ class DataSettings:
 
     validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
     split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
-    train_on: of data=chat: the tokens whose loss counts. chat_template: of data=chat: a file with a Jinja template in
-    place of the tokenizer's own. too_long: of data=chat: a conversation longer than `context` is cut, dropped or
-    refused. skip_broken: of data=chat: the share of the rows that may be broken, and are left out with a line; 0
-    refuses the first.
     begin_of_text: what AutoTokenizer(FOLDER) puts before a text (Llama's begin of text, nothing of GPT-2's) stands
     before each document, prompt and scored text.
     streaming: of data=files and hub: true: text becomes tokens while it is trained on, and nothing is written; null: a

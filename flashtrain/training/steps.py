@@ -16,8 +16,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from flashtrain.errors import UserError
-
 
 class OptimizerStepCounter:
     """Tells, after each training batch, whether that batch ended an optimiser step.
@@ -88,27 +86,6 @@ def gradient_scale(trainer: pl.Trainer, optimizer: Any) -> float | torch.Tensor:
     # The device-side value; get_scale() would wait for the device.
     scale = getattr(scaler, "_scale", None)
     return scale if scale is not None else scaler.get_scale()
-
-
-class ClipsGradients(pl.LightningModule):
-    """A LightningModule base whose `Trainer(gradient_clip_val=...)` works with fused optimisers and FSDP2.
-
-    Lightning's own clipping (2.6.6) raises for a fused optimiser under mixed precision. Logs `gradient_norm` (before
-    clipping) at the trainer's log interval.
-    """
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: Any,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        if gradient_clip_algorithm not in (None, "norm"):
-            raise UserError(f"gradients are clipped by their norm only, not by '{gradient_clip_algorithm}'")
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        scale = gradient_scale(self.trainer, optimizer)
-        norm = clip_gradients(parameters, gradient_clip_val, scale)
-        self.log("gradient_norm", norm, on_step=True, on_epoch=False, batch_size=1)
 
 
 def cosine_with_warmup(

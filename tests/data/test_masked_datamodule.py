@@ -92,14 +92,6 @@ def test_validation_reads_every_held_out_sample_once_masked_alike_each_time(make
     assert sum(batch["sequences"] for part in (half, other) for batch in part) == samples
 
 
-def test_padded_batches_hold_the_samples_of_the_packed_ones(make):
-    packed, padded = list(make().train_dataloader()), list(make(layout="padded").train_dataloader())
-    for one, other in zip(packed, padded, strict=True):
-        lengths = one["cu_seqlens"].diff()
-        assert lengths[lengths > 0].tolist() == other["lengths"].tolist()
-        assert torch.equal(one["labels"][one["labels"] != -100], other["labels"])
-
-
 def test_workers_read_what_the_process_itself_would(make):
     data = make(total_steps=4)
     here = list(data.train_dataloader())

@@ -23,22 +23,6 @@ def x() -> torch.Tensor:
     return torch.randn(2, 9, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def test_it_equals_torchs_multi_head_attention(x):
-    module = build("sdpa")
-    theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True).double()
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": module.qkv.weight,
-            "in_proj_bias": module.qkv.bias,
-            "out_proj.weight": module.output.weight,
-            "out_proj.bias": module.output.bias,
-        }
-    )
-    hidden = torch.ones(9, 9, dtype=torch.bool).triu(1)
-    expected, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
-    torch.testing.assert_close(module(x), expected, atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_documents_in_pieces_with_a_cache_gives_the_same_as_reading_at_once(x, kind, mask_of_lengths):
     module = build(kind, kv_heads=2)

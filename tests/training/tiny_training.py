@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from flashtrain.distributed.sharding import shard
 from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.optimizers import adamw
-from flashtrain.training.steps import ClipsGradients, cosine_with_warmup
+from flashtrain.training.steps import clip_gradients, cosine_with_warmup, gradient_scale
 
 VOCABULARY = 17
 CONTEXT = 8
@@ -41,7 +41,7 @@ class TinyModel(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-class TinyTask(ClipsGradients):
+class TinyTask(pl.LightningModule):
     """Trains TinyModel; `losses` holds every micro-batch's training loss. `poison` makes the loss NaN at that step."""
 
     def __init__(self, total_steps: int = 20, lr: float = 1e-2, poison: int | None = None) -> None:
@@ -69,6 +69,10 @@ class TinyTask(ClipsGradients):
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
         self.log("validation_loss", self.model.loss(batch["tokens"]), sync_dist=True)
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: float | None, **_: Any) -> None:
+        scale = gradient_scale(self.trainer, optimizer)
+        self.log("gradient_norm", clip_gradients(self.model, gradient_clip_val, scale))
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = adamw(self.model, lr=self.lr)

@@ -1,10 +1,4 @@
-"""Ways to share attention: what each moves, which is chosen, and what it holds beside.
-
-What a layer's attention has to communicate: the least that a layout needs, and what each way moves.
-
-Bl rows of a layout, S sequence, R ranks, n tokens a rank holds, H query heads, K key/value heads, D head dimension.
-
-Which way attention is shared among ranks: by name, or chosen from heads, length and degree.
+"""Ways to share attention among ranks: what a layer's has to move, which way is chosen, and what each holds beside.
 
     all-to-all   every rank computes all tokens for some heads (Ulysses)
     all-gather   every rank computes its tokens against all keys, gathered some heads at a time; of packed documents
@@ -12,14 +6,12 @@ Which way attention is shared among ranks: by name, or chosen from heads, length
     ring         keys and values go around, partial results are merged: the least memory
     hybrid       heads divided over some ranks, rings over the rest: 12 heads on 8 ranks as 4 x 2
 
-n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimension.
+Bl rows of a layout, S sequence, n tokens a rank holds (of all rows of its batch), R ranks, U of them dividing the
+heads, H query heads, K key/value heads, D head dimension.
 
-What a way of sharing attention holds beside a rank's own tensors: what is sent, received and put in order.
-
-n tokens a rank holds (of all rows of its batch), R ranks, U of them dividing the heads, H query heads, K key/value
-heads, D head dimension. Counted from the code of heads.py and gather.py, and set beside the traced allocations
-of four gloo ranks on a CPU (MHA and GQA; without the kernels' own, and what gloo copies): within 10% of their peaks
-(the all-to-all in one piece; what several need was only counted).
+What is held beside a rank's own tensors (sent, received, put in order) is counted from the code of heads.py and
+gather.py, and set beside the traced allocations of four gloo ranks on a CPU (MHA and GQA; without the kernels' own, and
+what gloo copies): within 10% of their peaks (the all-to-all in one piece; what several need was only counted).
 """
 
 from __future__ import annotations
