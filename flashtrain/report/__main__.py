@@ -101,7 +101,10 @@ def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path
     if options.y:
         group = options.group.split(",") if options.group else None
         return line_figure(rows, options.x, options.y.split(","), group, path)
-    return cast(Path, component("figure", options.figure)(rows, path))
+    try:
+        return cast(Path, component("figure", options.figure)(rows, path))
+    except KeyError as missing:
+        raise UserError(f"--figure {options.figure} is of other rows: these have no {missing}") from missing
 
 
 def _parser() -> argparse.ArgumentParser:
