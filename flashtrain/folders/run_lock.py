@@ -52,7 +52,9 @@ def hold(folder: Path, *, wait: float = 0) -> None:
     if lock is None:
         say(f"{folder} is on a file system without locks: a second run in it would not be noticed.")
     else:
-        _remove_half_written(folder)
+        # What a run that was killed left of files that it was writing: no other process writes here now.
+        for path in folder.rglob(f".*{UNFINISHED}"):
+            path.unlink(missing_ok=True)
     _held[key] = lock
     told = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     write_atomically(folder / HOLDER, json.dumps({**told, "job": slurm_job()}) + "\n")
@@ -107,12 +109,6 @@ def slurm_job() -> str | None:
         return None
     step, restart = (os.environ.get(f"SLURM_{name}", "0") for name in ("STEP_ID", "RESTART_COUNT"))
     return f"slurm-{os.environ['SLURM_JOB_ID']}-{step}-{restart}"
-
-
-def _remove_half_written(folder: Path) -> None:
-    """Remove what a run that was killed left of files that it was writing: no other process writes here now."""
-    for path in folder.rglob(f".*{UNFINISHED}"):
-        path.unlink(missing_ok=True)
 
 
 def _refuse_links(folder: Path) -> None:

@@ -221,7 +221,11 @@ class ClassifierConfig:
         at_least("classes", self.classes, 2)
         between("towers", self.towers, 1, 2)
         one_of("attention pattern", self.pattern, PATTERNS)
-        self._check_positions(check_heads(self.embed, self.heads, self.heads))
+        head_dim = check_heads(self.embed, self.heads, self.heads)
+        if self.positions == "axial":
+            check_axial(head_dim, self.angle_base)
+        elif self.positions == "rotary":
+            check_rotary(head_dim, self.angle_base)
         if (self.pattern in TILED or self.positions == "axial") and not self._is_square:
             raise UserError(
                 f"attention pattern {self.pattern} and {self.positions} positions of {self.length} tokens and side "
@@ -236,12 +240,6 @@ class ClassifierConfig:
                 )
         elif self.grey_bins and (self.grey_bins < 2 or GREY_LEVELS % self.grey_bins):
             raise UserError(f"{self.grey_bins} bins of grey levels. Possible: a power of two from 2 to 256.")
-
-    def _check_positions(self, head_dim: int) -> None:
-        if self.positions == "axial":
-            check_axial(head_dim, self.angle_base)
-        elif self.positions == "rotary":
-            check_rotary(head_dim, self.angle_base)
 
     @property
     def _is_square(self) -> bool:

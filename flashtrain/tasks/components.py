@@ -33,7 +33,7 @@ from flashtrain.settings.groups import (
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import VOCABULARY, Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
-from flashtrain.training.steps import SCHEDULES, make_schedule
+from flashtrain.training.steps import SCHEDULES
 from flashtrain_kernels import Mask, masks
 
 
@@ -176,7 +176,7 @@ def _schedule(name: str) -> Callable[..., torch.optim.lr_scheduler.LRScheduler]:
         optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
     ) -> torch.optim.lr_scheduler.LRScheduler:
         warmup = max(1, round(0.05 * total_steps)) if settings.warmup_steps is None else settings.warmup_steps
-        return make_schedule(name, optimizer, min(warmup, total_steps), total_steps, settings.minimum_ratio)
+        return SCHEDULES[name](optimizer, min(warmup, total_steps), total_steps, settings.minimum_ratio)
 
     return build
 

@@ -136,13 +136,6 @@ SCHEDULES: dict[str, Callable[..., LambdaLR]] = {
 }
 
 
-def make_schedule(
-    name: str, optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float
-) -> LambdaLR:
-    """The schedule of that name: "cosine", "linear" or "constant"."""
-    return SCHEDULES[name](optimizer, warmup_steps, total_steps, minimum_ratio)
-
-
 def _fraction_done(step: int, warmup_steps: int, total_steps: int, minimum_ratio: float) -> float:
     """0 at the step that reaches the peak, 1 at the last step and after; only after it where that is a rate of 0."""
     first = max(warmup_steps - 1, 0)

@@ -13,7 +13,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.resuming import RatesOfThisRun
-from flashtrain.training.steps import constant_with_warmup, cosine_with_warmup, linear_with_warmup, make_schedule
+from flashtrain.training.steps import SCHEDULES, constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
 
 def rates(make, steps, *args, **options):
@@ -43,7 +43,7 @@ def test_linear_falls_in_equal_steps():
 @pytest.mark.parametrize("warmup", [0, 1, 3])
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_a_fall_to_0_is_transformers_whose_first_rate_of_0_is_left_out(name, warmup):
-    ours = rates(lambda optimizer: make_schedule(name, optimizer, warmup, 7, 0.0), 8)
+    ours = rates(lambda optimizer: SCHEDULES[name](optimizer, warmup, 7, 0.0), 8)
     theirs = get_linear_schedule_with_warmup if name == "linear" else get_cosine_schedule_with_warmup
     skipped = min(warmup, 1)
     assert ours == pytest.approx(rates(theirs, 8 + skipped, warmup, 7 + skipped)[skipped:])

@@ -1,14 +1,8 @@
-"""The ranks that share a sequence, the places of its tokens, and what is under way between them.
+"""The ranks that share a sequence, its tokens taken from their places and put into them, and what is under way between
+ranks while they compute, in pieces of the heads.
 
-The ranks that share a sequence, and how they are divided into those that share heads and those that form rings.
-
-R ranks (the degree), U of them dividing the heads (neighbours, which sit on one host), R / U rings.
-
-Tokens taken from their places in a sequence, and put into them; orders of places, and their inverses.
-
-B batch rows, Bl rows of an index (B, or 1 that all rows share), m and p tokens.
-
-What is on its way between ranks while they compute, and the pieces of the heads that it goes in.
+R ranks (the degree), U of them dividing the heads (neighbours, which sit on one host), R / U rings. B batch rows, Bl
+rows of an index (B, or 1 that all rows share), m and p tokens.
 """
 
 from __future__ import annotations

@@ -1,24 +1,19 @@
-"""All-gather of keys and values, some heads at a time: the next heads come while these are computed.
+"""All-gather of keys and values: of all, some heads at a time, or of those alone that are seen.
 
-As in Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2), with the gather in
-pieces. Each rank computes its own queries against the whole sequence's keys, which the gather puts into the sequence's
-order; the gradients of keys and values are added up over the ranks by a reduce-scatter in float32.
+Of all, as in Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2), with the gather
+in pieces: the next heads come while these are computed. Each rank computes its own queries against the whole sequence's
+keys, which the gather puts into the sequence's order; the gradients of keys and values are added up over the ranks by a
+reduce-scatter in float32.
 
-B batch, n tokens a rank holds, R ranks, S sequence, H query heads, K key/value heads, D head dimension.
-
-All-gather of the keys and values that are seen: of other ranks' tokens only those that a rank's queries look at.
-
-For packed documents, which a layout keeps together where it can: most keys are seen by the rank that holds them alone.
+Of packed documents, which a layout keeps together where it can, most keys are seen by the rank that holds them alone.
 As MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention), by one
 exchange of unequal parts; where much is fetched, some heads at a time, the next coming while these are computed. The
 gradients of keys and values go back the same way, in the kernels' type, and are added up in float32 at least, rank
-after rank, rounded once.
+after rank, rounded once. What a rank holds goes straight to its place among the keys, and the gradients straight back:
+beside the kernels that is most of the time, for copies of whole tensors take as long as sending a part of them.
 
-What a rank holds goes straight to its place among the keys, and the gradients straight back: beside the kernels that
-is most of the time, for copies of whole tensors take as long as sending a part of them.
-
-B batch, n tokens a rank holds, p keys it has after the exchange, m tokens it gets and w it gives, R ranks, H query
-heads, K key/value heads, D head dimension.
+B batch, n tokens a rank holds, S sequence, p keys it has after the exchange, m tokens it gets and w it gives, R ranks,
+H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -149,7 +144,7 @@ PIECE_BYTES = 256 << 20
 class GatherSeen(GatherKeys):
     """Keys and values of other ranks' tokens that this rank's queries see.
 
-    mask: of the whole sequence; plan: makes a part of it ready for the kernels. needed: of traffic.needed_places.
+    mask: of the whole sequence; plan: makes a part of it ready for the kernels. needed: of ways.needed_places.
     """
 
     def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Any, needed: Needed) -> None:

@@ -1,19 +1,14 @@
-"""The all-to-all of heads, and the ring of ranks behind it.
-
-Ring attention: keys and values go from rank to rank while each computes on what it has.
-
-LightSeq / DistFlashAttn (Li et al. 2023, arXiv 2310.03294) and Ring Attention (Liu et al. 2023, arXiv 2310.01889). The
-partial results are merged through their log-sum-exp in float32; in the backward the gradients of keys and values
-travel along with them and come home after the last step.
-
-B batch, m tokens that a rank of the ring holds, H query heads, K key/value heads, D head dimension.
-
-All-to-all over heads, and the hybrid of it with a ring: every rank gets all tokens for some of the heads.
+"""All-to-all over heads (every rank gets all tokens for some of the heads), and the ring of ranks behind it.
 
 DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509); with a ring over what is left, where the heads do not divide
 (USP, Fang and Zhao 2024, arXiv 2405.07719: 12 heads on 8 ranks as 4 x 2). With one rank for the heads it is the ring
 alone; with one rank a ring it is the all-to-all alone, some heads at a time: the local call is the unchanged kernel on
 the unchanged mask.
+
+In a ring keys and values go from rank to rank while each computes on what it has: LightSeq / DistFlashAttn (Li et al.
+2023, arXiv 2310.03294) and Ring Attention (Liu et al. 2023, arXiv 2310.01889). The partial results are merged through
+their log-sum-exp in float32; in the backward the gradients of keys and values travel along with them and come home
+after the last step.
 
 B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads, K key/value
 heads, D head dimension.

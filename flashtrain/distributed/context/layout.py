@@ -1,16 +1,13 @@
-"""What a mask costs: how many keys each query sees, and how evenly a layout divides that.
-
-Bm rows of a mask (B, or 1 that all rows share), S sequence, R ranks. Plain numbers on the host.
-
-Which rank holds which tokens of a sequence.
+"""Which rank holds which tokens of a sequence, by what a mask costs: how many keys each query sees.
 
     layout = balanced(masks.document(ids, causal=True), degree=8)
     mine = layout.shard(tokens, rank)                       # (B, S) -> (B, n)
     whole = layout.unshard([part of rank 0, part of rank 1, ...])
 
-Shapes: B batch rows, Bl rows of the layout (B, or 1 that all rows share), S sequence, R ranks (the degree), n tokens a
-rank holds. Every rank holds as many, ascending, then padding: its label is "ignored", it sees nothing and is seen by
-nothing. A layout follows from the mask and the degree alone: every rank computes the same one, without communication.
+Shapes: B batch rows, Bl rows of the layout and Bm of a mask (B, or 1 that all rows share), S sequence, R ranks (the
+degree), n tokens a rank holds. Every rank holds as many, ascending, then padding: its label is "ignored", it sees
+nothing and is seen by nothing. A layout follows from the mask and the degree alone, by plain numbers on the host: every
+rank computes the same one, without communication.
 """
 
 from __future__ import annotations

@@ -1,20 +1,12 @@
-"""What a rank computes by itself: its part of a mask, bands that need none, and the kernels' calls.
+"""What a rank computes by itself: its part of a mask, bands that need none, and the kernels' two passes.
 
-The part of a mask that concerns the queries and keys that one rank holds, in the form the kernels are fastest with.
+The part of a mask that concerns the queries and keys that one rank holds is put in the form the kernels are fastest
+with: under a plain causal, full or window mask a band of their own, which is faster than a mask that says the same as
+data. A rank that holds a few runs of neighbouring tokens has such bands: a run sees all keys up to its own, which come
+first, and itself causally.
 
-B batch, Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys held, in ascending order.
-
-What a rank computes under a plain causal, full or window mask: kernel calls that need no mask at all.
-
-The kernels are faster with a band of their own than with a mask that says the same as data. A rank that holds a few
-runs of neighbouring tokens has such bands: a run sees all keys up to its own, which come first, and itself causally.
-
-m queries and p keys held, ascending.
-
-What every way of sharing attention has in common: one layer's inputs on this rank, and the kernels' two passes.
-
-B batch, n tokens a rank holds, m tokens of the ranks that divide the heads, H query heads, K key/value heads, D head
-dimension.
+B batch, Bm rows of a mask, Bl rows of a layout, S sequence, n tokens a rank holds, m queries and p keys held (of the
+ranks that divide the heads), in ascending order, H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations

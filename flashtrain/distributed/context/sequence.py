@@ -1,15 +1,10 @@
-"""The part of a batch that this rank holds, and what its model must know of the rest.
+"""Dealing a batch to the ranks that share its sequences: a rank's part, and what its model must know of the rest.
+
+In the first step of each kind it is watched whether attention is shared. A model that computes it by itself
+(transformers', nn.MultiheadAttention, scaled_dot_product_attention) sees only the tokens of its own device, and nothing
+else in a training shows that its loss is wrong.
 
 B batch, S sequence, n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimension.
-
-Dealing a batch to the ranks that share its sequences.
-
-B batch, S sequence, n tokens a rank holds, R ranks.
-
-Whether a step's attention is shared by the devices of a sequence: watched in the first step of each kind.
-
-A model that computes attention by itself (transformers', nn.MultiheadAttention, scaled_dot_product_attention) sees only
-the tokens of its own device, and nothing else in a training shows that its loss is wrong.
 """
 
 from __future__ import annotations

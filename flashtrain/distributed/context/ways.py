@@ -202,7 +202,7 @@ def choose_way(
 
 
 class Chosen(NamedTuple):
-    """choice: for one mask in one layout; usual: for any. needed: of traffic.needed_places, where only what is seen of
+    """choice: for one mask in one layout; usual: for any. needed: of needed_places, where only what is seen of
     other ranks' keys is to be gathered, else None."""
 
     choice: Choice

@@ -98,7 +98,8 @@ def read_bert(given: str | Path) -> SavedBert:
         config, state = load_weights(path, "bert")
     else:
         config, state = load_bert(path)
-    return SavedBert(config, state, _tokenizer_beside(folder), folder, path)
+    tokenizer = load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.beside(folder)
+    return SavedBert(config, state, tokenizer, folder, path)
 
 
 def _of_run(given: str) -> SavedBert:
@@ -110,11 +111,6 @@ def _of_run(given: str) -> SavedBert:
     state = weights_in(saved, path, prefix="model.")
     config, tokenizer = BertConfig(**notes["shape"]), load_tokenizer(folder / TOKENIZER)
     return SavedBert(config, state, tokenizer, folder, path, saved["global_step"])
-
-
-def _tokenizer_beside(folder: Path) -> Tokenizer | None:
-    """An export's, or a Hugging Face folder's."""
-    return load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.beside(folder)
 
 
 WITHOUT_GPU = 16384  # tokens of a row, at most, where masked.token_budget=null and no GPU's memory says how many
