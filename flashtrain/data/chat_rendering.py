@@ -28,7 +28,9 @@ class ChatRendering:
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self.tokenizer = tokenizer
         self.templates = _templates(tokenizer.config.get("chat_template"))
-        self.special = {name: _content(one) for name, one in tokenizer.config.items() if name.endswith("_token")}
+        # A special token's text, which a file may give with how it is found.
+        special = {name: one for name, one in tokenizer.config.items() if name.endswith("_token")}
+        self.special = {name: one.get("content") if isinstance(one, dict) else one for name, one in special.items()}
         # In a template's text, unlike in other texts, what spells a special token is that token: a copy knows them.
         self.library = tokenizer.library_form()
 
@@ -138,11 +140,6 @@ def _rendered(template: str, conversations: list[Messages], what: str, **given: 
     # Whatever Python raises of values that a template did not expect.
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"the chat template {what}: {first_line(error)}.") from error
-
-
-def _content(token: object) -> object:
-    """A special token's text, which a file may give with how it is found."""
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def shared_tokens(one: np.ndarray, other: np.ndarray) -> int:

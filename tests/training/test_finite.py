@@ -45,7 +45,3 @@ def test_weights_that_are_no_longer_finite_are_not_saved_over_good_ones(tmp_path
     with pytest.raises(UserError, match=r"weights were no longer finite after step 4 .*last good checkpoint"):
         fit(tmp_path, TinyTask(), Spoil(), SaveLast(tmp_path, 2), max_steps=8)
     assert read_checkpoint(tmp_path / "last.ckpt")["global_step"] == 2
-
-
-def test_a_finite_run_is_left_alone(tmp_path):
-    fit(tmp_path, TinyTask(), max_steps=4)

@@ -170,14 +170,10 @@ def _texts(settings: Settings) -> bool:
     return settings.finetune.target != "tokens"
 
 
-def _plain_text(settings: Settings) -> bool:
-    return not task_heeds("finetune")(settings)
-
-
 RULES = (
     Rule(
         "data.path data.config data.split data.text_column data.streaming data.include_tests",
-        _plain_text,
+        lambda settings: not task_heeds("finetune")(settings),
         "trainings on plain text; labelled texts are finetune.data, finetune.path and finetune.name",
     ),
     Rule("finetune", does(TRAIN, "evaluate", task="finetune"), "recipe=finetune, long-document"),

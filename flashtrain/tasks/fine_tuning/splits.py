@@ -118,7 +118,8 @@ def make_source(
     else:
         check_trainable(rows, asked)
         parts = _parts(rows, asked)
-    known = tokenizer or _tokenizer(data, [_text_of(row) for row in parts["train"]])
+    texts = [row[0] if isinstance(row[0], str) else " ".join(row[0]) for row in parts["train"]]
+    known = tokenizer or _tokenizer(data, texts)
     names = tuple(label_names) if label_names is not None else _names_in(rows["train"])
     if asked.target == "class":
         _check_single(parts)
@@ -246,10 +247,6 @@ def _tokenizer(data: DataSettings, texts: list[str]) -> Tokenizer:
     if data.tokenizer != "bpe":
         return huggingface_tokenizer(data.tokenizer)
     return BPETokenizer.train(iter(texts), data.vocab_size)
-
-
-def _text_of(row: Any) -> str:
-    return row[0] if isinstance(row[0], str) else " ".join(row[0])
 
 
 def _names_in(rows: Sequence[Any]) -> tuple[str, ...]:
