@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 
 from flashtrain_kernels.masks.block_sparse import block_mask, butterfly, local_global, random
 
-NO_WINDOW = (-1, -1)
-
 
 def rule(blocks, size, seqlen_q, seqlen_k, causal, window):
     """(Bm, Hm, Sq, Sk) bool, by each pair's block and flash-attn's band."""
@@ -66,19 +64,6 @@ def test_lists_hold_the_blocks_of_the_pattern_inside_the_band(
     blocks = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < density
     mask = block_mask(blocks, block_size=size, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, window_size=window)
     check(mask, rule(blocks, size, seqlen_q, seqlen_k, causal, window))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", ["butterfly", "local_global", "random"])
-def test_the_patterns_make_block_masks(pattern, causal):
-    made = {
-        "butterfly": lambda: butterfly(7) | local_global(7, 7, local=1, globals=1),
-        "local_global": lambda: local_global(7, 7, local=1, globals=2),
-        "random": lambda: random(4, 7, 7, 0.4, seed=1),
-    }
-    blocks = made[pattern]()
-    mask = block_mask(blocks, block_size=16, seqlen_q=103, seqlen_k=103, causal=causal)
-    check(mask, rule(blocks, (16, 16), 103, 103, causal, NO_WINDOW))
 
 
 def test_a_band_is_kept_as_shifts_of_the_key_against_the_query():

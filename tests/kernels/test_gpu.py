@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 from attention_cases import Case, assert_close, expected, ours
-from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, assert_same, error
+from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, assert_same
 
 import flashtrain_kernels as fk
 
@@ -76,14 +76,6 @@ FLOAT32 = [
 def test_float32_is_near_float32_accuracy(case):
     inputs = case.inputs(torch.float32, DEVICE)
     assert_close(ours(case, inputs), expected(case, inputs), 2e-4)
-
-
-@pytest.mark.parametrize("case", [SHAPES[1], SHAPES[5]], ids=str)
-def test_gradients_through_the_log_sum_exp(case):
-    inputs = case.inputs(BF16, DEVICE)
-    wanted, got = expected(case, inputs), ours(case, inputs)
-    for name in ("dq", "dk", "dv"):
-        assert error(got, wanted, name) <= 0.02 * wanted[name].abs().max().item(), name
 
 
 def test_any_strides(path):

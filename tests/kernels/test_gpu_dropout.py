@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from attention_cases import Case, ours
+from attention_cases import Case
 from gpu_checks import DEVICE, NEEDS_GPU, captured, even_weights, weights_seen
 from torch.utils.checkpoint import checkpoint
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, reference
-from flashtrain_kernels.backends.portable.tile_table import Tile
+from flashtrain_kernels import reference
 from flashtrain_kernels.options import Options, seed_tensor
 
 pytestmark = NEEDS_GPU
@@ -71,18 +70,6 @@ def test_the_returned_probabilities_are_negative_where_the_kernels_drop():
     torch.testing.assert_close(used, probabilities.clamp(min=0) / 0.6, atol=2e-3, rtol=2e-3)
     assert torch.equal(probabilities.signbit(), ~kept_by_the_reference(2, 133, 261, 4, 0.4))
     assert fk.flash_attn_func(q, k, v, return_attn_probs=True)[2].shape == (0,)
-
-
-def test_another_tile_draws_the_same():
-    case = Case(2, 333, 461, 4, 4, 64, "causal", dropout=0.3)
-    inputs = case.inputs(torch.float16, DEVICE)
-    wanted = ours(case, inputs)
-    with dispatch.force("portable", Tile(32, 64, 4, 1)):
-        got = ours(case, inputs)
-    for name, value in wanted.items():
-        assert (got[name].float() - value.float()).abs().max() <= 5e-3 * max(1.0, value.float().abs().max().item()), (
-            name
-        )
 
 
 def test_packed_sequences_draw_what_they_do_as_a_batch():

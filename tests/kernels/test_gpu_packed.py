@@ -122,18 +122,6 @@ def test_no_mask_is_made_where_the_kernels_find_sequences(monkeypatch):
     assert not made
 
 
-@pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_planned_mask_gives_the_same(head_dim, options):
-    inputs, cu = packed("unequal", head_dim)
-    dout, dlse = torch.randn_like(inputs[0]), torch.randn(4, inputs[0].shape[0], device=DEVICE)
-    wanted = results(inputs, cu, dout, dlse, window_size=(50, 10), **options)
-    mask = masks.varlen(*cu, *(x.shape[0] for x in inputs[:2]), window=(50, 10)).planned(head_dim, BF16)
-    got = results(inputs, cu, dout, dlse, mask=mask, **options)
-    for what, value in wanted.items():
-        torch.testing.assert_close(got[what], value, atol=2e-2, rtol=2e-2)
-
-
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", ["unequal", "long", "documents"])

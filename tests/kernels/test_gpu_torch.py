@@ -1,14 +1,12 @@
 """The kernels with the rest of torch on a GPU: torch.compile, no kernel compiled for a new length, nothing that waits
-for the device, activation checkpointing, and mistakes found before a launch."""
+for the device."""
 
 import pytest
 import torch
 from attention_cases import Case
-from gpu_checks import DEVICE, NEEDS_GPU, assert_same
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from gpu_checks import DEVICE, NEEDS_GPU
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import ops, replay
 from flashtrain_kernels.backends.hopper import backend as hopper
 from flashtrain_kernels.backends.portable import tile_table
 
@@ -115,90 +113,3 @@ def test_nothing_waits_for_the_device_once_cu_seqlens_are_known():
         torch.autograd.grad(loss, (q, k, v, bias))
     finally:
         torch.cuda.set_sync_debug_mode(before)
-
-
-@pytest.fixture
-def launches(monkeypatch):
-    """How often a kernel was launched."""
-    from flashtrain_kernels.backends.portable.launch import Launch
-
-    seen = []
-    launch = Launch.run
-    monkeypatch.setattr(Launch, "run", lambda self: (seen.append(1), launch(self))[1])
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("named", "given", "mistake"),
-    [
-        ("cu_seqlens_q must end", {"cu": [0, 100, 401]}, ValueError),
-        ("cu_seqlens_q must not decrease", {"cu": [0, 300, 200]}, ValueError),
-        ("cu_seqlens_q must start", {"cu": [1, 300, 400]}, ValueError),
-        ("max_seqlen_q", {"cu": [0, 300, 400], "longest": 299}, ValueError),
-        ("cu_seqlens_q", {"cu_device": "cpu"}, ValueError),
-        ("q is float64", {"dtype": torch.float64}, TypeError),
-        ("k", {"k_device": "cpu"}, ValueError),
-        ("bias", {"bias": torch.zeros(400)}, ValueError),
-        ("alibi_slopes", {"alibi_slopes": torch.zeros(4)}, ValueError),
-        ("dropout_seed", {"dropout_p": 0.1, "dropout_seed": torch.zeros(3).long()}, ValueError),
-        ("dropout_p", {"dropout_p": 1.0}, ValueError),
-        ("window_size", {"window_size": (-2, 0)}, ValueError),
-        ("mask.queries", {"mask": fk.masks.causal(400)}, ValueError),
-    ],
-)
-def test_a_mistake_is_found_before_a_launch(named, given, mistake, launches):
-    given = dict(given)
-    cu = torch.tensor(given.pop("cu", [0, 100, 400]), dtype=torch.int32).to(given.pop("cu_device", DEVICE))
-    longest = given.pop("longest", 400)
-    q = torch.zeros(400, 4, 64, device=DEVICE, dtype=given.pop("dtype", BF16))
-    k = q.to(given.pop("k_device", DEVICE))
-    with pytest.raises(mistake, match=f"^{named}"):
-        fk.flash_attn_varlen_func(q, k, k, cu, cu, longest, longest, **given)
-    assert not launches
-    torch.cuda.synchronize()
-
-
-@pytest.fixture
-def forward_calls(monkeypatch):
-    """How often the forward really runs, replayed or not."""
-    seen = []
-    forward, replayed = ops.forward, replay.Replay.__call__
-
-    def counted(again, tensors):
-        seen.extend([1] * (len(again.results) == 2))  # out, lse
-        return replayed(again, tensors)
-
-    monkeypatch.setattr(replay.Replay, "__call__", counted)
-    monkeypatch.setattr(ops, "forward", lambda *args: (seen.append(1), forward(*args))[1])
-    return seen
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_checkpointing_recomputes_the_same_and_may_keep_the_outputs_instead(keeps, forward_calls):
-    inputs = Case(2, 333, 461, 4, 4, 64).inputs(BF16, DEVICE)
-
-    def layer(*x):
-        return fk.flash_attn_func(*x, 0.3, causal=True, dropout_seed=5) * 1.0
-
-    wanted = torch.autograd.grad(layer(*inputs).float().sum(), inputs)
-    forward_calls.clear()
-    more = {"context_fn": lambda: create_selective_checkpoint_contexts(fk.FORWARDS)} if keeps else {}
-    out = checkpoint(layer, *inputs, use_reentrant=False, **more)
-    got = torch.autograd.grad(out.float().sum(), inputs)
-    assert len(forward_calls) == (1 if keeps else 2)
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        assert_same(one, other, added=number == 0 and hopper.unavailable(torch.device(DEVICE)) is None)
-
-
-def test_vmap_gives_each_samples_gradients():
-    q, k, v = (torch.randn(3, 2, 133, 4, 64, device=DEVICE, dtype=BF16) for _ in range(3))
-
-    def loss(q, k, v):
-        return fk.flash_attn_func(q, k, v, causal=True).float().square().sum()
-
-    got = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v)
-    for sample in range(3):
-        inputs = [x[sample].clone().requires_grad_() for x in (q, k, v)]
-        wanted = torch.autograd.grad(loss(*inputs), inputs)
-        for one, other in zip(got, wanted, strict=True):
-            torch.testing.assert_close(one[sample], other, atol=1e-2, rtol=1e-2)

@@ -35,19 +35,6 @@ def test_torch_compile_takes_the_whole_graph_and_changing_lengths(options):
     assert_one_graph_serves(lambda q, k, v: fk.flash_attn_func(q, k, v, **options), calls)
 
 
-def test_torch_compile_with_a_mask_and_a_bias_that_has_a_gradient():
-    def loss(q, k, v, bias, mask):
-        return fk.flash_attn_func(q, k, v, bias=bias, mask=mask).square().sum()
-
-    inputs = (*tensors(seqlen_q=9), torch.randn(9, 9, dtype=torch.float64, requires_grad=True))
-    mask = masks.document(torch.arange(9)[None] // 4, causal=True)
-    with dispatch.force("reference"):
-        wanted = torch.autograd.grad(loss(*inputs, mask), inputs)
-        got = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*inputs, mask), inputs)
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("implementation", ["torch", pytest.param("reference", marks=pytest.mark.slow)])
 def test_torch_compile_with_masks_and_biases_of_changing_lengths(implementation):
     def attend(q, k, v, bias, slopes, mask, hidden):

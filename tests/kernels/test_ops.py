@@ -109,15 +109,6 @@ def test_opcheck_of_the_backward(packing, name):
     torch.library.opcheck(BACKWARDS[packing], backward_arguments(packing, name))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options_come_out_of_an_operators_arguments_as_they_went_in(name):
-    given = OPTIONS[name]()
-    if name == "block mask":
-        given["left"] = given["mask"].left
-    options = Options(scale=0.3, **given)
-    assert unpack(pack(options)) == options
-
-
 def transposed(shape, dtype=torch.float32):
     """Heads before tokens in memory, as a projection split per head leaves them."""
     return torch.randn(shape).to(dtype).transpose(1, -2).contiguous().transpose(1, -2)

@@ -124,25 +124,6 @@ def test_neighbouring_heads_draw_nothing_alike():
     assert alike.abs().max() < 6 / 128
 
 
-@pytest.mark.parametrize("changed", ["sequence", "head", "query", "seed"])
-def test_every_part_of_the_counter_and_the_seed_change_the_draw(changed):
-    keys = torch.arange(256)
-    other = {"seed": SEED + 1} if changed == "seed" else {changed: 1}
-    assert 64 < (keep(key=keys) != keep(key=keys, **other)).sum() < 192
-
-
-def test_a_part_of_the_pairs_draws_what_the_whole_does():
-    heads, queries, keys = torch.arange(3)[:, None, None], torch.arange(-5, 20)[:, None], torch.arange(-7, 30)
-    whole = keep(2, heads, queries, keys)
-    assert torch.equal(keep(2, heads[1:2], queries[3:9], keys[10:15]), whole[1:2, 3:9, 10:15])
-
-
-def test_the_seeds_offsets_are_added_to_sequence_and_head():
-    heads, keys = torch.arange(4)[:, None], torch.arange(64)
-    whole = keep(5, heads, 3, keys)
-    assert torch.equal(keep(2, heads[:2], 3, keys, seed=torch.tensor([1234, 3, 2])), whole[2:])
-
-
 def test_a_new_seed_tensor_compiles_nothing():
     compiled = torch.compile(philox.keep_mask, backend="aot_eager", fullgraph=True)
     for seed in (SEED, SEED + 5):

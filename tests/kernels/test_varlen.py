@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plain_formula import assert_one_graph_serves, assert_same
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, masks, remembered
+from flashtrain_kernels import masks, remembered
 
 
 def cumulative(lengths):
@@ -68,26 +68,6 @@ def test_equal_lengths_equal_a_batch_dropout_included():
     batched_bias = torch.cat([bias[:, :, 4 * n : 4 * n + 4, 5 * n : 5 * n + 5] for n in range(3)])
     batch = (q.view(3, 4, 4, 5), k.view(3, 5, 2, 5), v.view(3, 5, 2, 5))
     torch.testing.assert_close(packed.view(3, 4, 4, 5), fk.flash_attn_func(*batch, 0.3, bias=batched_bias, **options))
-
-
-@pytest.mark.parametrize("implementation", ["torch", "reference"])
-def test_the_packed_functions_equal_the_unpacked_one(implementation):
-    q = torch.randn(7, 4, 6, dtype=torch.float64, requires_grad=True)
-    kv = torch.randn(9, 2, 2, 6, dtype=torch.float64, requires_grad=True)
-    qkv = torch.randn(7, 3, 4, 6, dtype=torch.float64, requires_grad=True)
-    cu_q, cu_k = cumulative([3, 4]), cumulative([5, 4])
-    options = {"causal": True, "dropout_p": 0.2, "dropout_seed": 3, "return_lse": True}
-    with dispatch.force(implementation):
-        got = fk.flash_attn_varlen_kvpacked_func(q, kv, cu_q, cu_k, 4, 5, **options)
-        wanted = fk.flash_attn_varlen_func(q, *kv.unbind(1), cu_q, cu_k, 4, 5, **options)
-        assert_same(got, wanted, (q, kv))
-        got = fk.flash_attn_varlen_qkvpacked_func(qkv, cu_q, 4, **options)
-        wanted = fk.flash_attn_varlen_func(*qkv.unbind(1), cu_q, cu_q, 4, 4, **options)
-        assert_same(got, wanted, (qkv,))
-        plain = fk.flash_attn_varlen_qkvpacked_func(qkv, cu_q, 4, window_size=(1, 0))
-        assert_same(
-            (plain,), (fk.flash_attn_varlen_func(*qkv.unbind(1), cu_q, cu_q, 4, 4, window_size=(1, 0)),), (qkv,)
-        )
 
 
 def test_the_probabilities_it_returns_are_those_of_each_sequence_padded():

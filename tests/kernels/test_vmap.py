@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import grad, jacrev, vmap
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, masks, ops
@@ -235,22 +235,6 @@ def test_jacobians_by_reverse_mode():
     wanted = torch.autograd.functional.jacobian(attend, q)
     torch.testing.assert_close(jacrev(attend)(q), wanted)
     torch.testing.assert_close(torch.autograd.functional.jacobian(attend, q, vectorize=True), wanted)
-
-
-def test_per_sample_gradients_of_a_model():
-    torch.manual_seed(0)
-    projection = torch.nn.Linear(8, 3 * H * D, dtype=torch.float64)
-    weights, samples = dict(projection.named_parameters()), draw(N, S, 8)
-
-    def loss(weights, sample):
-        x = functional_call(projection, weights, (sample[None],)).view(1, S, 3, H, D)
-        return fk.flash_attn_qkvpacked_func(x, causal=True).square().sum()
-
-    per_sample = vmap(grad(loss), (None, 0))(weights, samples)
-    for n in range(N):
-        wanted = torch.autograd.grad(loss(weights, samples[n]), weights.values())
-        for name, value in zip(weights, wanted, strict=True):
-            torch.testing.assert_close(per_sample[name][n], value.detach())
 
 
 @pytest.mark.parametrize(("options", "calls"), [({"causal": True}, 1), ({"dropout_p": 0.2, "dropout_seed": 1}, N)])

@@ -141,11 +141,6 @@ def test_blocks_that_divide_leave_no_padding(seed, degree):
     assert balanced(masks.causal(length), degree).padding == 0
 
 
-def test_the_plan_follows_from_the_lengths_alone():
-    mask = masks.document(heavy_tailed(3, 8192), causal=True)
-    assert torch.equal(balanced(mask, 4).tokens, balanced(mask, 4).tokens)
-
-
 @pytest.mark.parametrize("kind", ["document", "global", "shared question", "blockwise"])
 def test_costs_are_the_keys_that_are_seen(kind):
     ids = documents([5, 1, 9, 12], 27)
