@@ -17,13 +17,8 @@ from flashtrain.report.readme import check_tables
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def python_block(marker: str) -> str:
-    """The Python code that follows a marker comment in the README or the guide."""
-    return python_blocks()[marker]
-
-
 def test_the_lightning_script_trains_without_hydra(tmp_path, text_folder, monkeypatch) -> None:
-    code = python_block("lightning script")
+    code = python_blocks()["lightning script"]
     for written, here in {
         '"stdlib"': repr(str(text_folder)),
         "context=1024": "context=32",
@@ -45,13 +40,13 @@ def test_the_lightning_script_trains_without_hydra(tmp_path, text_folder, monkey
 
 def test_the_attention_module_of_the_readme_runs_on_its_own() -> None:
     variables: dict[str, object] = {}
-    exec(python_block("attention module"), variables)
+    exec(python_blocks()["attention module"], variables)
     assert variables["y"].shape == variables["x"].shape  # type: ignore[attr-defined]
 
 
 def test_the_attention_mask_of_the_readme_keeps_documents_apart() -> None:
     variables: dict[str, Any] = {}
-    exec(python_block("attention mask"), variables)
+    exec(python_blocks()["attention mask"], variables)
     attention, x, documents = variables["attention"].eval(), variables["x"], variables["documents"]
     together = attention(x, mask=variables["masks"].document(documents, causal=True))
     torch.testing.assert_close(together[:, 40:80], attention(x[:, 40:80]), atol=1e-5, rtol=0)
@@ -59,7 +54,7 @@ def test_the_attention_mask_of_the_readme_keeps_documents_apart() -> None:
 
 def test_the_hugging_face_code_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    exec(python_block("hugging face"), {})
+    exec(python_blocks()["hugging face"], {})
     assert "routed 1 calls" in capsys.readouterr().out
 
 

@@ -99,12 +99,17 @@ class TinyRuns:
         return flashtrain_command(*self.settings_words(*extra), cwd=self.folder, launcher=launcher)
 
 
+def checkout_environment() -> dict[str, str]:
+    """This process's, with the checkout on the import path."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path}
+
+
 def flashtrain_command(*words: str, cwd: Path, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run `python -m flashtrain` in the folder `cwd`, with the checkout on the import path.
 
     launcher: the module that starts it, and its arguments, in place of Python itself.
     """
-    path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    environment = {**checkout_environment(), "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *launcher, "flashtrain", *words]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)

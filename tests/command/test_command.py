@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, TinyRuns, flashtrain_command, wait_for
+from tiny_runs import TinyRuns, checkout_environment, flashtrain_command, wait_for
 
 from flashtrain.command.command_help import EXAMPLES, help_text
 from flashtrain.command.compose import compose_settings
@@ -40,15 +39,6 @@ def test_help_has_an_example_of_every_mode_that_is_taken_as_it_stands() -> None:
             assert settings.mode == mode
 
 
-def test_a_misspelt_recipe_is_one_line_and_status_2(tmp_path) -> None:
-    done = flashtrain_command("recipe=gtp2", cwd=tmp_path)
-    assert done.returncode == 2
-    said = "flashtrain: unknown recipe 'gtp2'. Did you mean 'gpt2'? Possible: attention-benchmark, "
-    assert done.stderr.startswith(said)
-    assert done.stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_missing_file_is_one_line_and_leaves_a_row_that_says_so(tiny_runs: TinyRuns, capfd) -> None:
     status, folder = tiny_runs.run("missing-file", "data.path=nowhere.txt")
     assert status == 2
@@ -68,36 +58,6 @@ def test_a_run_says_what_it_trains_and_ends_with_a_summary_a_sample_and_the_next
     for part in ("gpt2-demo", "sample", "tokens/s", "checkpoints", "try next: python -m flashtrain mode=generate"):
         assert part in done.stdout, part
     assert "124M" not in done.stdout
-
-
-@pytest.mark.integration
-def test_resume_auto_goes_on_in_the_folder_of_the_unfinished_run(tiny_runs: TinyRuns, tmp_path) -> None:
-    script = tmp_path / "stop_after_three.py"
-    script.write_text(
-        "import os, signal, pytorch_lightning as pl, flashtrain\n"
-        "class Stop(pl.Callback):\n"
-        "    def on_train_batch_end(self, trainer, *_):\n"
-        "        if trainer.global_step == 3: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "flashtrain.register('callback', 'stop')(lambda settings: Stop())\n"
-        "flashtrain.main()\n"
-    )
-    words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
-    }
-    stopped = subprocess.run(
-        [sys.executable, str(script), *words, "trainer.callbacks=[stop]"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert stopped.returncode == 143, stopped.stdout + stopped.stderr
-    assert "resume=" in stopped.stdout
-    done = tiny_runs.command(f"output={tmp_path / 'runs'}", "resume=auto")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = (tmp_path / "runs" / "gpt2").iterdir()
-    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.integration
@@ -132,11 +92,9 @@ def one_process(tiny_runs: TinyRuns) -> dict[str, float]:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes as Linux has them")
 def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyRuns, tmp_path) -> None:
     words = tiny_runs.settings_words("trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
-    }
-    first = subprocess.Popen([sys.executable, "-m", "flashtrain", *words], env=environment, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "flashtrain", *words], env=checkout_environment(), stderr=subprocess.DEVNULL
+    )
     children = Path(f"/proc/{first.pid}/task/{first.pid}/children")
     rank: list[str] = []
 

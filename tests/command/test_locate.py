@@ -33,11 +33,6 @@ def recipe(folder: Path, name: str, text: str = "# a recipe\ncontext: 8\n") -> P
     return file
 
 
-def test_a_checkout_has_its_folders_beside_the_package():
-    assert places.conf_folder() == CHECKOUT / "conf"
-    assert places.recipes_folder() == CHECKOUT / "recipes"
-
-
 def test_a_bare_pythonpath_finds_the_folders_from_any_working_directory(tmp_path: Path):
     code = "from flashtrain.files.shipped import *; print(conf_folder()); print(recipes_folder())"
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}

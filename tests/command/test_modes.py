@@ -19,20 +19,6 @@ def run_mode(*words: str) -> int:
     return modes.run_mode(settings)
 
 
-def test_generate_prints_the_prompt_and_what_follows_it(trained, capsys) -> None:
-    assert run_mode("mode=generate", f"checkpoint={trained}", 'prompt="the quick"', "generate.tokens=5") == 0
-    assert capsys.readouterr().out.startswith("the quick")
-
-
-def test_evaluate_finds_the_loss_that_the_run_reported(trained, caplog) -> None:
-    with caplog.at_level("INFO"):
-        assert run_mode("mode=evaluate", f"checkpoint={trained / 'checkpoints' / 'last.ckpt'}") == 0
-    import json
-
-    reported = json.loads((trained / "summary.json").read_text())["validation_loss"]
-    assert f"held-out loss {reported:.4f}" in caplog.text
-
-
 def test_an_export_has_the_tokenizer_that_the_model_was_trained_with(trained) -> None:
     transformers = pytest.importorskip("transformers")
     assert run_mode("mode=export", f"checkpoint={trained}") == 0
@@ -63,11 +49,6 @@ def test_an_export_that_ends_midway_leaves_nothing(trained, monkeypatch, problem
 def test_a_temperature_that_is_no_finite_number_is_refused_as_a_setting(trained) -> None:
     with pytest.raises(UserError, match=r"generate\.temperature="):
         modes.settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", "generate.temperature=nan"])
-
-
-def test_a_mode_that_needs_a_checkpoint_says_so() -> None:
-    with pytest.raises(UserError, match=r"mode=generate needs checkpoint=\.\.\."):
-        modes.settings_from_checkpoint(["mode=generate"])
 
 
 def test_a_misspelt_setting_is_refused_in_these_modes_too(trained) -> None:

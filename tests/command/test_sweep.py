@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import filelock
 import pytest
 import torch
-from tiny_runs import ROOT, TinyRuns
+from tiny_runs import TinyRuns, checkout_environment
 
 from flashtrain.command import sweep
 from flashtrain.errors import UserError
@@ -196,14 +195,10 @@ def test_a_killed_sweep_takes_its_job_along_and_goes_on_to_the_same_weights(
         "flashtrain.main()\n"
     )
     words = tiny_runs.settings_words(f"output={tmp_path / 'runs'}", "trainer.callbacks=[kill]", "trainer.steps=6,4")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
-    }
 
     def run(*extra: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(script), "-m", *extra, *words]
-        return subprocess.run(command, env=environment, capture_output=True, text=True)  # until all end
+        return subprocess.run(command, env=checkout_environment(), capture_output=True, text=True)  # until all end
 
     killed = run()
     assert killed.returncode == -signal.SIGKILL

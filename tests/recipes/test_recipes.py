@@ -11,7 +11,7 @@ from tiny_runs import each
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.files.shipped import recipe_description, recipe_files
+from flashtrain.files.shipped import recipe_files
 from flashtrain.report.__main__ import main as report
 from flashtrain_recipes.context_study import run_study
 
@@ -24,11 +24,6 @@ BERTS = ["bert", "bert-lamb", "bert-speed", "finetune", "long-document"]
 CHATS = ["sft"]
 # What keeps a recipe that does more than one thing to its smallest.
 SMALLEST = {"gpt2-long": ("lengths.contexts=[64]", "lengths.windows=2"), "gpt2-speed": ("benchmark.batches=[1]",)}
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_its_first_line_says_what_it_does(recipe: str) -> None:
-    assert len(recipe_description(recipe_files()[recipe])) > 10
 
 
 def run(words: list[str], folder: Path) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -217,34 +216,3 @@ def test_few_points_are_named_at_the_axis_and_losses_start_at_zero_where_that_is
     assert accuracy.get_ylim()[0] == 0
     assert lowest(3.3, 3.5) == pytest.approx(3.276)  # from zero it would be a flat line
     assert lowest(-1, 4) < -1
-
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-
-
-@pytest.mark.integration
-@pytest.mark.skipif(BROWSER is None, reason="looks at the page in a browser")
-def test_a_browser_shows_the_page_and_runs_nothing_in_it(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", {**ROW, "model": EVIL})
-    (run / "sample.txt").write_text(f"</pre>{EVIL}")
-    write_page(run)
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--window-size=1280,1600",
-    ]
-    flags += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'seen.png'}"]
-    subprocess.run([str(BROWSER), *flags, (run / "report.html").as_uri()], check=True, capture_output=True)
-    seen = Image.open(tmp_path / "seen.png").convert("RGB")
-    assert seen.width == 1280
-    blue, orange = (11, 111, 184), (213, 94, 0)  # the curves' first two colours: training and held-out loss
-    colours = {colour for _, colour in seen.getcolors(2**24) or ()}
-    assert {blue, orange} <= colours
-    dumped = subprocess.run(
-        [str(BROWSER), *flags[:-1], "--dump-dom", (run / "report.html").as_uri()],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert "<title>owned</title>" not in dumped.stdout
-    assert "Settings that differ" in dumped.stdout

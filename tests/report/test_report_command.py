@@ -88,7 +88,6 @@ def test_insert_and_check_a_readme(result: Path, tmp_path: Path, capsys: pytest.
     [
         (["--columns", "contxt"], "unknown column 'contxt'. Did you mean 'context'?"),
         (["--figure", "contxt"], "unknown figure 'contxt'. Did you mean 'context'?"),
-        (["--y", "msu"], "unknown column 'msu'"),
         (["/no/such/file.json"], "No such file or directory: '/no/such/file.json'"),
     ],
 )

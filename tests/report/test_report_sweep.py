@@ -4,10 +4,8 @@ import io
 import json
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
-from flashtrain.errors import UserError
 from flashtrain.report import report_sweep
 from flashtrain.report.sweep import override_values, sweep_table, varied_keys, with_overrides
 
@@ -141,8 +139,3 @@ def test_a_sweep_in_which_nothing_ran_is_a_table_without_a_figure(tmp_path: Path
     out = io.StringIO()
     assert set(report_sweep(tmp_path, Console(file=out))) == {"csv", "markdown"}
     assert "no summary" in out.getvalue()
-
-
-def test_a_folder_without_jobs_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="no run has left"):
-        report_sweep(tmp_path)

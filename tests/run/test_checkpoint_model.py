@@ -100,25 +100,12 @@ def test_a_run_and_its_checkpoint_are_starts(trained) -> None:
         assert torch.equal(model.token_embedding.weight, saved["model.token_embedding.weight"])
 
 
-@pytest.mark.integration
-def test_training_goes_on_from_a_run_at_twice_its_context(tiny_runs: TinyRuns, trained) -> None:
-    words = (f"weights={trained}", "context=64", "model.interpolate_positions=true", "trainer.steps=1")
-    status, folder = tiny_runs.run("longer", *words)
-    assert status == 0
-    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["flashtrain"]["shape"]["context"] == 64
-
-
 def test_a_trained_model_is_evaluated_past_its_context_only_when_asked(trained) -> None:
     longer = compose_settings(["recipe=gpt2", "context=100"])
     with pytest.raises(UserError, match=r"context=100 is longer than the 32 positions"):
         load_trained(str(trained), attention="sdpa", settings=longer)
     longer.model.interpolate_positions = True
     assert load_trained(str(trained), attention="sdpa", settings=longer).model.config.context == 100
-
-
-def test_weights_for_another_tokenizer_are_refused(hugging_face) -> None:
-    with pytest.raises(UserError, match=r"know 257 tokens and the tokenizer makes 300"):
-        start(f"weights={hugging_face}", "context=64", vocab_size=300)
 
 
 def test_stretching_needs_something_trained() -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, wait_for
+from tiny_runs import ROOT, checkout_environment, wait_for
 
 from flashtrain.run import job_process
 from flashtrain.run.job_process import PARENT, JobProcesses, end_with_parent
@@ -49,10 +49,9 @@ def is_alive(process: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_job_saves_and_ends_when_its_command_is_killed_or_told_to_end(tmp_path: Path, number) -> None:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT_SCRIPT, str(tmp_path), JOB],
-        env={**os.environ, "PYTHONPATH": path},
+        env=checkout_environment(),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,  # no terminal whose Ctrl-C would reach the job by itself

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import hypothesis
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.modes import settings_from_checkpoint
@@ -56,12 +53,6 @@ def test_a_new_run_folder_is_empty_and_below_its_parent(tmp_path) -> None:
     folder = new_run_folder(tmp_path / "runs" / "gpt2")
     assert folder.parent == tmp_path / "runs" / "gpt2"
     assert not list(folder.iterdir())
-
-
-def test_slurm_ranks_share_a_folder_named_by_the_job(tmp_path, monkeypatch) -> None:
-    for name, value in {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert new_run_folder(tmp_path) == new_run_folder(tmp_path) == tmp_path / "slurm-77-0"
 
 
 def test_a_run_folder_gives_its_last_checkpoint_to_go_on_and_its_best_to_use(tmp_path) -> None:
@@ -127,14 +118,6 @@ def test_every_text_comes_back_from_config_yaml_as_it_was(tmp_path, text) -> Non
     assert read_settings(tmp_path) == settings
 
 
-@given(st.text())
-@hypothesis.settings(max_examples=40)
-def test_any_text_comes_back_from_config_yaml_as_it_was(tmp_path_factory, text) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    write_config(with_text(text), folder)
-    assert read_settings(folder) == with_text(text)
-
-
 def with_text(text: str) -> Settings:
     settings = Settings(prompt=text, output=text, demo={"prompt": text})
     settings.data.path = text
@@ -159,18 +142,10 @@ def test_nothing_is_looked_up_for_a_config_yaml_from_elsewhere(tmp_path, monkeyp
         assert settings.prompt == "${oc.env:SECRET}"
 
 
-OTHER_CONFIGS = {
-    "wrong types": "context: [1]\nmodel: 3",
-    "other settings": "nonsense: 1",  # a run of an earlier version, say
-    "interpolation": "context: ${seed}",
-}
-
-
-@pytest.mark.parametrize("content", OTHER_CONFIGS)
-def test_a_run_of_other_settings_is_named_in_one_line_and_passed_over(tmp_path, caplog, content) -> None:
+def test_a_run_of_other_settings_is_named_in_one_line_and_passed_over(tmp_path, caplog) -> None:
     wanted = leave_run(tmp_path, "2026-01-01_00-00-00", [])
     other = leave_run(tmp_path, "2026-01-02_00-00-00", [])
-    (other / "config.yaml").write_text(OTHER_CONFIGS[content])
+    (other / "config.yaml").write_text("nonsense: 1")  # a run of an earlier version, say
     with pytest.raises(UserError, match=r"config\.yaml"):
         read_settings(other)
     settings = compose_settings(["recipe=gpt2"])

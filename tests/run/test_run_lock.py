@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import filelock
 import pytest
-from tiny_runs import ROOT, TinyRuns
+from tiny_runs import TinyRuns, checkout_environment
 
 from flashtrain.__main__ import _command, main
 from flashtrain.command.compose import compose_settings
@@ -38,13 +37,12 @@ class Other:
             "import sys, pathlib; from flashtrain.folders.run_lock import hold\n"
             f"hold(pathlib.Path({str(folder)!r})); print('held', flush=True); sys.stdin.read()"
         )
-        path = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
         self.process = subprocess.Popen(
             [sys.executable, "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=checkout_environment(),
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "held\n"
@@ -89,21 +87,6 @@ def test_resume_auto_passes_over_a_run_that_lives(live: Path, tmp_path: Path, ca
     leave_unfinished(older)
     assert find_unfinished(live.parent, settings, take=True) == older
     let_go(older)
-
-
-def test_where_every_unfinished_run_lives_resume_auto_takes_a_new_folder(live: Path) -> None:
-    settings = compose_settings(["recipe=gpt2", "seed=7"])
-    folder = unfinished_or_new(live.parent, settings)
-    assert folder != live
-    let_go(folder)
-
-
-def test_a_job_in_a_folder_that_is_held_changes_nothing_there(live: Path, tiny_runs: TinyRuns, monkeypatch) -> None:
-    before = {path.name: path.read_bytes() for path in live.iterdir() if path.is_file()}
-    monkeypatch.setattr(tiny_runs, "folder", live.parent)
-    status, _ = tiny_runs.run(live.name, "resume=auto")
-    assert status == 2
-    assert {path.name: path.read_bytes() for path in live.iterdir() if path.is_file()} == before
 
 
 def test_hydra_run_dir_of_a_run_that_lives_is_refused_before_hydra_writes_there(live: Path, monkeypatch) -> None:

@@ -13,7 +13,6 @@ from flashtrain.command import modes
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
-from flashtrain.registry import registered
 from flashtrain.spec import task_of
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
@@ -110,17 +109,6 @@ def test_conversations_must_be_somewhere(runs, word, told):
         make_data(compose_settings(runs.settings_words(word)), detect_hardware("cpu")).setup()
 
 
-def test_the_recipe_trains_the_answers_of_a_models_own_template():
-    settings = compose_settings(["recipe=sft"])
-    assert (settings.model.name, settings.data.source, settings.data.tokenizer) == (
-        "huggingface",
-        "chat",
-        "huggingface",
-    )
-    assert settings.data.document_mask
-    assert settings.data.train_on == "assistant"
-
-
 @pytest.mark.slow  # processes of their own
 @pytest.mark.parametrize(
     "devices", ["trainer.devices=2", "trainer.devices=2 context_parallel=2", "trainer.devices=4 context_parallel=2"]
@@ -139,7 +127,6 @@ def logged_losses(folder: Path) -> list[float]:
     return [row[name] for name in ("train_loss", "validation_loss") for row in rows if name in row]
 
 
-@pytest.mark.skipif("huggingface" not in registered("model"), reason="there is no model=huggingface yet")
 @pytest.mark.parametrize("adapter", ["null", "lora"])
 def test_the_recipe_trains_evaluates_and_exports_a_transformers_model(runs, tmp_path, adapter, caplog):
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM

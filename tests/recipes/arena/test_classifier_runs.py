@@ -145,12 +145,6 @@ def test_a_finished_run_that_is_resumed_keeps_its_row(curriculum: TinyRuns) -> N
     assert summary(folder) == before
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_what_differs(curriculum: TinyRuns, finished) -> None:
-    status, folder = curriculum.run("other", f"resume={finished}", "classifier.embed=32")
-    assert status == 2
-    assert "embed is 16 there and 32 here" in summary(folder)["error"]
-
-
 def test_a_stage_may_pre_train_on_pixels_alone(curriculum: TinyRuns) -> None:
     stages = "curriculum.stages=[{side:24,steps:3,classification_weight:0},{side:24,steps:3,masked_weight:0}]"
     status, folder = curriculum.run("pixels", stages, "sequence.batch=4")
@@ -286,11 +280,9 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         (("curriculum.stages=[{side:24,steps:2,epochs:2}]",), "epochs"),
         (("curriculum.stages=[{side:24,learning_rate:0}]",), "learning_rate"),
         (("curriculum.stages=[{sides:24}]",), "sides"),
-        (("curriculum.stages=[{side:24,until:0}]",), r"stages\[0\].until"),
         (("curriculum.stages=[{side:24,until:90}]",), "until"),
         (("curriculum.stages=[{side:24,until:0.9,classification_weight:0}]",), "until"),
         (("curriculum.stages=[{side:24,contour:7..3}]",), "contour=7..3"),
-        (("curriculum.stages=[{side:24,contour:3..99}]",), "contour"),
         (("curriculum.stages=[{side:24,contour:3...9}]",), "3..14"),
         (("pathfinder.contour=3..9",), "contour"),
         (("curriculum.stages=[{side:24,schedule:cosin}]",), "cosine"),

@@ -79,7 +79,6 @@ def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
     [
         (("recipe=pathx", "trainer.steps=10"), r"trainer\.steps changes nothing: .* its own steps or epochs"),
         (("recipe=pathx", "pathfinder.side=64"), r"pathfinder\.side changes nothing"),
-        (("recipe=lra-pathfinder", "hardware.demo=always", "trainer.steps=10"), r"trainer\.steps changes nothing"),
     ],
 )
 def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, message) -> None:

@@ -83,16 +83,6 @@ def test_the_rows_that_a_peer_leads_come_first_and_no_case_comes_twice() -> None
     assert set(AS_CALLED) <= set(IMPLEMENTATIONS)
 
 
-def test_features_and_caches_are_those_that_the_tables_have() -> None:
-    features = [c for c in PUBLISHED if c.part == "features"]
-    assert {c.features for c in features} == {"", "softcap 30", "sinks", "ALiBi", "deterministic"}
-    assert {(c.seqlen_q, c.dropout) for c in features if c.dropout} == {(16384, 0.1), (512, 0.1)}
-    assert (96, 128) in {(c.head_dim, c.beside) for c in features}
-    caches = [c for c in PUBLISHED if c.part == "decoding"]
-    assert {(c.batch, c.page) for c in caches} == {(batch, page) for batch in (1, 8, 16) for page in (0, 256)}
-    assert {(c.heads, c.kv_heads, c.seqlen_q, c.seqlen_k) for c in caches} == {(32, 8, 1, 131072)}
-
-
 def test_a_row_has_the_calls_own_time_and_the_processors() -> None:
     rows, _ = measure(SMALL, Named("a"))
     assert [(row["part"], row["direction"], row["milliseconds"], row["host_us"]) for row in rows] == [

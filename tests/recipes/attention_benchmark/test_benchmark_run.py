@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from tiny_runs import ROOT
+from tiny_runs import checkout_environment
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job, settle
@@ -119,12 +119,8 @@ def test_a_killed_run_has_lost_nothing(tmp_path) -> None:
         "import flashtrain\n"
         "flashtrain.main()\n"
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")]),
-    }
     command = [sys.executable, str(script), *WORDS, f"output={tmp_path}"]
-    assert subprocess.run(command, env=environment, capture_output=True).returncode == -signal.SIGKILL
+    assert subprocess.run(command, env=checkout_environment(), capture_output=True).returncode == -signal.SIGKILL
     (result,) = tmp_path.glob("attention-benchmark/*/result.json")
     assert len(read_result(result).rows) == 6
 

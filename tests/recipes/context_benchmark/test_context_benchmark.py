@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
-from tiny_runs import ROOT, flashtrain_command
+from tiny_runs import checkout_environment, flashtrain_command
 
 from flashtrain.distributed.context.ways import traffic
 from flashtrain.report import read_result
@@ -28,8 +27,7 @@ def runs(tmp_path_factory, worker_id) -> Path:
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         if not (folder / "codes.json").is_file():
-            paths = os.pathsep.join([str(ROOT), str(ROOT / "recipes"), str(ROOT / "kernels")])
-            variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            variables = {**checkout_environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
             script = Path(__file__).parent / "context_runs.py"
             command = [sys.executable, str(script), str(folder)]
             done = subprocess.run(command, env=variables, capture_output=True, text=True)

@@ -135,8 +135,3 @@ def test_the_mode_leaves_a_table_and_rows_for_a_model_that_knows_nothing(trained
     result = read_result(trained / "passkey" / "result.json")
     assert [(row["length"], row["depth"], row["accuracy"]) for row in result.rows] == [(400, 0.0, 0.0), (400, 1.0, 0.0)]
     assert f"mode=passkey checkpoint={trained} passkey.lengths=[400]" in result.command
-
-
-def test_a_length_past_learned_positions_is_refused_unless_they_are_stretched(trained) -> None:
-    with pytest.raises(UserError, match=r"context=400 is longer than the 32 positions .*interpolate_positions=true"):
-        run_mode(f"checkpoint={trained}", "passkey.lengths=[400]")

@@ -22,17 +22,12 @@ from flashtrain_recipes.step_benchmark.contenders import (
     hugging_face_gpt2,
     hugging_face_loss,
 )
-from flashtrain_recipes.step_benchmark.plain_training import PlainGPT, PlainTrainable
+from flashtrain_recipes.step_benchmark.plain_training import PlainGPT, PlainTrainable, copy_weights
 from flashtrain_recipes.step_benchmark.training_step import StepCase, TrainingStep, usual_step
 
 CPU = torch.device("cpu")
 # as many rows as tokens: transformers' GPT-2 and the plain one know no rows that stand for nothing
 CASE = StepCase("demo", 24, "fp32", vocab_size=64, vocab_rows=64)
-PLAIN_NAMES = {
-    "token_embedding": "tokens", "position_embedding": "positions", "final_norm": "norm", "attention_norm": "norm1",
-    "attention.qkv": "qkv", "attention.output": "out", "feed_forward_norm": "norm2", "feed_forward.up": "up",
-    "feed_forward.down": "down",
-}  # fmt: skip
 
 
 def our_model() -> GPT2:
@@ -43,20 +38,6 @@ def our_model() -> GPT2:
     return model
 
 
-def plain_model(ours: GPT2, attention: str) -> PlainGPT:
-    shape = ours.config
-    sizes = {name: getattr(shape, name) for name in ("layers", "heads", "embed", "context", "vocab_rows")}
-    model = PlainGPT(**sizes, attention=attention).double()
-    state = {}
-    for name, tensor in ours.state_dict().items():
-        # longest first: feed_forward_norm before feed_forward
-        for theirs in sorted(PLAIN_NAMES, key=len, reverse=True):
-            name = name.replace(theirs, PLAIN_NAMES[theirs])
-        state[name] = tensor
-    model.load_state_dict(state)
-    return model
-
-
 def loss_and_gradient(loss: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
     return loss.detach(), torch.autograd.grad(loss, embedding)[0]
 
@@ -64,7 +45,9 @@ def loss_and_gradient(loss: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("attention", ["sdpa", "standard"])
 def test_plain_pytorch_computes_what_flashtrain_does(attention: str) -> None:
     ours = our_model()
-    plain = plain_model(ours, attention)
+    plain = PlainGPT.of(ours.config, attention).double()
+    with torch.no_grad():
+        copy_weights(ours, plain)
     tokens, labels = CASE.draw(3, CPU, seed=1)
     expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
     found = loss_and_gradient(plain.loss(tokens, labels), plain.tokens.weight)

@@ -46,14 +46,6 @@ def test_the_first_reviews_of_what_is_held_out_are_of_both_kinds(tmp_path) -> No
         assert 4 < int(first.sum()) < 20
 
 
-def test_reviews_are_read_from_jsonl(tmp_path) -> None:
-    for part in ("train", "test"):
-        rows = [{"text": f"film {number}", "label": number % 2} for number in range(5)]
-        (tmp_path / f"{part}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    source = ByteText(tmp_path, length=64, validation=1, cache_dir=tmp_path / "cache")
-    assert len(source.split("train")) == 4
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_all_shards_of_a_table_are_read_in_the_order_of_their_names(tmp_path, suffix) -> None:
     names = ["train-00001-of-00002", "train-00000-of-00002", "test-00000-of-00001"]
