@@ -146,15 +146,18 @@ class ShardWriter:
 
     def start(self, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor], path: Path, generation: str) -> None:
         """Begin to write `generation` of the checkpoint `path`; finish() comes before the next one."""
-        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
         self.finish()
+        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if self._stager is None:
-            on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-            self._stager = DefaultStager(StagingOptions(on_gpu, False, False, on_gpu))
+            # What the public DefaultStager uses, and torch 2.11's closes: its second call ends in a KeyError.
+            self._stager = StateDictStager(pin_memory=on_gpu)
             if torch.distributed.is_initialized():  # the thread's messages must not come between the training's
                 self._group = torch.distributed.new_group(backend="gloo")
-        staged = self._stager.stage(tensors)
+        staged = self._stager.stage(tensors, non_blocking=on_gpu)
+        if on_gpu:
+            torch.cuda.synchronize()
         values = io.BytesIO()
         torch.save(dict(plain), values)
         self._running = self._thread.submit(self._write, values.getvalue(), staged, path, generation)
