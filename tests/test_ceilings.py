@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,23 +10,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 34_400,
-    "flashtrain/command": 1_900,
-    "flashtrain/data": 7_600,
-    "flashtrain/distributed": 3_450,
-    "flashtrain/files": 550,
-    "flashtrain/folders": 450,
-    "flashtrain/integrations": 4_250,
-    "flashtrain/models": 3_500,
-    "flashtrain/report": 1_950,
-    "flashtrain/run": 550,
-    "flashtrain/settings": 1_000,
-    "flashtrain/tasks": 4_600,
-    "flashtrain/training": 3_850,
-    "kernels/flashtrain_kernels": 15_200,
-    "recipes/flashtrain_recipes": 16_050,
-    "tests": 45_700,
+    "flashtrain": 32_500,
+    "flashtrain/command": 1_850,
+    "flashtrain/data": 7_250,
+    "flashtrain/distributed": 3_300,
+    "flashtrain/files": 520,
+    "flashtrain/folders": 440,
+    "flashtrain/integrations": 4_080,
+    "flashtrain/models": 3_390,
+    "flashtrain/report": 1_890,
+    "flashtrain/run": 540,
+    "flashtrain/settings": 950,
+    "flashtrain/tasks": 4_370,
+    "flashtrain/training": 3_680,
+    "kernels/flashtrain_kernels": 14_600,
+    "recipes/flashtrain_recipes": 15_400,
+    "tests": 42_000,
 }
+RAISES = 460  # of flashtrain: no new guard without a user's report
 
 
 def rooms() -> set[str]:
@@ -45,3 +47,8 @@ def test_every_room_has_a_ceiling() -> None:
 @pytest.mark.parametrize("room", CEILINGS)
 def test_no_room_is_above_its_ceiling(room: str) -> None:
     assert lines_in(room) <= CEILINGS[room]
+
+
+def test_no_more_is_refused_than_users_reported() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "flashtrain").rglob("*.py")]
+    assert sum(len(re.findall(r"^\s+raise ", text, re.MULTILINE)) for text in texts) <= RAISES
