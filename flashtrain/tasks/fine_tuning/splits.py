@@ -118,8 +118,7 @@ def make_source(
     else:
         check_trainable(rows, asked)
         parts = _parts(rows, asked)
-    texts = [row[0] if isinstance(row[0], str) else " ".join(row[0]) for row in parts["train"]]
-    known = tokenizer or _tokenizer(data, texts)
+    known = tokenizer or _tokenizer(data, parts["train"])
     names = tuple(label_names) if label_names is not None else _names_in(rows["train"])
     if asked.target == "class":
         _check_single(parts)
@@ -239,14 +238,15 @@ def _parts(rows: dict[str, list[Any]], asked: FineTuningSettings) -> dict[str, l
     return {name: rows[name][: getattr(asked, name)] for name in SPLITS if name in rows}
 
 
-def _tokenizer(data: DataSettings, texts: list[str]) -> Tokenizer:
+def _tokenizer(data: DataSettings, rows: Sequence[Any]) -> Tokenizer:
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.tokenizer == "gpt2":
         return gpt2_tokenizer(vocab=data.vocab, merges=data.merges)
     if data.tokenizer != "bpe":
         return huggingface_tokenizer(data.tokenizer)
-    return BPETokenizer.train(iter(texts), data.vocab_size)
+    texts = (row[0] if isinstance(row[0], str) else " ".join(row[0]) for row in rows)
+    return BPETokenizer.train(texts, data.vocab_size)
 
 
 def _names_in(rows: Sequence[Any]) -> tuple[str, ...]:
