@@ -7,7 +7,7 @@ catches it as the ValueError it is.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 LONGEST_LINE = 2000  # characters of a UserError: a file's own line may be in it
 
@@ -44,6 +44,13 @@ def first_line(error: BaseException, longest: int = 300) -> str:
     """What an exception says in its first line, without the period at its end; its type where it says nothing."""
     words = str(error).strip().split("\n", 1)[0].split()
     return " ".join(words)[:longest].rstrip(".") or type(error).__name__
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that led to it, the latest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class RunFailed(Exception):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
-from flashtrain.errors import RunFailed, UserError
+from flashtrain.errors import RunFailed, UserError, causes
 from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.disk import write_atomically
 
@@ -25,9 +24,9 @@ def note_log(error: BaseException, log: Path) -> None:
 def say_failure(error: BaseException) -> int:
     """Print the line, and return the exit status: 2 for a mistake of the user's, 3 where memory ran out, 130 after
     Ctrl-C, 1 for anything else."""
-    if any(isinstance(one, KeyboardInterrupt) for one in _causes(error)):  # which libraries raise other errors over
-        told = str(error) if isinstance(error, KeyboardInterrupt) else ""
-        return _say(told or "stopped by Ctrl-C", INTERRUPTED)
+    if any(isinstance(one, KeyboardInterrupt) for one in causes(error)):  # which libraries raise other errors over
+        message = str(error) if isinstance(error, KeyboardInterrupt) else ""
+        return _say(message or "stopped by Ctrl-C", INTERRUPTED)
     if isinstance(error, SystemExit):
         raise error
     if isinstance(error, UserError | RunFailed):
@@ -39,12 +38,6 @@ def say_failure(error: BaseException) -> int:
 def _say(line: str, status: int) -> int:
     print(f"flashtrain: {line}", file=sys.stderr, flush=True)
     return status
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _log(error: BaseException) -> str:

@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flashtrain.errors import causes
+
 UNFINISHED = ".unfinished"  # ends the name of a file that is still being written
 
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
     """The operating system's errors among this one and those that led to it, the latest first: torch.save, say, wraps
     some of them in a RuntimeError."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError):
-            yield seen
-        seen = seen.__cause__ or seen.__context__
+    return (one for one in causes(error) if isinstance(one, OSError))
 
 
 @contextmanager
