@@ -98,10 +98,11 @@ def wait_for_change(checkpoints: Path, processes: list[Any]) -> None:
 
 def files_of(folder: Path) -> dict[str, tuple[int, int]]:
     found = {}
-    for path in folder.rglob("*") if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):
-            about = path.stat()
-            found[str(path)] = about.st_size, about.st_mtime_ns
+    for inside, folders, files in os.walk(folder):  # passes over folders that have gone; Path.rglob does not
+        for path in (Path(inside, name) for name in folders + files):
+            with contextlib.suppress(FileNotFoundError):
+                about = path.stat()
+                found[str(path)] = about.st_size, about.st_mtime_ns
     return found
 
 
