@@ -142,7 +142,7 @@ class ChatDataModule(TextDataModule):
         return int(self.documents[1].lengths.sum())
 
     @property
-    def held_out_rows(self) -> int:
+    def held_out_samples(self) -> int:
         """Rows of each validation, over all devices, were they all full."""
         return -(-int(self._validated().lengths.sum()) // self.context)
 

@@ -231,7 +231,7 @@ class TextDataModule(ResumableDataModule):
         return self.split.validation.tokens if self.split.validation is not None else 0
 
     @property
-    def held_out_rows(self) -> int:
+    def held_out_samples(self) -> int:
         """Rows of each validation, over all devices."""
         held_out = self.split.validation
         return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
@@ -241,7 +241,7 @@ class TextDataModule(ResumableDataModule):
         held_out = self.split.validation if self.validation_fraction == 1 else None
         if isinstance(held_out, Spans):
             return {"documents": len(held_out.begins), "tokens": held_out.tokens}
-        return {"tokens": self.held_out_rows * self.context}
+        return {"tokens": self.held_out_samples * self.context}
 
     def describe(self) -> str:
         """The corpus in one line: source, tokenizer, counts, and where the tokens lie. Needs setup()."""

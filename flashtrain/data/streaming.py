@@ -107,7 +107,7 @@ class StreamingDataModule(TextDataModule):
         return sum(map(len, self._held_out))
 
     @property
-    def held_out_rows(self) -> int:
+    def held_out_samples(self) -> int:
         return min(self.validation_samples, len(self._held_out_samples())) if self._held_out else 0
 
     @property

@@ -59,6 +59,7 @@ class Column:
 
 # In the order in which a table shows them when nobody chooses.
 COLUMNS: dict[str, Column] = {
+    "best": Column("best"),
     "run": Column("run"),
     "recipe": Column("recipe"),
     "implementation": Column("implementation"),
@@ -90,6 +91,7 @@ COLUMNS: dict[str, Column] = {
     "train_loss_first": Column("first training loss", loss),
     "train_loss": Column("training loss", loss),
     "validation_loss": Column("validation loss", loss),
+    "held_out_samples": Column("held-out samples", grouped),
     "perplexity": Column("perplexity", loss),
     "perplexity_low": Column("95% from", loss),
     "perplexity_high": Column("95% to", loss),

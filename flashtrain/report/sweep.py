@@ -11,12 +11,33 @@ from rich.console import Console
 
 from flashtrain.files.disk import write_atomically
 from flashtrain.report.figures import sweep_figure
-from flashtrain.report.rows import Row, collect_summaries, values_of
+from flashtrain.report.formats import heading
+from flashtrain.report.rows import Row, collect_summaries, has_failed, values_of
 from flashtrain.report.table import Table, constants, make_table, markdown_text
 
 # What tells runs apart; a column of the table where it differs, a part of the caption where it does not.
 _IDENTITY = ("recipe", "implementation", "model", "attention", "context", "batch")
-_MEASURES = ("train_loss", "validation_loss", "tokens_per_second", "mfu", "peak_memory_gib", "seconds")
+# The jobs are ranked by the first of these that one of them has, the larger or the smaller first.
+_SCORES = {
+    "micro_f1": True,
+    "accuracy": True,
+    "validation_accuracy": True,
+    "validation_loss": False,
+    "train_loss": False,
+    "tokens_per_second": True,
+}
+_MEASURES = (
+    "train_loss",
+    "validation_loss",
+    "validation_accuracy",
+    "accuracy",
+    "micro_f1",
+    "tokens_per_second",
+    "mfu",
+    "peak_memory_gib",
+    "seconds",
+)
+_COUNTS = ("steps", "held_out_samples")  # behind the figures, so columns only where they differ
 # They follow from another setting, or differ without anyone having asked.
 _NO_LINE_OF_ITS_OWN = ("batch", "run")
 _NOT_SETTINGS = ("hydra.", "logger.", "output")
@@ -26,8 +47,9 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str
     """Print the table of a sweep's jobs and write sweep.csv, sweep.md and sweep.png into its folder.
 
     Columns: what differs among the jobs (context, model, ..., and every override that has several values), then what
-    was measured. Failed jobs stay in, with what went wrong. Returns the paths by "csv", "markdown" and "figure"; the
-    figure is left out where no job has anything to draw. Raises UserError when the folder holds no run.
+    was measured. The best job comes first, marked; failed jobs come last, with what went wrong. Returns the paths by
+    "csv", "markdown" and "figure"; the figure is left out where no job has anything to draw. Raises UserError when the
+    folder holds no run.
     """
     folder = Path(folder)
     rows = with_overrides(collect_summaries(folder))
@@ -46,11 +68,27 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str
 
 
 def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:
-    """The table of a sweep's rows: what differs, what was measured, and the rest in the title."""
+    """The table of a sweep's rows, the best first: what differs, what was measured, and the rest in the title."""
     varied = varied_keys(rows) if varied is None else varied
     measures = [key for key in _MEASURES if values_of(rows, key)]
-    same = constants(rows, [key for key in (*_IDENTITY, "steps", "device") if key not in varied])
-    return make_table(rows, [*(varied or ["run"]), *measures], title=", ".join(same))
+    measures += [key for key in _COUNTS if len(values_of(rows, key)) > 1 and key not in varied]
+    same = constants(rows, [key for key in (*_IDENTITY, *_COUNTS, "device") if key not in varied])
+    score = next((key for key in _SCORES if values_of(rows, key)), None)
+    if score is None:
+        return make_table(rows, [*(varied or ["run"]), *measures], title=", ".join(same))
+    return make_table(ranked(rows, score), ["best", *(varied or ["run"]), *measures], title=", ".join(same))
+
+
+def ranked(rows: Sequence[Row], score: str) -> list[Row]:
+    """The rows with the best `score` first, which has a "best" that names it; those without one last, as they came."""
+
+    def place(row: Row) -> tuple[bool, float]:
+        value = row.get(score)
+        lacks = has_failed(row) or value is None or value != value  # a loss may be NaN
+        return lacks, 0.0 if lacks else -value if _SCORES[score] else value
+
+    first, *others = sorted(rows, key=place)
+    return [{**first, "best": heading(score)}, *others] if not place(first)[0] else [first, *others]
 
 
 def with_overrides(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -137,6 +137,7 @@ def _fit(
             **planned_row(settings, hardware, overrides),
             "status": FINISHED,
             **prepared.row(trainer),
+            "held_out_samples": getattr(prepared.data, "held_out_samples", None),
             **memory_columns(prepared.batching),
             "seconds": round(time.time() - started, 1),
         }

@@ -151,7 +151,7 @@ def test_the_first_documents_are_held_out_and_never_trained_on(data):
     assert held_out == set(list(FilesSource(module.source.path).documents())[: len(held_out)])
     assert 0 < module.validation_tokens <= 3 * 16 + 1 + 60
     rows = torch.cat([batch["tokens"] for batch in module.val_dataloader()])
-    assert len(rows) == module.held_out_rows == 3
+    assert len(rows) == module.held_out_samples == 3
     loader = module.train_dataloader()
     trained = set(texts_of(take(loader.batches.stream.documents(Place()), 2 * TOTAL)))
     assert len(trained) == TOTAL - len(held_out)

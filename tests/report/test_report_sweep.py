@@ -28,6 +28,7 @@ def job(number: int, **changes: object) -> dict:
         "mfu": 0.41,
         "peak_memory_gib": 30.0,
         "seconds": 70.0,
+        "held_out_samples": 512,
         "device": "NVIDIA H200",
         "versions": "torch 2.13.0",
         "status": "ok",
@@ -64,7 +65,7 @@ def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path):
     }
     assert all(path.stat().st_size > 0 for path in written.values())
     assert "8,192" in out.getvalue()
-    assert "| 8,192 | - | - | - | - | - | - | - | out of memory |" in written["markdown"].read_text(encoding="utf-8")
+    assert "| - | 8,192 | - | - | - | - | - | - | - | out of memory |" in written["markdown"].read_text()
 
 
 def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
@@ -77,8 +78,8 @@ def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
 
 def test_columns_are_what_varies_and_what_was_measured_and_the_title_has_the_rest():
     table = sweep_table(CONTEXTS)
-    assert table.columns[:2] == ("context", "batch")
-    assert table.columns[2:] == (
+    assert table.columns[:3] == ("best", "context", "batch")
+    assert table.columns[3:] == (
         "train_loss",
         "validation_loss",
         "tokens_per_second",
@@ -86,7 +87,25 @@ def test_columns_are_what_varies_and_what_was_measured_and_the_title_has_the_res
         "peak_memory_gib",
         "seconds",
     )
-    assert table.title == "recipe gpt2, model gpt2-124m, attention flash, steps 500, device NVIDIA H200"
+    assert table.title == (
+        "recipe gpt2, model gpt2-124m, attention flash, steps 500, held-out samples 512, device NVIDIA H200"
+    )
+
+
+def test_the_best_job_comes_first_and_is_marked_and_failed_ones_come_last():
+    losses = {0: 3.5, 1: float("nan"), 2: 3.1}
+    rows = [OUT_OF_MEMORY, *[job(i, context=1024 << i, validation_loss=loss) for i, loss in losses.items()]]
+    table = sweep_table(with_overrides(rows))
+    assert [row["run"] for row in table.rows] == ["2", "0", "3", "1"]
+    assert [row.get("best") for row in table.rows] == ["validation loss", None, None, None]
+    scores = {"0": 0.7, "1": 0.9}
+    table = sweep_table([job(int(i), context=1024 << int(i), accuracy=score) for i, score in scores.items()])
+    assert [row["run"] for row in table.rows] == ["1", "0"]
+
+
+def test_a_count_that_differs_is_a_column():
+    table = sweep_table([job(i, context=1024 << i, held_out_samples=512 >> i) for i in range(2)])
+    assert table.columns[-1] == "held_out_samples"
 
 
 def test_a_measure_that_no_job_has_is_no_column():
@@ -96,7 +115,7 @@ def test_a_measure_that_no_job_has_is_no_column():
 def test_an_override_with_several_values_is_a_column():
     rows = [job(i, overrides=f"context=1024 optimizer.learning_rate={rate}") for i, rate in enumerate((1e-3, 3e-4))]
     assert varied_keys(with_overrides(rows)) == ["optimizer.learning_rate"]
-    assert sweep_table(with_overrides(rows)).cells[1][0] == "0.0003"
+    assert sweep_table(with_overrides(rows)).cells[1][1] == "0.0003"
 
 
 def test_an_override_that_a_summary_column_already_shows_is_no_second_column():

@@ -135,7 +135,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     said += [epochs] if epochs else []
     if data.validation_tokens:
         asked, every = settings.data.validation_tokens, settings.trainer.validate_every
-        said.append(describe_validation(data.held_out_rows, asked, every, "data.validation_tokens"))
+        said.append(describe_validation(data.held_out_samples, asked, every, "data.validation_tokens"))
     task = make_task(settings, hardware, model, description)
     flops = model.flops_per_token(attended_context(settings))
     throughput = Throughput(flops, settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops)
