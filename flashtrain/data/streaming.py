@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.packing import Batch, PackedSamples, Spans
 from flashtrain.data.sources import TextSource, held_out
-from flashtrain.data.text_stream import Shard, StreamedBatches, StreamLoader, TextStream, shards_of
+from flashtrain.data.text_stream import Shard, StreamLoader, TextStream, shards_of
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
 from flashtrain.errors import UserError
@@ -43,7 +43,7 @@ class StreamingDataModule(TextDataModule):
         self._made: Tokenizer | None = None
         self._shards: list[Shard] = []
         self._held_out: list[np.ndarray] = []
-        self._left_out: tuple[int, ...] = ()
+        self._left_out: frozenset[str] = frozenset()
         self._stream_loader: StreamLoader | None = None
 
     def prepare_data(self) -> None:
@@ -55,37 +55,32 @@ class StreamingDataModule(TextDataModule):
         spec = self.tokenizer_spec
         self._made = make_tokenizer(spec, self.source) if isinstance(spec, TokenizerSpec) else spec
         self._shards = shards_of(self.source)
-        self._hold_out()
+        self._hold_out(self.source)
 
     def setup(self, stage: str | None = None) -> None:
         self.prepare_data()
 
-    def _hold_out(self) -> None:
-        """Take the documents that are named for it, or those of the text from the first shard on. All devices take the
-        same."""
-        other = held_out(self.source) if self.validation is None else self.validation
-        shards = self._shards if other is None else [other.documents]
+    def _hold_out(self, source: TextSource) -> None:
+        """Take the documents that are named for it, or the text's first, which are not trained on. All devices take
+        the same."""
+        named = held_out(source) if self.validation is None else self.validation
         wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0
-        size = cast(TextSource, self.source).approximate_bytes() if wanted else 0
-        room = float("inf") if size is None or other is not None else self.validation_fraction * size  # bytes
-        tokens = 0
-        left_out = [0] * len(shards)
-        for number, shard in enumerate(shards):
-            for text in shard():
-                if tokens >= wanted or room <= 0:
-                    break
-                left_out[number] += 1
-                room -= len(text.encode("utf-8", errors="replace"))
-                if text:
-                    self._held_out.append(as_document(self.tokenizer, self.tokenizer.encode_batch([text])[0]))
-                    tokens += len(self._held_out[-1])
+        size = source.approximate_bytes() if wanted and named is None else None
+        room = float("inf") if size is None else self.validation_fraction * size  # bytes
+        texts, tokens = [], 0
+        for text in (named or source).documents() if wanted else ():
             if tokens >= wanted or room <= 0:
                 break
+            room -= len(text.encode("utf-8", errors="replace"))
+            if text:
+                texts.append(text)
+                self._held_out.append(as_document(self.tokenizer, self.tokenizer.encode_batch([text])[0]))
+                tokens += len(self._held_out[-1])
         if tokens < self.context + 1:
             if wanted:
                 log.warning("the streamed text has no document to spare for validation with context=%s", self.context)
-            self._held_out, left_out = [], []
-        self._left_out = tuple(left_out) if other is None else ()
+            self._held_out, texts = [], []
+        self._left_out = frozenset(texts if named is None else ())
 
     @property
     def cache(self) -> TokenCache:
@@ -129,7 +124,9 @@ class StreamingDataModule(TextDataModule):
         world_size, rank = self._place()
         stream = TextStream(self._shards, self.tokenizer, self.seed, rank, world_size, self._left_out)
         self._stream_loader = StreamLoader(
-            StreamedBatches(stream, self.context, self.document_mask),
+            stream,
+            context=self.context,
+            document_mask=self.document_mask,
             batch_size=self.batch_size,
             total_steps=self.total_steps,
             accumulate=self.accumulate,

@@ -2,31 +2,33 @@
 
 B micro-batch on this device, S sequence (context).
 
-Each device reads its own files (or shards of a dataset) where there are enough, else every so many-th document. It goes
-through them in an order that follows from seed and epoch, in groups of documents that are read, tokenised and shuffled
-together. So a place in the stream is five numbers (Place), and a resumed run goes on with exactly the next token: what
-the shuffle buffer of datasets 5.2 holds is lost then, and its state is one device's.
+`datasets` reads the shards of a source, each device its own where there are enough, and says where it stands. The order
+of shards is ours, and so is that of the documents of a group, which are tokenised together: the shuffle buffer of
+datasets 5.2 loses its documents when a run is resumed. Its state is one device's: StreamLoader gathers those of all.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from flashtrain.data.hub_source import datasets_library
 from flashtrain.data.loader import align_batch_counts, epoch_order
 from flashtrain.data.packing import Batch, packed_batch
 from flashtrain.data.sources import TextSource
 from flashtrain.data.tokenizers import Tokenizer, as_document
 from flashtrain.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +40,14 @@ Shard = Callable[[], Iterator[str]]
 
 
 class Place(NamedTuple):
-    """Of the next token: the epoch; of the group of documents that it is in, the first one's shard (in the epoch's
-    order) and number there; how many documents of the group come before it; how many tokens of its own document."""
+    """Of the next token: the epoch; the number in it of the group of documents, and the state of `datasets` before
+    that (None: the epoch's beginning); how many documents of the group and tokens of the document come before it."""
 
     epoch: int = 0
-    shard: int = 0
-    document: int = 0
-    before: int = 0
+    group: int = 0
+    state: dict[str, Any] | None = None
+    documents: int = 0
     tokens: int = 0
-
-
-class Document(NamedTuple):
-    """ids: with what stands before and after a text. place: of its first token."""
-
-    ids: np.ndarray
-    place: Place
 
 
 def shards_of(source: TextSource) -> list[Shard]:
@@ -63,9 +58,9 @@ def shards_of(source: TextSource) -> list[Shard]:
 
 @dataclass
 class TextStream:
-    """The documents of one device, for ever. held_out: documents at the beginning of each shard that are left out.
+    """The documents of one device, for ever. held_out: texts that are left out.
 
-    Raises UserError where an epoch has no document for this device.
+    Raises UserError where an epoch has no document for this device, and where `datasets` is not installed.
     """
 
     shards: list[Shard]
@@ -73,96 +68,83 @@ class TextStream:
     seed: int
     rank: int = 0
     world_size: int = 1
-    held_out: tuple[int, ...] = ()
+    held_out: Collection[str] = ()
 
-    def documents(self, place: Place) -> Iterator[Document]:
-        """From this place on; the first document whole, also where `place` is within it."""
-        epoch, shard, first, before = place[:4]
+    def documents(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
+        """Each document's tokens and the place of its first, from `place` on; the first one is whole."""
         while True:
-            found = False
-            for start, texts in self._groups(epoch, shard, first):
-                order = epoch_order(len(texts), self.seed, epoch, *start)
+            found = place.state is not None
+            for texts, start in self._groups(place):
+                order = epoch_order(len(texts), self.seed, start.epoch, start.group)
                 ids = self.tokenizer.encode_batch(texts)
-                for number in range(before, len(texts)):
+                for number in range(start.documents, len(texts)):
                     found = True
-                    whole = as_document(self.tokenizer, ids[order[number]])
-                    yield Document(whole, Place(epoch, *start, number))
-                before = 0
-            if not found and (shard, first) == (0, 0):
+                    yield as_document(self.tokenizer, ids[order[number]]), start._replace(documents=number, tokens=0)
+            if not found:
                 raise UserError(
-                    f"no document for device {self.rank + 1} of {self.world_size}: data.streaming=true deals out whole "
-                    "documents, and some are held out. Leave it out, or give more text."
+                    f"no document for device {self.rank + 1} of {self.world_size}: data.streaming=true shares whole "
+                    "documents out, and some are held out. Leave it out, or give more text."
                 )
-            epoch, shard, first = epoch + 1, 0, 0
+            place = Place(place.epoch + 1)
 
-    def _groups(self, epoch: int, shard: int, first: int) -> Iterator[tuple[tuple[int, int], list[str]]]:
-        """(shard and number of its first document, texts) of each group of the epoch, from this document on."""
+    def _groups(self, place: Place) -> Iterator[tuple[list[str], Place]]:
+        """The texts of each group of the epoch, and the place where it begins."""
+        stream = self._epoch(place.epoch)
+        if place.state is not None:
+            stream.load_state_dict(place.state)
         texts: list[str] = []
-        start, characters = (shard, first), 0
-        for here, text in self._texts(epoch, shard, first):
-            if not texts:
-                start = here
-            texts.append(text)
-            characters += len(text)
-            if len(texts) >= GROUP_DOCUMENTS or characters >= GROUP_CHARACTERS:
-                yield start, texts
-                texts, characters = [], 0
+        for row in stream:
+            texts.append(row["text"])
+            if len(texts) >= GROUP_DOCUMENTS or sum(map(len, texts)) >= GROUP_CHARACTERS:
+                yield texts, place
+                texts, place = [], Place(place.epoch, place.group + 1, stream.state_dict())
         if texts:
-            yield start, texts
+            yield texts, place
 
-    def _texts(self, epoch: int, shard: int, first: int) -> Iterator[tuple[tuple[int, int], str]]:
-        """This device's documents of the epoch, from a shard and a document in it on: where each is, and its text."""
-        by_shard = len(self.shards) >= self.world_size
-        own = list(range(self.rank, len(self.shards), self.world_size)) if by_shard else list(range(len(self.shards)))
-        order = epoch_order(len(own), self.seed, epoch, self.rank if by_shard else 0)
-        for place in range(shard, len(own)):
-            which = own[order[place]]
-            left_out = self.held_out[which] if self.held_out else 0
-            for number, text in enumerate(self.shards[which]()):
-                mine = by_shard or (number + which) % self.world_size == self.rank
-                if text and mine and number >= left_out and (place > shard or number >= first):
-                    yield (place, number), text
+    def _epoch(self, epoch: int) -> IterableDataset:
+        """This device's documents of an epoch: of its own shards, or every so many-th where there are too few."""
+        library = datasets_library()
+        from datasets.distributed import split_dataset_by_node
+
+        few = len(self.shards) < self.world_size
+        own = self.shards if few else self.shards[self.rank :: self.world_size]
+        order = epoch_order(len(own), self.seed, epoch, 0 if few else self.rank)
+        shards = {"shards": [own[number] for number in order]}
+        stream = library.IterableDataset(library.iterable_dataset.ExamplesIterable(self._texts, shards))
+        return split_dataset_by_node(stream, self.rank, self.world_size) if few else stream
+
+    def _texts(self, shards: list[Shard]) -> Iterator[tuple[int, dict[str, str]]]:
+        for shard in shards:
+            for number, text in enumerate(shard()):
+                if text and text not in self.held_out:
+                    yield number, {"text": text}
 
 
-class StreamedBatches:
-    """Packed micro-batches of a stream, each with the place that the next one begins at."""
-
-    def __init__(self, stream: TextStream, context: int, document_mask: bool) -> None:
-        self.stream, self.context, self.document_mask = stream, context, document_mask
-
-    def __call__(self, place: Place, batch_size: int) -> Iterator[tuple[Batch, Place]]:
-        size = self.context
-        documents = self.stream.documents(place)
-        pending: deque[tuple[Document, int]] = deque()  # and how many of its tokens are used
-        pending.append((next(documents), place.tokens))
-        waiting = len(pending[0][0].ids) - place.tokens
-        while True:
-            window = np.empty((batch_size, size + 1), dtype=np.int64)
-            ends = []
-            for row in window:
-                while waiting < size + 1:
-                    pending.append((next(documents), 0))
-                    waiting += len(pending[-1][0].ids)
-                filled, crossed = 0, []
-                for document, used in pending:
-                    piece = document.ids[used : used + size + 1 - filled]
-                    row[filled : filled + len(piece)] = piece
-                    filled += len(piece)
-                    if used + len(piece) == len(document.ids) and filled <= size:
-                        crossed.append(filled)
-                    if filled > size:
-                        break
-                ends.append(np.array(crossed, dtype=np.int64))
-                waiting -= size
-                taken = size  # the last token of a row is the next one's first
-                while taken:
-                    document, used = pending.popleft()
-                    left = len(document.ids) - used
-                    if left > taken:
-                        pending.appendleft((document, used + taken))
-                    taken -= min(left, taken)
-            document, used = pending[0]
-            yield packed_batch(window, ends, self.document_mask), document.place._replace(tokens=used)
+def packed_batches(
+    stream: TextStream, place: Place, context: int, batch_size: int, document_mask: bool
+) -> Iterator[tuple[Batch, Place]]:
+    """Micro-batches of the stream from a place on, each with the place that the next one begins at."""
+    size, needed = context, batch_size * context + 1
+    documents = stream.documents(place)
+    first, begin = next(documents)
+    used = place.tokens
+    pending = deque([(first[used:], begin)])
+    while True:
+        while sum(len(ids) for ids, _ in pending) < needed:
+            pending.append(next(documents))
+        tokens = np.concatenate([ids[:needed] for ids, _ in pending])
+        ends = np.cumsum([len(ids) for ids, _ in pending])
+        rows = range(0, batch_size * size, size)
+        window = np.stack([tokens[row : row + size + 1] for row in rows]).astype(np.int64)
+        crossed = [ends[(ends > row) & (ends <= row + size)] - row for row in rows]
+        taken = batch_size * size
+        while len(pending[0][0]) <= taken:
+            taken -= len(pending.popleft()[0])
+            used = 0
+        ids, begin = pending[0]
+        used += taken
+        pending[0] = ids[taken:], begin
+        yield packed_batch(window, crossed, document_mask), begin._replace(tokens=used)
 
 
 class StreamLoader:
@@ -174,15 +156,19 @@ class StreamLoader:
 
     def __init__(
         self,
-        batches: StreamedBatches,
+        stream: TextStream,
         *,
+        context: int,
+        document_mask: bool,
         batch_size: int,
         total_steps: int,
         accumulate: int,
         trainer: pl.Trainer | None = None,
         pin_memory: bool = False,
     ) -> None:
-        self.batches = batches
+        self.stream = stream
+        self.context = context
+        self.document_mask = document_mask
         self.batch_size = batch_size
         self.total_steps = total_steps
         self.accumulate = accumulate
@@ -204,71 +190,48 @@ class StreamLoader:
     @property
     def epochs(self) -> int:
         """How often this device has been through its part."""
-        return max(self._places.values()).epoch
+        return self._places[max(self._places)].epoch
 
     def __iter__(self) -> Iterator[Batch]:
         self._begin, self._taken = self.step * self.accumulate, 0
-        place = self._places.get(self._begin)
-        if place is None:
+        if self._begin not in self._places:
             raise UserError(f"the place in the text at step {self.step} is not known: the checkpoint does not say it.")
-        coming: queue.Queue[Any] = queue.Queue(READY)
-        stopped = threading.Event()
-        maker = threading.Thread(target=self._make, args=(place, coming, stopped), daemon=True)
-        maker.start()
+        made = self._batches(self._places[self._begin])
+        thread = ThreadPoolExecutor(1)
+        coming = deque(thread.submit(next, made) for _ in range(READY))
         try:
             for number in range(self._begin, self._begin + len(self) - self._begin % len(self)):
-                made = coming.get()
-                if isinstance(made, BaseException):
-                    raise made
-                batch, self._places[number + 1] = made
-                for old in [key for key in self._places if key < number - 2 * self.accumulate - READY]:
-                    del self._places[old]
+                batch, self._places[number + 1] = coming.popleft().result()
+                coming.append(thread.submit(next, made))
+                self._places.pop(number - 2 * self.accumulate, None)
                 self._taken += 1
                 yield batch
         finally:
-            stopped.set()
-            maker.join(timeout=5)
+            thread.shutdown(cancel_futures=True)
 
-    def _make(self, place: Place, coming: queue.Queue[Any], stopped: threading.Event) -> None:
-        def put(made: Any) -> None:
-            while not stopped.is_set():
-                try:
-                    return coming.put(made, timeout=0.1)
-                except queue.Full:
-                    continue
-
-        try:
-            for batch, after in self.batches(place, self.batch_size):
-                if self.pin_memory:
-                    batch = cast(Batch, {name: cast(torch.Tensor, one).pin_memory() for name, one in batch.items()})
-                put((batch, after))
-                if stopped.is_set():
-                    return
-        except BaseException as error:  # noqa: BLE001 - raised where the batches are taken
-            put(error)
+    def _batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
+        for batch, after in packed_batches(self.stream, place, self.context, self.batch_size, self.document_mask):
+            if self.pin_memory:
+                batch = cast(Batch, {name: cast(torch.Tensor, one).pin_memory() for name, one in batch.items()})
+            yield batch, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Every device's place, gathered from all of them: all call this. Plain numbers."""
+        """Every device's place, gathered from all of them: all call this. Plain values."""
         step = self.step
-        stream = self.batches.stream
-        own = (stream.rank, list(self._places[step * self.accumulate]))
+        own = (self.stream.rank, list(self._places[step * self.accumulate]))
         gathered: list[Any] = [own]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             gathered = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(gathered, own)
-        return {
-            "step": step,
-            "accumulate": self.accumulate,
-            "seed": stream.seed,
-            "places": [place for _, place in sorted(dict(gathered).items())],
-        }
+        places = [place for _, place in sorted(dict(gathered).items())]
+        return {"step": step, "accumulate": self.accumulate, "seed": self.stream.seed, "streams": places}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with exactly the next token, also in other micro-batches. Raises UserError: another number of devices,
-        a state that holds no places."""
-        if "places" not in state_dict:
+        a state of other data."""
+        if "streams" not in state_dict:
             raise UserError("the checkpoint is of another kind of data: leave data.streaming=true out.")
-        places, stream = state_dict["places"], self.batches.stream
+        places, stream = state_dict["streams"], self.stream
         if len(places) != stream.world_size:
             raise UserError(
                 f"the run streamed its text to {len(places)} devices, and each has its own place: go on with as many, "

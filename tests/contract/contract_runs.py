@@ -92,7 +92,12 @@ def classification(place: Path) -> Settings:
 
 
 def streamed(place: Path) -> Settings:
-    return {**language(place), "data.streaming": True}
+    """Five files, some of documents that are longer than the context: an epoch ends within the run."""
+    (place / "texts").mkdir()
+    for number in range(5):
+        rows = [{"text": f"{number} {row}: the quick brown fox. " * (1 + row % 3)} for row in range(3 + number)]
+        (place / "texts" / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {**language(place), "data.path": place / "texts", "data.streaming": True}
 
 
 def mixture(place: Path) -> Settings:

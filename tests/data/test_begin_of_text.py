@@ -48,12 +48,13 @@ def test_a_token_file_holds_it_before_each_document(folder, list_source):
 
 
 def test_streamed_documents_have_it_held_out_ones_too(folder, list_source):
-    module = StreamingDataModule(list_source(TEXTS * 9), str(folder), 8, 1, validation_fraction=0.3)
-    module.prepare_data()
-    assert {tuple(document.tolist()) for document in module._held_out} == expected(folder)
-    stream = module.train_dataloader().batches.stream
-    documents = islice(stream.documents(Place()), 12)
-    assert {tuple(document.ids.tolist()) for document in documents} == expected(folder)
+    for fraction, named in ((0.1, list_source(TEXTS)), (0, None)):
+        options = {"validation": named, "validation_fraction": fraction}
+        module = StreamingDataModule(list_source(TEXTS), str(folder), 4, 1, **options)
+        module.prepare_data()
+        documents = islice(module.train_dataloader().stream.documents(Place()), 12)
+        found = [ids for ids, _ in documents] if named is None else module._held_out
+        assert {tuple(ids.tolist()) for ids in found} == expected(folder)
 
 
 def test_texts_among_conversations_have_it_once_and_none_where_it_is_off(folder, tmp_path):
