@@ -1,0 +1,212 @@
+"""A run of any benchmark: case after case while there is time, rows on disk as soon as they are known, then tables and
+figures of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from flashtrain.announce import say
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import FINISHED
+from flashtrain.report.table import Table, make_table
+from flashtrain.run.train import planned_row
+from flashtrain.settings.settings import Settings
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.loggers import log_image, log_summary, log_table
+from flashtrain_recipes.harness.baseline import Baseline, choose
+from flashtrain_recipes.harness.clock import Clock, clock_for
+from flashtrain_recipes.harness.rows import MISSING, NO_TIME, OUT_OF_MEMORY, Row, Rows, case_line, empty_row, values_of
+from flashtrain_recipes.harness.run_folder import EVERY_CASE, Run, begun
+from flashtrain_recipes.harness.turns import Effort, Turns
+
+
+class Benchmark(ABC):
+    """What the settings name, measured on this machine. A family's subclass says what, on what, and in which columns.
+
+    cases: in the order of measuring. baselines: those that this machine has; missing: {title of each other: why}.
+    Raises UserError, when it is made, for what the user can mend.
+    """
+
+    what: ClassVar[str]  # "training steps of GPT-2", in lines and over the table
+    columns: ClassVar[Sequence[str]] = ()  # of the table; those without values are left out
+    rate: ClassVar[str]  # the column that lines, loggers and the summary report
+    metric: ClassVar[str]  # its name for loggers, filled in from a row: "tokens_per_second/{model}/{implementation}"
+    best_key: ClassVar[str]  # its name in the summary: "tokens_per_second_{model}"; the largest of flashtrain's rows
+    ours: ClassVar[str] = "flashtrain"  # the implementation that the summary reports
+    drawings: ClassVar[Mapping[str, Callable[[Rows, Path], object]]] = {}  # {"context.png": draws it, or UserError}
+
+    def __init__(self, settings: Settings, hardware: Hardware) -> None:
+        self.settings, self.hardware, self.options = settings, hardware, settings.benchmark
+        self.cases: Sequence[Any] = self.make_cases()
+        device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
+        self.baselines, self.missing = choose(self.make_baselines(), self.options.implementations, device)
+
+    # ---------------------------------------------------------------- what a family says
+    @abstractmethod
+    def make_cases(self) -> Sequence[Any]:
+        """The cases that the settings name. Called once."""
+
+    @abstractmethod
+    def make_baselines(self) -> Sequence[Baseline]:
+        """One of each, in the order of the tables. Called once."""
+
+    @abstractmethod
+    def turns(self, case: Any, run: Run, **common: Any) -> Turns[Any, Any]:
+        """The case, to be measured. common: the keyword arguments that every Turns takes."""
+
+    def prepared(self, cases: Sequence[Any]) -> Sequence[Any]:
+        """The cases, ready to be measured: not called for mode=plan."""
+        return cases
+
+    def plan_line(self, case: Any) -> str:
+        """A case, as mode=plan lists it."""
+        return str(case)
+
+    def around(self, case: Any) -> AbstractContextManager[object]:
+        """Entered around the measuring of a case."""
+        return nullcontext()
+
+    def without(self, case: Any, title: str, status: str, reason: str) -> list[Row]:
+        """The rows of a baseline at a case that was not begun; case None: of one that this machine does not have."""
+        return [empty_row(title, {} if case is None else case.columns(), status, reason)]
+
+    def completed(self, run: Run) -> list[Row]:
+        """The rows as they are published, when all cases were measured or given up: with what compares them."""
+        return run.rows
+
+    def tables(self, rows: Rows) -> list[Table]:
+        """What is printed at the end, of one row at least."""
+        return [make_table(rows, [key for key in self.columns if values_of(rows, key)], self.what)]
+
+    def best(self, rows: Rows) -> dict[str, float]:
+        """The summary's own figures."""
+        found: dict[str, float] = {}
+        for row in rows:
+            if row["implementation"] == self.ours and row.get(self.rate):
+                key = self.best_key.format(**row)
+                found[key] = max(found.get(key, 0.0), row[self.rate])
+        return found
+
+    # ---------------------------------------------------------------- the same for all
+    @cached_property
+    def device(self) -> torch.device:
+        on_gpu = self.hardware.kind == "cuda"
+        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    @cached_property
+    def clock(self) -> Clock:
+        return clock_for(self.device)
+
+    def line(self) -> str:
+        """What is about to be measured, on what, by which baselines."""
+        limit = "" if self.options.max_seconds is None else f", at most {self.options.max_seconds:g} s"
+        names = "; ".join(one.title for one in self.baselines) or "nothing"
+        cases, rounds = len(self.cases), self.options.rounds
+        return f"{self.what}: {cases} cases, {rounds} rounds{limit}, on {self.hardware.name}: {names}"
+
+    def plan(self) -> str:
+        """mode=plan: what would be measured, and nothing started."""
+        lines = [self.line(), *[f"  left out: {title}, {reason}" for title, reason in self.missing.items()]]
+        lines += [f"  {self.plan_line(case)}" for case in self.cases]
+        return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
+
+    def run(self, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
+        """Measure in `folder` and return the summary row.
+
+        started: time.time() at the command's start, from which benchmark.max_seconds counts. Raises Stopped after
+        Ctrl-C or SIGTERM; the rows until then are in result.json.
+        """
+        self.cases = self.prepared(self.cases)
+        say(self.line())
+        planned = planned_row(self.settings, self.hardware, overrides)
+        with begun(self.settings, folder, planned, overrides, started) as run:
+            for title, reason in self.missing.items():
+                run.note(EVERY_CASE, title, reason)
+            measured = self.follow(run)
+            self._give_up(run, self.cases[measured:])
+            run.rows = self.completed(run)
+            run.save()
+            self._show(run, measured)
+            counts = {"rows": len(run.rows), "notes": len(run.notes)}
+            cases = {"cases": len(self.cases), "cases_measured": measured}
+            seconds = {"seconds": round(time.time() - started, 1)}
+            row = {**planned, "status": FINISHED, **counts, **cases, **self.best(run.rows), **seconds}
+            log_summary(run.loggers, row)
+            return row
+
+    def follow(self, run: Run) -> int:
+        """Measure case by case while there is time, of which those left have equal shares; how many were begun."""
+        for number, case in enumerate(self.cases):
+            left = run.seconds_left
+            if left <= 0:
+                return number
+            self.begin_case(number)
+            share = left / (len(self.cases) - number)
+            effort = Effort(self.options.rounds, self.options.steps, time.monotonic() + share, run.until)
+            self.end_case(run, number, self.measure(run, number, case, effort))
+        return len(self.cases)
+
+    def begin_case(self, number: int) -> None:
+        """Print which case is measured next."""
+        say(f"[{number + 1}/{len(self.cases)}] {self.cases[number]}")
+
+    def end_case(self, run: Run, number: int, rows: list[Row]) -> None:
+        """Save, print and log what was found at a case."""
+        run.rows += rows
+        run.save()
+        say(f"    {case_line(rows, self.rate)}")
+        found = [row for row in rows if row.get(self.rate) is not None]
+        run.log_metrics({self.metric.format(**row): row[self.rate] for row in found}, step=number)
+
+    def measure(self, run: Run, number: int, case: Any, effort: Effort) -> list[Row]:
+        """The rows of one case."""
+        common = {"device": self.device, "clock": self.clock, "effort": effort, "note": partial(run.note, str(case))}
+        try:
+            with self.around(case):
+                turns = self.turns(case, run, seed=self.settings.seed + number, **common)
+                rows = turns.run(self.baselines)
+                del turns
+        except torch.OutOfMemoryError:
+            run.note(str(case), "the inputs", OUT_OF_MEMORY)
+            rows = self._without_all(case, OUT_OF_MEMORY, "the inputs")
+        gc.collect()  # models and their compiled graphs refer to each other
+        self.clock.settle()
+        return rows
+
+    def _give_up(self, run: Run, cases: Sequence[Any]) -> None:
+        for case in cases:
+            reason = f"benchmark.max_seconds={self.options.max_seconds:g} were over"
+            run.note(str(case), "not measured", reason)
+            run.rows += self._without_all(case, NO_TIME, reason)
+        for title, reason in self.missing.items():
+            run.rows += self.without(None, title, MISSING, reason)
+
+    def _without_all(self, case: Any, status: str, reason: str) -> list[Row]:
+        return [row for one in self.baselines for row in self.without(case, one.title, status, reason)]
+
+    def _show(self, run: Run, measured: int) -> None:
+        """Print the tables of the rows, draw the figures, log both; say what of the cases is there."""
+        if not any(row.get(self.rate) is not None for row in run.rows):
+            say("nothing could be measured: notes.txt says why.")
+            return
+        for table in self.tables(run.rows):
+            table.print()
+        log_table(run.loggers, "rows", run.rows)
+        for name, draw in self.drawings.items():
+            path = run.folder / name
+            try:
+                draw(run.rows, path)
+            except UserError:  # these rows have no curve
+                continue
+            log_image(run.loggers, path.stem, path)
+        run.say_end(measured, len(self.cases))

@@ -1,0 +1,127 @@
+"""What a benchmark's run leaves, also when it is stopped:
+
+runs/RECIPE/2026-11-21_10-15-02/
+  config.yaml, summary.json, metrics.jsonl  as every run
+  result.json                               all rows so far, in the form of recipes/results
+  notes.txt                                 what could not be measured, and why
+  *.png                                     the benchmark's own figures, where several lengths were measured
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pytorch_lightning.loggers import Logger
+
+from flashtrain.announce import say
+from flashtrain.files.disk import write_atomically
+from flashtrain.folders.run_folder import RUNNING, write_config, write_summary
+from flashtrain.report.rows import RESULT, command_line, write_result
+from flashtrain.run.fitting import Stopped, run_loggers
+from flashtrain.settings.settings import Settings
+from flashtrain.training.loggers import close_loggers
+from flashtrain_recipes.harness.rows import Row
+
+NOTES = "notes.txt"
+EVERY_CASE = "every case"
+
+
+@dataclass
+class Run:
+    """A run under way: everything found so far. overrides: the command line's. until: a moment of time.monotonic()
+    after which nothing new is begun. notes: {(baseline, reason): cases}."""
+
+    folder: Path
+    recipe: str
+    overrides: Sequence[str]
+    loggers: list[Logger]
+    until: float = math.inf
+    rows: list[Row] = field(default_factory=list)
+    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    @property
+    def seconds_left(self) -> float:
+        return self.until - time.monotonic()
+
+    def note(self, case: str, title: str, reason: str) -> None:
+        """Record why a baseline has no figure for a case; each reason is printed once, notes.txt has every case."""
+        known = (title, reason) in self.notes
+        self.notes.setdefault((title, reason), []).append(case)
+        if not known:
+            say(f"    {title}: {reason}")
+
+    def save(self) -> None:
+        """Write result.json and notes.txt."""
+        if self.rows:
+            command = command_line(self.overrides, without=("output", "logger", "hydra"))
+            write_result(self.folder / RESULT, self.recipe, command, self.rows)
+        if self.notes:
+            lines = [f"{title}: {reason} [{'; '.join(cases)}]" for (title, reason), cases in self.notes.items()]
+            write_atomically(self.folder / NOTES, "\n".join(lines) + "\n")
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Give numbers to every logger, at once."""
+        for logger in self.loggers if metrics else []:
+            logger.log_metrics(metrics, step=step)
+            logger.save()
+
+    def say_end(self, measured: int, wanted: int) -> None:
+        """Print what is missing and why, where the rows are, and how to publish them."""
+        for (title, reason), cases in self.notes.items():
+            where = "" if cases == [EVERY_CASE] else f" ({len(cases)} of {wanted} cases)"
+            say(f"{title}: {reason}{where}")
+        say(f"{len(self.rows)} rows of {measured} of {wanted} cases in {self.folder / RESULT}")
+        say(f"  publish them: python -m flashtrain.report {self.folder} --save recipes/results/NAME.json")
+
+
+class _Ended(BaseException):
+    """A signal came. Not an Exception: nothing that guards a baseline may swallow it."""
+
+
+@contextmanager
+def begun(
+    settings: Settings, folder: Path, planned: dict[str, Any], overrides: Sequence[str], started: float
+) -> Iterator[Run]:
+    """Begin a run in `folder`; however the block ends, its rows are saved and its loggers closed.
+
+    started: time.time() at the command's start, from which benchmark.max_seconds counts. Raises Stopped after Ctrl-C or
+    SIGTERM.
+    """
+    limit = settings.benchmark.max_seconds
+    until = math.inf if limit is None else time.monotonic() + limit - (time.time() - started)
+    write_config(settings, folder)
+    write_summary(folder, {**planned, "status": RUNNING})
+    run = Run(folder, settings.recipe, overrides, run_loggers(settings, folder), until)
+    try:
+        with _signals():
+            yield run
+    except _Ended as end:
+        number = signal.Signals(end.args[0])
+        line = f"stopped by {number.name}: {len(run.rows)} rows are in {folder / RESULT}."
+        raise Stopped(line, 128 + number) from end
+    finally:
+        run.save()
+        for logger in run.loggers:
+            logger.finalize("success")
+        close_loggers(run.loggers)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    def end(number: int, _: FrameType | None) -> None:
+        raise _Ended(number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,209 @@
+"""One case measured: every baseline is started, then all take turns in rounds, so that a device whose clocks drift
+favours none. Nothing of Lightning: ranks that only compute import it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from flashtrain.errors import first_line
+from flashtrain.training.memory_choice import is_out_of_memory
+from flashtrain_recipes.harness.baseline import B, Case
+from flashtrain_recipes.harness.clock import Clock
+from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row, empty_row
+
+FEWEST_ROUNDS = 3
+
+Note = Callable[[str, str], None]  # called with what could not be measured: (title, reason)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured of a case. rounds: turns of each baseline; steps: of a turn, where that has several.
+
+    late, until: moments of time.monotonic(): after the first, the end of the case's share of the time, no further round
+    is begun; after the second nothing at all.
+    """
+
+    rounds: int
+    steps: int = 1
+    late: float = math.inf
+    until: float = math.inf
+
+    def is_late(self) -> bool:
+        return time.monotonic() >= min(self.late, self.until)
+
+    def is_over(self, ahead: float = 0.0) -> bool:
+        """Whether `until` is past, or will be in so many seconds."""
+        return time.monotonic() + ahead >= self.until
+
+
+@dataclass
+class Entry(Generic[B]):
+    """One baseline at the case, started. samples: {part: milliseconds, one a turn}; parts without samples have no
+    figure. failed: parts that have no further turns."""
+
+    baseline: B
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+
+    def add(self, part: str, milliseconds: float) -> None:
+        self.samples.setdefault(part, []).append(milliseconds)
+
+    def median(self, part: str) -> float:
+        """Milliseconds of a part that has samples."""
+        return statistics.median(self.samples[part])
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether every part has a figure, or never will have one."""
+        return all(samples or part in self.failed for part, samples in self.samples.items())
+
+
+E = TypeVar("E", bound=Entry[Any])
+C = TypeVar("C", bound=Case)
+
+
+class Turns(ABC, Generic[C, E]):
+    """One case on one device; `run` gives its rows. note: called with what could not be measured."""
+
+    def __init__(self, case: C, *, device: torch.device, clock: Clock, seed: int, effort: Effort, note: Note) -> None:
+        self.case, self.device, self.clock, self.seed, self.effort, self.note = case, device, clock, seed, effort, note
+        self.entries: list[E] = []
+        self.empty: list[Row] = []
+
+    # ---------------------------------------------------------------- what a family says
+    @abstractmethod
+    def start(self, baseline: Any) -> None:
+        """First calls: what they give, the memory they need. Makes an entry (`self.entries`), whose samples have a key
+        for each part that turns are to sample. May raise anything."""
+
+    @abstractmethod
+    def sample(self, entry: E, part: str, number: int) -> None:
+        """One turn of a part, in round `number`: adds to the entry's samples. May raise anything."""
+
+    @abstractmethod
+    def rows_of(self, entry: E) -> list[Row]:
+        """The rows of an entry that has a sample at least."""
+
+    def begin(self) -> None:
+        """What the case needs before any baseline: inputs, a reference."""
+
+    def without(self, baseline: Any, part: str, status: str, reason: str | None) -> list[Row]:
+        """The rows of what has no figure. part: "" where all of the baseline failed."""
+        return [empty_row(baseline.title, self.case.columns(), status, reason)]
+
+    def refuses(self, baseline: Any) -> tuple[str, str] | None:
+        """(status, reason) of a baseline that is not to be started at this case, known beforehand."""
+        return (NO_TIME, "benchmark.max_seconds leave no time for it") if self.effort.is_over() else None
+
+    def make_room(self, baseline: Any) -> bool:
+        """Called when a baseline ran out of memory: whether there is more now, so that it is tried once more."""
+        return False
+
+    def begin_round(self, number: int) -> None:
+        """Called before the turns of a round."""
+
+    def goes_on(self, number: int) -> bool:
+        """Whether round `number` is begun. Late, the fewest rounds are made still, or every entry gets one figure."""
+        if number >= self.effort.rounds:
+            return False
+        if not self.effort.is_late():
+            return True
+        measured = all(entry.is_measured for entry in self.entries)
+        return number < FEWEST_ROUNDS and not (self.effort.is_over() and measured)
+
+    # ---------------------------------------------------------------- the same for all
+    def run(self, baselines: Sequence[Any]) -> list[Row]:
+        """The rows, those without figures last; their status says why."""
+        self.begin()
+        for baseline in baselines:
+            if not baseline.applies(self.case):
+                continue
+            reason = baseline.refuses(self.case)
+            if reason is not None:
+                self.note(baseline.title, reason)
+                continue
+            known = self.refuses(baseline)
+            if known is not None:
+                self.leave_out(baseline, "", *known)
+            else:
+                self.attempt(baseline, "", partial(self.start, baseline))
+        self._rounds()
+        return [
+            row for entry in self.entries if any(entry.samples.values()) for row in self.rows_of(entry)
+        ] + self.empty
+
+    def _rounds(self) -> None:
+        number = 0
+        while self.entries and self.goes_on(number):
+            self.begin_round(number)
+            for part in dict.fromkeys(part for entry in self.entries for part in entry.samples):
+                for entry in in_turn(self.entries, number):
+                    if part in entry.samples and part not in entry.failed:
+                        self._turn(entry, part, number)
+            number += 1
+
+    def _turn(self, entry: E, part: str, number: int) -> None:
+        reason = self.try_twice(entry.baseline, partial(self.sample, entry, part, number))
+        if reason is not None:
+            entry.failed.add(part)
+            if not entry.samples[part]:  # else what it gave until now counts
+                self.leave_out(entry.baseline, part, *_status_of(reason))
+
+    def attempt(self, baseline: Any, part: str, do: Callable[[], object]) -> bool:
+        """Whether it worked. If not, that is noted, and is a row."""
+        reason = self.try_twice(baseline, do)
+        if reason is not None:
+            self.leave_out(baseline, part, *_status_of(reason))
+        return reason is None
+
+    def leave_out(self, baseline: Any, part: str, status: str, reason: str | None) -> None:
+        """Note why there is no figure, and keep the rows that say so."""
+        words = [part, status if status != FAILED else "", reason or ""]
+        self.note(baseline.title, ": ".join(word for word in words if word))
+        self.empty += self.without(baseline, part, status, reason)
+
+    def try_twice(self, baseline: Any, do: Callable[[], object]) -> str | None:
+        """As `guarded`, once more where there was no memory and `make_room` finds some."""
+        reason = self.guarded(baseline, do)
+        if reason == OUT_OF_MEMORY and self.make_room(baseline):
+            reason = self.guarded(baseline, do)
+        return reason
+
+    def guarded(self, baseline: Any, do: Callable[[], object]) -> str | None:
+        """None where it worked, else what happened in a line. Raises where that has broken the GPU."""
+        try:
+            with baseline.within():
+                do()
+            return None
+        except Exception as error:  # noqa: BLE001 - other people's programs may raise anything; the others go on
+            reason = OUT_OF_MEMORY if is_out_of_memory(error) else first_line(error)
+        self.after_failure()
+        self.clock.settle()
+        return reason
+
+    def after_failure(self) -> None:
+        """Let go of what a failed call has left."""
+
+
+T = TypeVar("T")
+
+
+def in_turn(entries: Sequence[T], number: int) -> Iterator[T]:
+    """The entries in the order of a round: who begins moves on by one a round."""
+    for place in range(len(entries)):
+        yield entries[(place + number) % len(entries)]
+
+
+def _status_of(reason: str) -> tuple[str, str | None]:
+    return (OUT_OF_MEMORY, None) if reason == OUT_OF_MEMORY else (FAILED, reason)
