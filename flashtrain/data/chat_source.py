@@ -9,15 +9,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource, datasets_library, is_saved_dataset
-from flashtrain.data.json_lines import json_lines
-from flashtrain.data.parquet_rows import parquet_rows
-from flashtrain.data.sources import FilesSource, held_out
+from flashtrain.data.sources import held_out
+from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Marked
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError, unknown
@@ -47,25 +45,13 @@ class ChatFiles(FilesSource):
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """See ChatRows. UserError: no such file, one that cannot be read."""
-        files = [path for path in self._files() if ".parquet" in path.suffixes or ".jsonl" in path.suffixes]
+        files = [file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)]
         if not files:
             raise UserError(f"no conversations in {self.path}. Possible: .jsonl (also compressed) and .parquet files.")
-        for path in files:
-            yield from self._named(path, self._table(path) if path.suffix == ".parquet" else self._lines(path, broken))
+        for file in files:
+            for where, row in self.reader.rows(file, broken=broken):
+                yield where, _without_nulls(row) if file.suffix == ".parquet" else row
         self._log_replaced()
-
-    def _lines(self, path: Path, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        decoder = self._decoder(path)
-        for where, row in json_lines(path, decoder, broken):
-            if isinstance(row, dict):
-                yield where, row
-            else:
-                broken(UserError(f"{where}: holds a JSON {type(row).__name__}. Possible: an object with messages."))
-        self._note(decoder)
-
-    def _table(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        for number, row in enumerate(parquet_rows(path), start=1):
-            yield f"{path}: row {number}", _without_nulls(row)
 
 
 class ChatDataset(HubSource):

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, evaluation_loader
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
-from flashtrain.data.sources import TextSource, TokenSource, make_source
+from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource
+from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_cache import TokenCache
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError, at_least, between
@@ -110,8 +111,8 @@ class ResumableDataModule(pl.LightningDataModule):
 class TextDataModule(ResumableDataModule):
     """Packed batches (flashtrain.data.packing.Batch) of a corpus for next-token training.
 
-    source: "stdlib" (the Python standard library's source), "files" with path=, the path of a file or folder of text
-        itself, or a TextSource or TokenSource.
+    source: the path of a file or folder of text, "stdlib" (the Python standard library's source), or a TextSource or
+        TokenSource.
     tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", a folder's path (tokenizers.huggingface_tokenizer), a
         TokenizerSpec, or a Tokenizer.
     validation: what is held out, as a source of its own (None: files that are named for it, else validation_fraction).
@@ -141,7 +142,6 @@ class TextDataModule(ResumableDataModule):
         context: int = 256,
         batch_size: int = 8,
         *,
-        path: str | os.PathLike[str] | None = None,
         validation: TextSource | None = None,
         total_steps: int = 100,
         accumulate: int = 1,
@@ -155,7 +155,9 @@ class TextDataModule(ResumableDataModule):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        self.source = make_source(source, path)
+        if isinstance(source, str | os.PathLike):
+            source = StandardLibrarySource() if source == "stdlib" else FilesSource(source)
+        self.source = source
         self.validation = validation
         self.tokenizer_spec = TokenizerSpec(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.context = context

@@ -17,11 +17,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flashtrain.data.hub_source import datasets_library
-from flashtrain.data.json_lines import json_lines
+from flashtrain.data.text_files import COMPRESSIONS, TextReader
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError, first_line
-from flashtrain.files.compressed_files import COMPRESSIONS
 from flashtrain.files.hub import work_offline_where_unreachable
 
 
@@ -180,11 +179,8 @@ def jsonl_objects(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, Any]
     if not files or not files[0].is_file() or not files[0].name.endswith(SUFFIXES):
         raise UserError(f"no labelled documents at {path}. Possible: a {SUFFIXES[0]} file, or a folder with some.")
     for file in files:
-        for where, found in json_lines(file):
-            if not isinstance(found, dict):
-                kind = type(found).__name__
-                raise UserError(f"{where}: holds a JSON {kind}. Possible: an object with a text and labels.")
-            yield found, where
+        for where, row in TextReader().rows(file):
+            yield row, where
 
 
 def dataset_rows(

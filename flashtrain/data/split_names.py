@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -22,17 +22,17 @@ def split_named(path: PurePath) -> str | None:
     return None if found is None else next(split for split, names in NAMES.items() if found[1] in names)
 
 
-def by_split(files: Sequence[File], paths: Sequence[PurePath], *, any_word: bool = False) -> dict[str, list[File]]:
-    """A folder's files by split, in their order; those without a name of one train.
+def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[str, list[File]]:
+    """A folder's files, of which the paths within it are given, by split and in their order; those without a name of
+    one train.
 
-    paths: of the files, within the folder. any_word: a word says it also where no file is named train; else only a name
-    of nothing but the split and a number does then, and how-to-test.md is a text like others. Where nothing would be
-    left to train on, all is.
+    any_word: a word says it also where no file is named train; else only a name of nothing but the split and a number
+    does then, and how-to-test.md is a text like others. Where nothing would be left to train on, all is.
     """
-    names = [split_named(path) for path in paths]
-    if not any_word and "train" not in names:
-        names = [name if _WHOLE.fullmatch(path.name.lower()) else None for name, path in zip(names, paths, strict=True)]
+    names = {path: split_named(path) for path in files}
+    if not any_word and "train" not in names.values():
+        names = {path: name if _WHOLE.fullmatch(path.name.lower()) else None for path, name in names.items()}
     found: dict[str, list[File]] = {}
-    for file, name in zip(files, names, strict=True):
-        found.setdefault(name or "train", []).append(file)
-    return found if "train" in found else {"train": list(files)}
+    for path, file in files.items():
+        found.setdefault(names[path] or "train", []).append(file)
+    return found if "train" in found else {"train": list(files.values())}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
-from flashtrain.data.sources import TextSource, files_below, held_out, no_such_path
+from flashtrain.data.sources import TextSource, held_out
 from flashtrain.data.split_names import by_split
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.token_cache import TokenCache
@@ -26,6 +26,7 @@ from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.disk import replacing
+from flashtrain.files.found_files import find_files
 
 log = logging.getLogger(__name__)
 
@@ -117,14 +118,10 @@ class TokenFiles:
         return {split: [token_file(path, self.dtype) for path in paths] for split, paths in found.items()}
 
     def _paths(self) -> dict[str, list[Path]]:
-        if self.path.is_file() and self.path.suffix in FORMATS:
-            return {"train": [self.path]}
-        if not self.path.exists():
-            raise no_such_path(self.path)
-        found = sorted(path for path in files_below(self.path) if path.suffix in FORMATS)
+        found = {name: path for name, path in find_files(self.path).items() if path.suffix in FORMATS}
         if not found:
             raise UserError(f"no file of tokens at data.path={self.path}: {' or '.join(FORMATS)} are read.")
-        return by_split(found, [path.relative_to(self.path).with_suffix("") for path in found], any_word=True)
+        return by_split(found, any_word=True)
 
     def open_tokens(
         self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None

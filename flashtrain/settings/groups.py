@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashtrain.data.text_encodings import ERRORS, UTF_8, check_encoding
+from flashtrain.data.text_files import ERRORS, UTF_8, check_encoding
 from flashtrain.errors import UserError, above, at_least, between, one_of, unknown
 
 ATTENTIONS = ("flash", "sdpa", "standard")

@@ -15,7 +15,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from flashtrain.data.sources import FilesSource, StandardLibrarySource, TextSource, TokenSource, held_out
+from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource, held_out
+from flashtrain.data.text_files import FilesSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import FAMILIES, GPT2, GPT2Config

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.data.mixture import MixtureSource
-from flashtrain.data.sources import FilesSource, held_out
+from flashtrain.data.sources import held_out
+from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_files import TokenFiles
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
@@ -59,7 +60,7 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
         splits = source.files()
         yield from (file.path for file in (splits.get("validation") if scored else None) or splits["train"])
     elif isinstance(source, FilesSource) and source.address is None:
-        yield from source.paths()
+        yield from source.files()
     elif hasattr(source, "fingerprint"):
         yield source.fingerprint()
 

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.data.sources import FilesSource
+from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_builder import open_or_build
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError

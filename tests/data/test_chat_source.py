@@ -73,7 +73,7 @@ def test_parquet_and_saved_datasets_hold_the_same_conversations_as_lines(file, t
     ("line", "told"),
     [
         ('{"messages": [', r"chats\.jsonl:2: not a JSON object"),
-        ("[1]", r"chats\.jsonl:2: holds a JSON list"),
+        ("[1]", r"chats\.jsonl:2: not a JSON object on a line: it is a list"),
         ({"messages": [ASK]}, r"chats\.jsonl:2: it has no message of the assistant"),
         ({"dialog": []}, r"chats\.jsonl:2: it has dialog\. Possible: messages"),
     ],

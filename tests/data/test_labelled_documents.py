@@ -40,7 +40,7 @@ def test_lines_of_a_file_or_of_a_folder_of_files_are_read_in_order(tmp_path):
     ("line", "message"),
     [
         ("{\n", "a.jsonl:1: not a JSON object on a line: Expecting property name enclosed in double quotes"),
-        ("[1]", "a.jsonl:1: holds a JSON list"),
+        ("[1]", "a.jsonl:1: not a JSON object on a line: it is a list"),
         ({"text": "a"}, "a.jsonl:1: no column 'labels'. Possible: text"),
         ({"text": 3, "labels": []}, "'text' holds no text"),
         ({"text": "a", "labels": [None]}, r"'labels' holds \[None\]. Possible: strings or whole numbers"),

@@ -17,9 +17,9 @@ from flashtrain.data.chat_source import ChatFiles
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.mixture import MixtureSource
-from flashtrain.data.sources import FilesSource
 from flashtrain.data.split_names import by_split
 from flashtrain.data.streaming import StreamingDataModule
+from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_files import TokenFiles
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_names_say_splits(names: list[str], held_out: list[str], left_out: list[str]) -> None:
-    found = by_split(names, [PurePath(name) for name in names])
+    found = by_split({PurePath(name): name for name in names})
     assert (found.get("validation", []), found.get("test", [])) == (held_out, left_out)
     assert found["train"] == [name for name in names if name not in (*held_out, *left_out)]
 

@@ -1,4 +1,4 @@
-"""Sources of text: the standard library, and the short forms of the others."""
+"""The source code of the standard library as text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import pytest
 
 from flashtrain.data import sources
-from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.sources import FilesSource, StandardLibrarySource, make_source
+from flashtrain.data.sources import StandardLibrarySource
 from flashtrain.errors import UserError
 
 
@@ -62,27 +61,3 @@ def test_a_python_without_its_sources_is_told_in_one_line(small_library, monkeyp
     with pytest.raises(UserError, match="no source files of the Python standard library") as told:
         StandardLibrarySource().fingerprint()
     assert "\n" not in str(told.value)
-
-
-def test_short_forms_name_the_usual_sources(tmp_path, list_source):
-    own = list_source(["a"])
-    assert isinstance(make_source("stdlib"), StandardLibrarySource)
-    assert isinstance(make_source(tmp_path), FilesSource)
-    assert isinstance(make_source(str(tmp_path)), FilesSource)
-    assert make_source(own) is own
-    with pytest.raises(UserError, match="'stdlib', a path, or an object"):
-        make_source(42)
-
-
-def test_files_are_named_with_their_path_as_the_setting_is(tmp_path, monkeypatch):
-    (tmp_path / "novel.txt").write_text("Once upon a time. " * 100)
-    module = TextDataModule("files", "bytes", 16, path=tmp_path / "novel.txt", cache_dir=tmp_path / "cache")
-    module.setup()
-    assert module.describe().startswith(f"file {tmp_path / 'novel.txt'} | bytes")
-    with pytest.raises(UserError, match=r"source='files' needs path=\.\.\."):
-        TextDataModule("files")
-    with pytest.raises(UserError, match=r"path=novel\.txt is for source='files', and this is source='stdlib'"):
-        TextDataModule(path="novel.txt")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "files").mkdir()
-    assert make_source("files").describe() == "files in files"  # a folder of that name

@@ -12,8 +12,8 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.data import text_stream
-from flashtrain.data.sources import FilesSource
 from flashtrain.data.streaming import StreamingDataModule
+from flashtrain.data.text_files import FilesSource
 from flashtrain.data.text_stream import Place, TextStream, packed_batches, shards_of
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.errors import UserError

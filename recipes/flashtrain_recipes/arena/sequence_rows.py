@@ -14,9 +14,8 @@ from typing import Any
 import filelock
 import numpy as np
 
-from flashtrain.data.labelled_documents import jsonl_objects
-from flashtrain.data.parquet_rows import parquet_rows
 from flashtrain.data.sequences import Sequences
+from flashtrain.data.text_files import TextReader
 from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.hub import work_offline_where_unreachable
@@ -30,13 +29,10 @@ _SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)$")
 def local_rows(path: Path) -> Iterator[tuple[Row, str]]:
     """The rows of a .jsonl or .parquet file, and where each stands in words. UserError: a file of another kind, or one
     that cannot be read."""
-    if path.suffix == ".jsonl":
-        yield from jsonl_objects(path)
-    elif path.suffix == ".parquet":
-        for number, row in enumerate(parquet_rows(path), start=1):
-            yield row, f"{path}, row {number}"
-    else:
+    if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{path} is of no format that is read here: .jsonl or .parquet.")
+    for where, row in TextReader().rows(path):
+        yield row, where
 
 
 def find_table(folder: Path, name: str) -> list[Path]:

@@ -1,0 +1,290 @@
+"""Documents from files of text: a .txt or .md file is one, and so is a line of .jsonl and a row of .parquet.
+
+datasets 5.2 in its place makes line feeds of carriage returns, keeps a byte order mark as text, makes datetime objects
+of texts that look like dates and names no file in an error. zstandard 0.25 and fsspec 2026.9 read a .zst file that was
+cut short as a shorter text, silently.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import io
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any, BinaryIO, cast
+
+from flashtrain.errors import UserError, first_line, unknown
+
+log = logging.getLogger(__name__)
+
+UTF_8 = "utf-8"
+ERRORS = ("strict", "replace")
+ENCODINGS = (UTF_8, "latin-1", "cp1252", "utf-16", "utf-16-le", "shift-jis", "gb18030", "euc-kr", "koi8-r", "mac-roman")
+COMPRESSIONS = (".gz", ".xz", ".zst")
+FORMATS = (".txt", ".md", ".jsonl", ".parquet")
+TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}  # bytes of text in a byte of file, roughly
+ROWS = 256  # of a .parquet file at once
+LISTED = 3  # files by name, in a line that counts more
+
+Row = tuple[str, dict[str, Any]]  # where it stands, in words, and its fields
+
+
+def check_encoding(name: str) -> str:
+    """Python's own name of a text encoding. Raises UserError for what is none."""
+    try:
+        "x".encode(name)  # refuses codecs of other things than text, such as rot13 and base64
+        return codecs.lookup(name).name
+    except (LookupError, ValueError) as error:
+        listed = (*ENCODINGS, "and Python's other text encodings")
+        raise unknown("data.encoding", name, ENCODINGS, listed=listed) from error
+
+
+class TextReader:
+    """Reads one file after another. encoding, errors: see FilesSource. replaced: U+FFFD that were put into each file's
+    text. A file is a Path, or what stands for one of an address (files.found_files)."""
+
+    def __init__(self, encoding: str = UTF_8, errors: str = "strict") -> None:
+        self.encoding, self.errors = check_encoding(encoding), errors
+        self.replaced: Counter[str] = Counter()
+
+    def text(self, path: Any) -> str:
+        """The whole text of a file. UserError, with the place: bytes that are no text."""
+        with opened(path) as file:
+            return self._decoded(file.read(), path)
+
+    def rows(
+        self, path: Any, column: str | None = None, broken: Callable[[UserError], None] | None = None
+    ) -> Iterator[Row]:
+        """The rows of a .jsonl or .parquet file.
+
+        column: all that is read of a .parquet file that has it. broken: is called with the error of a line that is no
+        JSON object, which is passed over; None: that error is raised. UserError: also bytes that are no text.
+        """
+        if path.suffix.lower() == ".parquet":
+            yield from _table_rows(path, column)
+            return
+        for number, line in self._lines(path):
+            if line.strip():
+                where = f"{path}:{number}"
+                try:
+                    row = self._object(line, path)
+                except ValueError as error:
+                    found = UserError(f"{where}: not a JSON object on a line: {getattr(error, 'msg', error)}.")
+                    if broken is None:
+                        raise found from error
+                    broken(found)
+                else:
+                    yield where, row
+
+    def _object(self, line: str, path: Any) -> dict[str, Any]:
+        row = json.loads(line)
+        if "\\ud" in line.lower():  # JSON can say half of a surrogate pair, which no text can hold
+            text = json.dumps(row, ensure_ascii=False)
+            whole = text.encode(errors=self.errors)
+            self.replaced[str(path)] += whole.count(b"?") - text.count("?")
+            row = json.loads(whole)
+        if not isinstance(row, dict):
+            raise ValueError(f"it is a {type(row).__name__}")
+        return row
+
+    def _lines(self, path: Any) -> Iterator[tuple[int, str]]:
+        with opened(path) as file:
+            if "\n".encode(self.encoding) != b"\n":  # UTF-16, say, whose bytes do not say where lines end
+                yield from enumerate(self._decoded(file.read(), path).split("\n"), start=1)
+                return
+            offset = 0
+            for number, line in enumerate(file, start=1):
+                yield number, self._decoded(line, path, offset, number)
+                offset += len(line)
+
+    def _decoded(self, data: bytes, path: Any, offset: int = 0, line: int = 1) -> str:
+        """The text of these bytes, which begin at this offset and line of the file; without a byte order mark."""
+
+        def decode(errors: str) -> str:  # bytes.decode takes UTF-16 without its mark for one of the two byte orders
+            return codecs.getincrementaldecoder(self.encoding)(errors).decode(data, True)
+
+        try:
+            text = decode("strict")
+        except UnicodeError as error:
+            if self.errors == "strict" or not isinstance(error, UnicodeDecodeError):
+                begin = getattr(error, "start", 0)
+                line += data[:begin].decode(self.encoding, "ignore").count("\n")
+                what = f"byte {offset + begin:,} is no {self.encoding} text ({getattr(error, 'reason', error)})"
+                raise self._no_text(path, line, what, data) from error
+            text = decode("replace")
+            self.replaced[str(path)] += text.count("\ufffd") - decode("ignore").count("\ufffd")
+        if "\0" in text and self.errors == "strict":
+            line += text[: text.index("\0")].count("\n")
+            raise self._no_text(path, line, "a zero byte, which no text has", data)
+        return text.removeprefix("\ufeff") if offset == 0 else text
+
+    def _no_text(self, path: Any, line: int, what: str, data: bytes) -> UserError:
+        marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return UserError(
+            f"{path}, line {line}: {what}. Name the file's encoding (data.encoding="
+            f"{'utf-16' if marked else 'latin-1, utf-16-le, ...'}), or read on with data.encoding_errors=replace."
+        )
+
+
+@contextmanager
+def opened(path: Any) -> Iterator[BinaryIO]:
+    """A file's content, uncompressed. UserError, with the file's name: it is damaged, cut short or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            yield _uncompressed(file, path.suffix.lower())
+    except UserError:
+        raise
+    except Exception as error:  # most of which do not name the file
+        raise UserError(f"cannot read {path}: {first_line(error)}.") from error
+
+
+def _uncompressed(file: BinaryIO, suffix: str) -> BinaryIO:
+    if suffix == ".gz":
+        import gzip
+
+        return cast(BinaryIO, gzip.open(file))
+    if suffix == ".xz":
+        import lzma
+
+        return cast(BinaryIO, lzma.open(file))
+    if suffix == ".zst":
+        import pyarrow  # slow to import
+
+        return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd")))
+    return file
+
+
+def _table_rows(path: Any, column: str | None) -> Iterator[Row]:
+    import pyarrow.parquet  # slow to import
+
+    with opened(path) as file, pyarrow.parquet.ParquetFile(file) as table:
+        columns = [column] if column in table.schema_arrow.names else None
+        batches = table.iter_batches(batch_size=ROWS, columns=columns)
+        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+            yield f"{path}: row {number}", row
+
+
+class FilesSource:
+    """A file, or every readable file below a folder in the order of their paths; hidden files are left out, and so are
+    those named for another split than this source is of (split_names).
+
+    path: file or folder, or an address that fsspec reads ("s3://bucket/folder"). text_column: the field of .jsonl
+    objects and .parquet rows that holds the text; rows where it is null are left out. encoding: of .txt, .md and .jsonl
+    (check_encoding). encoding_errors: "strict", or "replace": bytes that are no text become U+FFFD, and a logged line
+    counts them.
+    Raises UserError for a missing path, no readable file, a malformed file or line, a missing column, bytes that are no
+    text, and an unknown encoding.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        text_column: str = "text",
+        *,
+        encoding: str = UTF_8,
+        encoding_errors: str = "strict",
+    ) -> None:
+        self.address = path if isinstance(path, str) and "://" in path else None
+        self.path = Path(path).expanduser()
+        self.text_column = text_column
+        self.reader = TextReader(encoding, encoding_errors)
+        self.split = "train"
+        self._logged: set[str] = set()  # files of which was logged what became U+FFFD: they are read more than once
+
+    def describe(self) -> str:
+        if self.address is not None:
+            return f"files at {self.address}"
+        return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
+
+    def held_out(self) -> FilesSource | None:
+        """The files that are named for validation, as a source of their own; None where none is."""
+        found = self._by_split()
+        for split, what in (("validation", "held out"), ("test", "left out")):
+            if split in found:
+                log.info("%s: %s", what, ", ".join(PurePath(str(file)).name for file in found[split]))
+        if "validation" not in found:
+            return None
+        other = copy(self)
+        other.split = "validation"
+        return other
+
+    def files(self) -> list[Any]:
+        """The files that are read: Paths, or what stands for them of an address."""
+        return self._by_split()[self.split]
+
+    def fingerprint(self) -> str:
+        reader, files = self.reader, self.files()
+        encoding = "" if reader.encoding == UTF_8 else f"\nencoding {reader.encoding}"
+        if reader.errors != "strict":
+            encoding += f" {reader.errors}"
+        if self.address is not None:
+            contents = repr([(file.relative, file.size, file.version) for file in files])
+        else:
+            from flashtrain.files.content_hashes import hash_of_contents  # when text is read: not for help or a plan
+
+            contents = hash_of_contents(self.path if self.path.is_dir() else self.path.parent, files)
+        return hashlib.sha256(f"files {self.text_column}{encoding}\n{contents}".encode()).hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        return self._texts(self.files())
+
+    def shards(self) -> list[Callable[[], Iterator[str]]]:
+        """The documents of each file, to be read apart."""
+        return [partial(self._texts, [file]) for file in self.files()]
+
+    def approximate_bytes(self) -> int:
+        return round(sum(TYPICAL_RATIO.get(file.suffix.lower(), 1.0) * file.stat().st_size for file in self.files()))
+
+    def _texts(self, files: list[Any]) -> Iterator[str]:
+        for file in files:
+            if _format(file) not in (".jsonl", ".parquet"):
+                yield self.reader.text(file)
+                continue
+            for where, row in self.reader.rows(file, self.text_column):
+                if self.text_column not in row:
+                    raise UserError(
+                        f"{where}: no column '{self.text_column}', expected one of {', '.join(row)} (data.text_column)."
+                    )
+                text = row[self.text_column]
+                if isinstance(text, str):
+                    yield text
+                elif text is not None:
+                    raise UserError(f"{where}: '{self.text_column}' holds a {type(text).__name__}, not text.")
+        self._log_replaced()
+
+    def _log_replaced(self) -> None:
+        new = {file: count for file, count in self.reader.replaced.items() if count and file not in self._logged}
+        self.reader.replaced.clear()
+        if new:
+            self._logged |= new.keys()
+            listed = ", ".join(f"{count:,} of {file}" for file, count in list(new.items())[:LISTED])
+            more = f" and {len(new) - LISTED:,} more files" if len(new) > LISTED else ""
+            log.warning("%s bytes became U+FFFD: %s%s", f"{sum(new.values()):,}", listed, more)
+
+    def _by_split(self) -> dict[str, list[Any]]:
+        from flashtrain.data.split_names import by_split  # a plan needs none of it
+        from flashtrain.files.found_files import find_files
+
+        found = find_files(self.address or self.path)
+        read = {name: file for name, file in found.items() if _format(file) is not None}
+        if not read:
+            raise UserError(
+                f"no readable file at data.path={self.address or self.path}; what is read: {', '.join(FORMATS)} (all "
+                f"but .parquet also with {', '.join(COMPRESSIONS)})."
+            )
+        return by_split(read)
+
+
+def _format(file: Any) -> str | None:
+    """Which of FORMATS the file has by its name, compression aside; None when it is not read."""
+    *before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))
+    kind, others = (before[-1], FORMATS[:-1]) if last in COMPRESSIONS else (last, FORMATS)
+    return kind if kind in others else None
