@@ -285,6 +285,7 @@ class FilesSource:
 
 def _format(file: Any) -> str | None:
     """Which of FORMATS the file has by its name, compression aside; None when it is not read."""
-    *before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))
-    kind, others = (before[-1], FORMATS[:-1]) if last in COMPRESSIONS else (last, FORMATS)
-    return kind if kind in others else None
+    before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))[-2:]
+    if last in COMPRESSIONS:
+        return before if before in FORMATS[:-1] else None
+    return last if last in FORMATS else None
