@@ -44,8 +44,8 @@ from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Loaded, mode_of, task_of
 from flashtrain.spec import modes as all_modes
-from flashtrain.training.memory_choice import OutOfMemory
 from flashtrain.training.metrics_file import METRICS, read_metrics
+from flashtrain.training.out_of_memory import OutOfMemory
 
 _CHOOSES = {**modes.GROUPS, "recipe": ""}  # group -> which of its settings names it, where that is not `name`
 _OF_WRITING = {"max_new_tokens": "generate.tokens", "temperature": "generate.temperature", "top_k": "generate.top_k"}

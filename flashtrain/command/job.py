@@ -41,7 +41,7 @@ from flashtrain.spec import mode_of, modes, task_of, work_of, working_mode
 from flashtrain.tasks.context_run import check_heads
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.killed_ranks import name_killed_ranks
-from flashtrain.training.memory_choice import OutOfMemory
+from flashtrain.training.out_of_memory import OutOfMemory
 
 LOG_FILE = "flashtrain.log"
 FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say

@@ -16,7 +16,7 @@ from flashtrain.errors import RunFailed
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching, memory_advice
+from flashtrain.tasks.batching import Batching
 from flashtrain.tasks.components import make_callbacks
 from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
@@ -24,7 +24,7 @@ from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.killed_ranks import killed_rank
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
-from flashtrain.training.memory_choice import OutOfMemory, is_out_of_memory, out_of_memory_line
+from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import make_progress
 from flashtrain.training.resuming import RandomState, RatesOfThisRun
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
@@ -93,17 +93,18 @@ def fit(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            saved = folder if (folder / CHECKPOINTS / LAST).exists() else None
-            raise OutOfMemory(
-                out_of_memory_line(
-                    error,
-                    batching.estimate,
-                    free_bytes=hardware.free_memory_bytes,
-                    alternatives=batching.alternatives,
-                    saved=saved,
-                    advice=None if advice is None else memory_advice(batching, advice),
-                )
-            ) from error
+            size = batching.micro_batch
+            line = out_of_memory_line(
+                error,
+                batching.estimate,
+                free_bytes=hardware.free_memory_bytes,
+                micro_batch=size,
+                # a task with advice of its own has a setting of its own for the micro-batch
+                alternatives=[one for one in batching.alternatives if advice is None or one.micro_batch == size],
+                saved=folder if (folder / CHECKPOINTS / LAST).exists() else None,
+                advice=advice or OTHERWISE,
+            )
+            raise OutOfMemory(line) from error
         if signals.stopped_by is not None or signals.out_of_time:
             raise stopped(signals, folder)
         step = trainer.global_step

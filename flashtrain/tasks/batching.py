@@ -10,7 +10,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.block import GATED
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.memory import FREE_SHARE, GIB, EncoderShape, MemoryEstimate, estimate_memory
@@ -21,11 +21,10 @@ from flashtrain.training.memory_choice import (
     Room,
     candidates,
     choose_option,
-    largest_micro_batch,
     memory_options,
-    option_words,
-    too_large,
 )
+
+MICRO_BATCH_CAP = 64  # samples of a language model
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Batching:
 
 
 def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
-    """The micro-batch asked for, or the largest whose estimated memory fits what is free, with the savings it takes.
+    """Of a language model: the micro-batch requested, or the largest whose estimated memory fits what is free.
 
     Raises UserError where none fits, or where a registered model of another kind has no estimate to choose by.
     """
@@ -56,34 +55,48 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     shape = model.shape
     if shape is None:
         return _of_unknown_model(settings, model, samples)
-    free = room(settings, hardware)
-    estimate = estimator(settings, hardware, model, shape)
-    options = memory_options(_candidates(settings, hardware), samples, micro_batch, free, estimate)
-    chosen = choose_option(options, free)
-    if micro_batch is None and not chosen.fits and free.device is not None:
-        raise too_large(chosen.estimate, free.device)
-    ladder = _candidates(settings, hardware, checkpointing=AUTO)
-    more = [savings for savings in ladder if savings not in [option.savings for option in options]]
-    return Batching(
-        chosen.micro_batch,
-        samples // chosen.micro_batch,
-        chosen.estimate,
-        chosen.savings,
-        chosen.fits,
-        options=[*options, *memory_options(more, samples, micro_batch, free, estimate)],
-        alternatives=_alternatives(chosen, ladder, samples, free, estimate),
+    sizes = [size for size in divisors(samples) if size <= MICRO_BATCH_CAP]
+    return choose_micro_batch(
+        settings, hardware, micro_batch or sizes, samples, estimator(settings, hardware, model, shape)
     )
 
 
-def _alternatives(
-    chosen: MemoryOption, ladder: Sequence[MemorySavings], samples: int, room: Room, estimate: Estimate
-) -> list[MemoryOption]:
-    """What to try where the chosen runs out of memory: a smaller micro-batch, and every kind that needs less."""
-    size = chosen.micro_batch
-    smaller = largest_micro_batch(samples, lambda other: other < size, cap=size)
-    fewer = [] if smaller is None else memory_options([chosen.savings], samples, smaller, room, estimate)
-    kinds = memory_options(ladder, samples, size, room, estimate)
-    return [*fewer, *(option for option in kinds if option.estimate.total < chosen.estimate.total)]
+def choose_micro_batch(
+    settings: Settings, hardware: Hardware, sizes: int | Sequence[int], share: int, estimate: Estimate
+) -> Batching:
+    """The largest of `sizes` whose estimated memory fits what is free, with the cheapest savings that it takes.
+
+    sizes: what a micro-batch may be, ascending, in samples or tokens; or the one that the settings name. share: of a
+    step, on a device, in the same unit. estimate: of a size and savings.
+    Raises UserError: not even the smallest fits, and the settings name none.
+    """
+    free, named = room(settings, hardware), isinstance(sizes, int)
+    sizes = [sizes] if isinstance(sizes, int) else sizes
+    options = memory_options(_candidates(settings, hardware), sizes, free, estimate)
+    chosen = choose_option(options, free)
+    if not chosen.fits and not named and free.device is not None:
+        fixed = sum(chosen.estimate.parts()[name] for name in ("weights", "gradients", "optimizer"))
+        raise UserError(
+            f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB "
+            f"({fixed / GIB:.1f} of them weights, gradients and optimiser states), and "
+            f"{FREE_SHARE * free.device / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used: choose "
+            "memory=auto, a smaller model, shorter samples, attention=flash, or trainer.strategy=fsdp (or context) on "
+            "more devices."
+        )
+    ladder = _candidates(settings, hardware, checkpointing=AUTO)
+    smaller = [size for size in divisors(share) if size < chosen.micro_batch][-1:]
+    fewer = memory_options([chosen.savings], smaller, free, estimate) if smaller else []
+    kinds = memory_options(ladder, [chosen.micro_batch], free, estimate)
+    more = [savings for savings in ladder if savings not in [option.savings for option in options]]
+    return Batching(
+        chosen.micro_batch,
+        share // chosen.micro_batch,
+        chosen.estimate,
+        chosen.savings,
+        chosen.fits,
+        options=[*options, *memory_options(more, sizes, free, estimate)],
+        alternatives=[*fewer, *(option for option in kinds if option.estimate.total < chosen.estimate.total)],
+    )
 
 
 def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape) -> Estimate:
@@ -166,43 +179,6 @@ def _of_unknown_model(settings: Settings, model: Trainable, samples: int) -> Bat
     return Batching(micro_batch, samples // micro_batch, None)
 
 
-def choose_encoder_batching(
-    settings: Settings, hardware: Hardware, sizes: Sequence[int], share: int, estimate: Estimate
-) -> Batching:
-    """The largest of `sizes` whose estimated memory fits what is free, with the cheapest savings that it takes.
-
-    sizes: what a micro-batch may be, ascending, in samples or tokens; a single one where the settings name it. share:
-    of a step, on a device, in the same unit. estimate: of a size and savings.
-    Without a GPU the largest of them, and no savings but those asked for.
-    UserError: not even the smallest fits, and the settings name none.
-    """
-    gpu = hardware.kind == "cuda"
-    free = room(settings, hardware) if gpu else Room(None)
-    options = [_option(savings, sizes, free, estimate) for savings in _savings(settings, auto=gpu)]
-    chosen = choose_option(options, free)
-    if not chosen.fits and len(sizes) > 1:
-        raise UserError(
-            f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB, and "
-            f"{FREE_SHARE * (free.device or 0) / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used: choose "
-            "memory=full, a smaller model, shorter samples or attention=flash."
-        )
-    smaller = [size for size in sizes if size < chosen.micro_batch][-1:]
-    less = [_option(chosen.savings, smaller, free, estimate)] if smaller else []
-    every = [savings for savings in candidates(AUTO) if not savings.offload]
-    less += [_option(savings, [chosen.micro_batch], free, estimate) for savings in every]
-    tried = [option.savings for option in options]
-    options += [_option(savings, sizes, free, estimate) for savings in every if savings not in tried]
-    return Batching(
-        chosen.micro_batch,
-        share // chosen.micro_batch,
-        chosen.estimate,
-        chosen.savings,
-        chosen.fits,
-        options=options,
-        alternatives=[option for option in less if option.estimate.total < chosen.estimate.total],
-    )
-
-
 def encoder_shape(config: Any, **own: Any) -> EncoderShape:
     """What of an encoder's configuration its memory is estimated from. own: fields of the estimate's alone."""
     sizes = (config.layers, config.embed, config.heads, config.ffn)
@@ -251,31 +227,3 @@ def plan_text(
     time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
     last = f"time: {time} for {flops:.3g} FLOPs{meant} ({how}), start-up and validation apart"
     return "\n".join([*lines, last, "nothing was started; leave out mode=plan to train."])
-
-
-def memory_advice(batching: Batching, otherwise: str) -> str:
-    """What to change after running out of memory: the ways to run that are estimated to need less, then `otherwise`."""
-    ways = [
-        f"{option_words(option.savings)} (estimated {option.estimate.total / GIB:.1f} GiB at {option.micro_batch:,})"
-        for option in batching.alternatives
-        if option.micro_batch == batching.micro_batch
-    ]
-    return " or ".join([*ways[:2], otherwise])
-
-
-def _savings(settings: Settings, *, auto: bool) -> list[MemorySavings]:
-    """The savings to try, cheapest first; one where memory.checkpointing names a kind, or nothing is to be chosen."""
-    asked = settings.memory
-    kind = asked.checkpointing if auto or asked.checkpointing != AUTO else "none"
-    offload = asked.offload and kind != "none"
-    tried = candidates(kind, offload=offload, ffn_chunk=asked.ffn_chunk, loss_chunk=asked.loss_chunk)
-    return [savings for savings in tried if savings.offload == offload]
-
-
-def _option(savings: MemorySavings, sizes: Sequence[int], room: Room, estimate: Estimate) -> MemoryOption:
-    """The largest size that fits with these savings, or the smallest where none does."""
-    for size in reversed(sizes):
-        needed = estimate(size, savings)
-        if room.holds(needed):
-            return MemoryOption(savings, size, needed, True)
-    return MemoryOption(savings, sizes[0], needed, False)

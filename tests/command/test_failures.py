@@ -13,7 +13,7 @@ from tiny_runs import TinyRuns
 from flashtrain import __main__ as command
 from flashtrain import registry
 from flashtrain.errors import RunFailed, UserError
-from flashtrain.training.memory_choice import OutOfMemory
+from flashtrain.training.out_of_memory import OutOfMemory
 
 
 @pytest.fixture

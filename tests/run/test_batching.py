@@ -74,6 +74,11 @@ def test_a_short_context_saves_nothing_and_keeps_its_batch():
     assert (found.micro_batch, found.savings) == (64, MemorySavings())
 
 
+@pytest.mark.parametrize(("samples", "expected"), [(48, 48), (7, 7), (96, 48), (512, 64)])
+def test_the_micro_batch_is_the_largest_divisor_that_fits_and_64_at_most(samples, expected):
+    assert batching("context=64", f"trainer.tokens_per_step={64 * samples}").micro_batch == expected
+
+
 def test_a_micro_batch_that_is_given_stays_and_the_savings_follow_it():
     small = replace(H200, free_memory_bytes=16 * GIB)
     found = batching("trainer.micro_batch=64", hardware=small)
@@ -113,7 +118,7 @@ def test_several_ranks_go_by_the_card_and_choose_alike():
 
 
 def test_a_sample_that_fits_in_no_way_is_one_line():
-    with pytest.raises(UserError, match="one sample needs an estimated"):
+    with pytest.raises(UserError, match=r"the smallest micro-batch, 1, needs an estimated .* memory=auto"):
         one_sequence(1_048_576, hardware=replace(H200, free_memory_bytes=20 * GIB))
 
 

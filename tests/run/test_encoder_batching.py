@@ -12,12 +12,12 @@ from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain.models import Bert, Classifier
 from flashtrain.spec import task_of
-from flashtrain.tasks.batching import Batching, memory_advice, memory_plan, memory_words
+from flashtrain.tasks.batching import Batching, memory_plan, memory_words
 from flashtrain.tasks.fine_tuning.prepare import choose_head_batching, encoder_config, make_head
 from flashtrain.tasks.masked_language.build import bert_config, check_masked_step, choose_masked_batching
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
-from flashtrain.training.memory_choice import out_of_memory_line
+from flashtrain.training.out_of_memory import out_of_memory_line
 from flashtrain_recipes.arena.build import choose_stage_batching, classifier_config
 from flashtrain_recipes.arena.stages import stages_of
 
@@ -78,7 +78,8 @@ def test_without_a_budget_bert_takes_as_many_tokens_as_fit() -> None:
     assert budgets[0] == 65536
     assert all(65536 % budget == 0 and budget >= 512 for budget in budgets)
     assert budgets[2] < 32768
-    assert bert(detect_hardware("cpu"), "masked.token_budget=null").micro_batch == 16384
+    roomy = replace(detect_hardware("cpu"), free_memory_bytes=None)
+    assert bert(roomy, "masked.token_budget=null").micro_batch == 16384
 
 
 def test_fine_tuning_takes_no_more_texts_than_tokens_at_once_holds() -> None:
@@ -93,10 +94,10 @@ def test_fine_tuning_takes_no_more_texts_than_tokens_at_once_holds() -> None:
     assert chosen(8).micro_batch < 8
 
 
-def test_without_a_gpu_nothing_is_chosen_by_memory() -> None:
-    poor = replace(detect_hardware("cpu"), free_memory_bytes=GIB)
-    assert pathx(poor).micro_batch == 96
-    assert bert(poor).savings.checkpointing == "none"
+def test_a_cpu_is_chosen_for_by_its_memory_too() -> None:
+    poor = replace(detect_hardware("cpu"), free_memory_bytes=2 * GIB)
+    assert pathx(poor).micro_batch < 96
+    assert pathx(replace(poor, free_memory_bytes=None)).micro_batch == 96
 
 
 def test_a_gpu_too_small_for_one_sample_is_told_in_a_line() -> None:
@@ -112,7 +113,8 @@ def test_the_announcement_the_plan_and_running_out_of_memory_name_the_estimate()
     assert memory_plan(batching)[0].startswith("memory: ")
     line = out_of_memory_line(
         torch.OutOfMemoryError("CUDA out of memory."), batching.estimate, free_bytes=20 * GIB,
-        advice=memory_advice(batching, "a smaller masked.token_budget="),
+        micro_batch=batching.micro_batch, alternatives=batching.alternatives[1:],
+        advice="a smaller masked.token_budget=",
     )  # fmt: skip
     assert "The estimate was" in line
     assert "memory=selective (estimated" in line

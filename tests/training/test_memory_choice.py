@@ -7,7 +7,7 @@ import pytest
 from flashtrain.errors import UserError
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.training.memory import GIB, MemoryEstimate
-from flashtrain.training.memory_choice import Room, candidates, choose_option, largest_micro_batch, memory_options
+from flashtrain.training.memory_choice import Room, candidates, choose_option, memory_options
 
 A_SAMPLE = {"none": 16, "selective": 8, "full": 4}  # GiB
 
@@ -18,8 +18,9 @@ def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
     return MemoryEstimate(0, 0, 0, int(size * micro_batch * GIB), 0, 0, host=host)
 
 
-def chosen(room: Room, samples: int = 8, micro_batch: int | None = 1, **asked) -> tuple[MemorySavings, int]:
-    option = choose_option(memory_options(candidates(**asked), samples, micro_batch, room, estimate), room)
+def chosen(room: Room, micro_batch: int | None = 1, **asked) -> tuple[MemorySavings, int]:
+    sizes = [1, 2, 4, 8] if micro_batch is None else [micro_batch]
+    option = choose_option(memory_options(candidates(**asked), sizes, room, estimate), room)
     return option.savings, option.micro_batch
 
 
@@ -82,16 +83,9 @@ def test_offloading_without_room_in_the_host_is_one_line():
 
 
 def test_an_option_reads_as_the_settings_that_ask_for_it():
-    first, *_, last = memory_options(candidates(), 8, 1, Room(10 * GIB, 100 * GIB), estimate)
+    first, *_, last = memory_options(candidates(), [1], Room(10 * GIB, 100 * GIB), estimate)
     assert " ".join(first.line().split()) == "memory=none 16.0 GiB, micro-batch 1 - does not fit"
     assert " ".join(last.line().split()) == (
         "memory=full memory.offload=true memory.ffn_chunk=16384 memory.loss_chunk=2048 "
         "1.0 GiB, micro-batch 1, 6.0 GiB in host memory"
     )
-
-
-def test_the_micro_batch_is_the_largest_divisor_that_fits_and_64_at_most():
-    fitting = [largest_micro_batch(samples, lambda size: size <= 21) for samples in (64, 48, 7, 23)]
-    assert fitting == [16, 16, 7, 1]
-    assert largest_micro_batch(512, lambda size: True) == 64
-    assert largest_micro_batch(8, lambda size: False) is None

@@ -9,7 +9,8 @@ import torch
 
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.training.memory import GIB, MemoryEstimate
-from flashtrain.training.memory_choice import MemoryOption, is_out_of_memory, out_of_memory_line
+from flashtrain.training.memory_choice import MemoryOption
+from flashtrain.training.out_of_memory import is_out_of_memory, out_of_memory_line
 
 TORCHS = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 1.25 GiB is "

@@ -16,7 +16,7 @@ from flashtrain.models.bert_encoder import BertConfig, BertEncoder
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import Prepared
 from flashtrain.tasks import FineTuning
-from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, memory_plan, memory_words, plan_text
+from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import loader_workers, optimizer_builder, schedule_builder, vocabulary_of
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 from flashtrain.tasks.masked_language.build import SavedBert, bert_config, bert_estimate, check_context, read_bert
@@ -30,10 +30,10 @@ def texts_per_device(settings: Settings) -> int:
     return settings.finetune.batch // settings.trainer.ranks
 
 
-def micro_batches(settings: Settings) -> list[int]:
-    """Texts that a device may compute at once, ascending: as asked, or those that finetune.tokens_at_once holds."""
+def micro_batches(settings: Settings) -> int | list[int]:
+    """Texts that a device may compute at once: as requested, or those that finetune.tokens_at_once holds, ascending."""
     if settings.trainer.micro_batch is not None:
-        return [settings.trainer.micro_batch]
+        return settings.trainer.micro_batch
     most = max(1, settings.finetune.tokens_at_once // settings.context)
     return [size for size in divisors(texts_per_device(settings)) if size <= most]
 
@@ -106,7 +106,7 @@ def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) ->
     estimate = bert_estimate(
         settings, hardware, config, parameters, layout=settings.finetune.layout, tokens_each=settings.context
     )
-    return choose_encoder_batching(settings, hardware, micro_batches(settings), texts_per_device(settings), estimate)
+    return choose_micro_batch(settings, hardware, micro_batches(settings), texts_per_device(settings), estimate)
 
 
 def make_labelled_data(

@@ -22,7 +22,7 @@ from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, encoder_shape
+from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
 from flashtrain.tasks.components import (
     loader_workers,
     make_sources,
@@ -121,10 +121,10 @@ def tokens_per_device(settings: Settings) -> int:
     return settings.trainer.tokens_per_step // settings.trainer.ranks
 
 
-def token_budgets(settings: Settings, *, gpu: bool) -> list[int]:
-    """What a row may hold, ascending: as asked, or each part of a device's tokens that holds the longest sample."""
+def token_budgets(settings: Settings, *, gpu: bool) -> int | list[int]:
+    """What a row may hold: as requested, or each part of a device's tokens that holds the longest sample, ascending."""
     if settings.masked.token_budget is not None:
-        return [settings.masked.token_budget]
+        return settings.masked.token_budget
     found = [size for size in divisors(tokens_per_device(settings)) if size >= settings.context]
     return found if gpu else [size for size in found if size <= WITHOUT_GPU] or found[:1]
 
@@ -251,7 +251,7 @@ def choose_masked_batching(
     estimate = bert_estimate(
         settings, hardware, model.config, model.parameter_count(), layout=layout, tokens_each=padding
     )
-    return choose_encoder_batching(settings, hardware, sizes, tokens_per_device(settings), estimate)
+    return choose_micro_batch(settings, hardware, sizes, tokens_per_device(settings), estimate)
 
 
 def check_context(config: BertConfig, context: int, where: str) -> None:

@@ -12,7 +12,7 @@ from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
-from flashtrain.tasks.batching import Batching, choose_encoder_batching, compiles, encoder_shape
+from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
 from flashtrain.tasks.classification import Augment, augmentation, in_turn
 from flashtrain.tasks.components import optimizer_builder, schedule_builder
 from flashtrain.training.callbacks import held_out_samples
@@ -264,4 +264,4 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
             master_weights=settings.optimizer.master_weights,
         )
 
-    return choose_encoder_batching(settings, hardware, [asked] if asked else divisors(share), share, estimate)
+    return choose_micro_batch(settings, hardware, asked or divisors(share), share, estimate)

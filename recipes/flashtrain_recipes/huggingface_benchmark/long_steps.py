@@ -42,7 +42,8 @@ from flashtrain.tasks.context_run import check_model, context_columns
 from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
-from flashtrain.training.memory_choice import Room, is_out_of_memory
+from flashtrain.training.memory_choice import Room
+from flashtrain.training.out_of_memory import is_out_of_memory
 from flashtrain.training.throughput import Throughput
 from flashtrain_recipes.benchmark_runner.measuring import Effort, Row, first_line
 from flashtrain_recipes.benchmark_runner.run import Benchmark, Run
