@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,9 @@ def ranked(rows: Sequence[Row], score: str) -> list[Row]:
 
     def place(row: Row) -> tuple[bool, float]:
         value = row.get(score)
-        lacks = has_failed(row) or value is None or value != value  # a loss may be NaN
-        return lacks, 0.0 if lacks else -value if _SCORES[score] else value
+        if has_failed(row) or value is None or math.isnan(value):
+            return True, 0.0
+        return False, -value if _SCORES[score] else value
 
     first, *others = sorted(rows, key=place)
     return [{**first, "best": heading(score)}, *others] if not place(first)[0] else [first, *others]
