@@ -18,7 +18,7 @@ Conversations are rows of a `chat_source` (ChatFiles, ChatDataset, ChatSource), 
 `chat_template` (ChatTemplate), and rows with labels by `chat_samples` (ChatSamples); `chat_datamodule` (ChatDataModule)
 puts these together.
 
-Classifiers read `labelled_documents` (LabelledDocuments, LabelledSamples), from files or a dataset, or
-`labelled_examples`: words with labels, or made up (CueDocuments, best_micro_f1). Those of sequences read `sequences`
-(Sequences, SequenceSource, SequenceDataModule).
+Classifiers read `labelled_rows` of files or a dataset as `labelled_documents` (LabelledDocuments, LabelledSamples), or
+made-up `cue_documents` (CueDocuments, best_micro_f1). Those of sequences read `sequences` (Sequences, SequenceSource,
+SequenceDataModule).
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashtrain.data.labelled_examples import FILLER, CueDocuments, best_micro_f1
+from flashtrain.data.cue_documents import FILLER, CueDocuments, best_micro_f1
 from flashtrain.errors import UserError
 
 

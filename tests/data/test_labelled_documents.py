@@ -1,94 +1,105 @@
-"""Labelled documents from files and datasets, and the batches they make."""
+"""Labelled texts from files and datasets, of whole texts and of words, and the batches they make."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from flashtrain.data.labelled_documents import (
-    LabelledSamples,
-    MissingSplit,
-    Row,
-    dataset_rows,
-    encode_rows,
-    labelled_rows,
-)
+from flashtrain.data.labelled_documents import LabelledSamples
+from flashtrain.data.labelled_rows import Columns, Row, dataset_rows, encode_rows, file_rows, labels_in
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 
 ROWS = [Row("a text", ["x", "y"]), Row("another", []), Row("the third one", ["y"])]
+OF_WORDS = [Row(["ab", "c"], ["X", "O"]), Row(["d"], ["X"])]
 SPECIAL = SpecialTokens.past(257)
 
 
-def write(path, *rows) -> None:
+def write(path, *rows) -> Path:
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
 
 
-def test_lines_of_a_file_or_of_a_folder_of_files_are_read_in_order(tmp_path):
-    write(tmp_path / "a.jsonl", {"text": "a text", "labels": ["x", "y"]}, {"text": "another", "labels": []})
+def encoded(rows, *, of_words=False):
+    return encode_rows(rows, ByteTokenizer(), labels_in(rows), of_words=of_words)
+
+
+def test_lines_and_tables_are_rows_in_order(tmp_path):
+    lines = write(tmp_path / "a.jsonl", {"text": "a text", "labels": ["x", "y"]}, {"text": "another", "labels": []})
+    assert [row[:2] for row in file_rows(lines, Columns())] == [row[:2] for row in ROWS[:2]]
     with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
         file.write(json.dumps({"text": ["the", "third"], "labels": 7}) + "\n\n")
-    first = [row._replace(where=f"{tmp_path / 'a.jsonl'}:{line}") for line, row in enumerate(ROWS[:2], start=1)]
-    assert labelled_rows(tmp_path / "a.jsonl") == first
-    assert labelled_rows(tmp_path) == [*first, Row("the\nthird", ["7"], f"{tmp_path / 'b.jsonl.gz'}:1")]
+    (row,) = file_rows(tmp_path / "b.jsonl.gz", Columns())
+    assert row == Row("the\nthird", ["7"], f"{tmp_path / 'b.jsonl.gz'}:1")
+    table = pyarrow.table({"words": [["ab", "c"], ["d"]], "labels": [["X", "O"], ["X"]]})
+    pyarrow.parquet.write_table(table, tmp_path / "c.parquet")
+    of_words = file_rows(tmp_path / "c.parquet", Columns("words", of_words=True))
+    assert [row[:2] for row in of_words] == [row[:2] for row in OF_WORDS]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{\n", "a.jsonl:1: not a JSON object on a line: Expecting property name enclosed in double quotes"),
-        ("[1]", "a.jsonl:1: not a JSON object on a line: it is a list"),
-        ({"text": "a"}, "a.jsonl:1: no column 'labels'. Possible: text"),
-        ({"text": 3, "labels": []}, "'text' holds no text"),
-        ({"text": "a", "labels": [None]}, r"'labels' holds \[None\]. Possible: strings or whole numbers"),
+        ("{\n", "a.jsonl:1: "),
+        ("[1]", "a.jsonl:1: "),
+        ({"text": "a"}, "a.jsonl:1: no column 'labels'"),
+        ({"text": 3, "labels": []}, "'text' holds 3"),
+        ({"text": "a", "labels": [None]}, r"'labels' holds \[None\]"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(tmp_path, line, message):
-    write(tmp_path / "a.jsonl", line)
     with pytest.raises(UserError, match=message):
-        labelled_rows(tmp_path)
+        file_rows(write(tmp_path / "a.jsonl", line), Columns())
 
 
-def test_where_nothing_is_to_be_read_is_one_line(tmp_path):
-    for path in (tmp_path, tmp_path / "none.jsonl"):
-        with pytest.raises(UserError, match="no labelled documents at"):
-            labelled_rows(path)
-    (tmp_path / "bad.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(UserError, match=r"cannot read .*bad.jsonl.gz"):
-        labelled_rows(tmp_path)
-
-
-def test_a_dataset_gives_its_labels_their_names(tmp_path):
+def test_a_dataset_gives_its_splits_and_its_labels_their_names(tmp_path):
+    datasets = pytest.importorskip("datasets")
     write(tmp_path / "train.jsonl", {"text": ["a", "b"], "labels": [1]}, {"text": ["c"], "labels": [0, 2]})
-    assert [row[:2] for row in dataset_rows(str(tmp_path))] == [("a\nb", ["1"]), ("c", ["0", "2"])]
-    assert [row[:2] for row in dataset_rows(str(tmp_path), most=1)] == [("a\nb", ["1"])]
-    with pytest.raises(UserError, match=r"row 0: no column 'topics'. Possible: text, labels"):
-        dataset_rows(str(tmp_path), labels_column="topics")
-    with pytest.raises(MissingSplit, match=r"cannot load dataset .*, split test"):
-        dataset_rows(str(tmp_path), split="test")
+    write(tmp_path / "dev.jsonl", {"text": ["d"], "labels": [1]})
+    found = dataset_rows(str(tmp_path), None, Columns())
+    assert [row[:2] for row in found["train"]] == [("a\nb", ["1"]), ("c", ["0", "2"])]
+    assert [row[:2] for row in found["validation"]] == [("d", ["1"])]
+    assert "test" not in found
+    assert len(dataset_rows(str(tmp_path), None, Columns(), {"train": 1})["train"]) == 1
+    with pytest.raises(UserError, match=r"split train, row 0: no column 'topics'"):
+        dataset_rows(str(tmp_path), None, Columns(labels="topics"))
+    features = datasets.Features({"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])})
+    table = datasets.Dataset.from_dict({"text": ["e"], "labels": [1]}, features=features)
+    (tmp_path / "named").mkdir()
+    table.to_parquet(tmp_path / "named" / "train.parquet")
+    assert dataset_rows(str(tmp_path / "named"), None, Columns())["train"][0].labels == ["yes"]
 
 
 def test_documents_are_encoded_and_their_labels_numbered():
-    documents = encode_rows(ROWS, ByteTokenizer())
+    documents = encoded(ROWS)
     assert documents.label_names == ("x", "y")
-    assert documents.labels.tolist() == [[True, True], [False, False], [False, True]]
+    assert [labels.tolist() for labels in documents.labels] == [[True, True], [False, False], [False, True]]
     assert bytes(documents.document(2)[0].tolist()) == b"the third one"
     assert documents.lengths.tolist() == [6, 7, 13]
-    with pytest.raises(UserError, match=r"document 0 has the label 'x'. Possible: y"):
-        encode_rows(ROWS, ByteTokenizer(), ["y"])
-    with pytest.raises(UserError, match=r"test.jsonl:7 has the label 'z'"):
-        encode_rows([Row("a", ["z"], "test.jsonl:7")], ByteTokenizer(), ["y"])
+    for rows, of_words in (([Row("a", ["z"], "test.jsonl:7")], False), ([Row(["a"], ["z"], "test.jsonl:7")], True)):
+        with pytest.raises(UserError, match=r"test.jsonl:7 has the label 'z': expected x, y"):
+            encode_rows(rows, ByteTokenizer(), ["x", "y"], of_words=of_words)
+
+
+def test_the_first_token_of_a_word_has_its_label():
+    texts = encoded(OF_WORDS, of_words=True)
+    assert texts.label_names == ("O", "X")
+    assert [bytes(tokens.tolist()) for tokens in texts.tokens] == [b"ab c", b"d"]
+    assert [labels.tolist() for labels in texts.labels] == [[1, -100, 0, -100], [1]]
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_a_batch_holds_documents_cut_to_the_context(layout):
-    samples = LabelledSamples(encode_rows(ROWS, ByteTokenizer()), SPECIAL, 10, layout=layout)
-    batch = samples[[2, 0]]
+    batch = LabelledSamples(encoded(ROWS), SPECIAL, 10, layout=layout)[[2, 0]]
     expected = [[SPECIAL.classify, *text, SPECIAL.separate] for text in (b"the thir", b"a text")]
     assert batch["labels"].tolist() == [[0, 1], [1, 1]]
+    assert (batch["sequences"], batch["real_tokens"], batch["pairs"]) == (2, 18, 164)
     if layout == "packed":
         assert batch["cu_seqlens"].tolist() == [0, 10, 18]
         assert batch["tokens"].tolist() == [*expected[0], *expected[1], SPECIAL.pad, SPECIAL.pad]
@@ -97,8 +108,14 @@ def test_a_batch_holds_documents_cut_to_the_context(layout):
         assert batch["tokens"].tolist() == [expected[0], [*expected[1], SPECIAL.pad, SPECIAL.pad]]
 
 
-def test_samples_that_cannot_be_made_are_refused():
-    with pytest.raises(UserError, match="context=2 must be at least 3"):
-        LabelledSamples(encode_rows(ROWS, ByteTokenizer()), SPECIAL, 2)
-    with pytest.raises(UserError, match="there are no labelled documents"):
-        encode_rows([], ByteTokenizer())
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_batches_lay_labels_of_words_out_as_their_tokens(layout):
+    batch = LabelledSamples(encoded(OF_WORDS, of_words=True), SPECIAL, 5, layout=layout, of_words=True)[[0, 1]]
+    first, second = [-100, 1, -100, 0, -100], [-100, 1, -100]
+    if layout == "packed":
+        assert batch["cu_seqlens"].tolist() == [0, 5, 8]
+        assert batch["labels"].tolist() == [*first, *second, -100, -100]
+    else:
+        assert batch["lengths"].tolist() == [5, 3]
+        assert batch["labels"].tolist() == [first, [*second, -100, -100]]
+    assert batch["tokens"].shape == batch["labels"].shape

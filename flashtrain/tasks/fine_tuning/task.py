@@ -38,7 +38,7 @@ NUMBERS = ("real_tokens", "pairs", "sequences")
 
 
 class FineTuning(TrainingTask):
-    """Trains a head and its encoder on batches of flashtrain.data.labelled_documents or token_labels.
+    """Trains a head and its encoder on batches of flashtrain.data.labelled_documents.
 
     target: "labels" (any number a text), "class" (one a text), both of a SequenceClassifier, or "tokens" (of a
     TokenClassifier). A batch's plain numbers real_tokens, pairs and sequences are counted into `flops_done`.

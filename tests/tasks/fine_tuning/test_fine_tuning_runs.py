@@ -172,7 +172,7 @@ def test_settings_that_cannot_work_are_one_line(head_runs: TinyRuns, words, mess
         ((), [{"text": "a"}], "no column 'labels'"),
         (("finetune.target=class",), [{"text": "a", "labels": ["x", "y"]}] * 4, "finetune.target=class has one each"),
         (("finetune.target=tokens",), [{"words": ["a"], "labels": ["x", "y"]}], "1 words and 2 labels"),
-        (("finetune.target=tokens",), [{"words": "a", "labels": ["x"]}], "'words' is no list of strings"),
+        (("finetune.target=tokens",), [{"words": "a", "labels": ["x"]}], "'words' holds 'a'"),
         ((), [{"text": "a", "labels": "x"}], "too few to hold out some"),
         (("context=64", "weights=HF"), [{"text": "a", "labels": "x"}] * 4, "longer than the 32 positions"),
     ],

@@ -27,7 +27,7 @@ def counts(source: LabelledSource) -> dict[str, int]:
 
 
 def test_files_are_the_parts_that_they_are_named_for(tmp_path) -> None:
-    for name, count in (("train-1", 4), ("train-2", 6), ("validation", 3), ("test", 2)):
+    for name, count in (("train-1", 4), ("train-2", 4), ("more", 2), ("validation", 3), ("test", 2)):
         write(tmp_path / f"{name}.jsonl", "xy", count)
     assert counts(source_of(tmp_path)) == {"train": 10, "validation": 3, "test": 2}
 
@@ -58,12 +58,14 @@ def test_texts_to_score_alone_are_those_called_test_or_all(tmp_path) -> None:
 
 
 def test_what_cannot_be_trained_on_is_one_line(tmp_path) -> None:
+    with pytest.raises(UserError, match="no labelled texts at"):
+        source_of(tmp_path)
     write(tmp_path / "test.jsonl", "xy")
     with pytest.raises(UserError, match=r"no labelled texts to train on at .*: test texts alone"):
         source_of(tmp_path)
     write(tmp_path / "train.jsonl", "xx")
-    with pytest.raises(UserError, match=r"have the label x: finetune.target=class tells two or more apart"):
+    with pytest.raises(UserError, match=r"finetune\.target=class tells two or more apart"):
         source_of(tmp_path)
     write(tmp_path / "train.jsonl", "xz")
-    with pytest.raises(UserError, match=r"test.jsonl:2 has the label 'y'. Possible: x, z"):
+    with pytest.raises(UserError, match=r"test.jsonl:2 has the label 'y': expected x, z"):
         source_of(tmp_path)
