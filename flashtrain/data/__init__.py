@@ -1,7 +1,7 @@
 """Text to batches: where text comes from, how it becomes tokens on disk, and how tokens become packed samples.
 
 In the order the text travels: `text_files` (FilesSource, TextReader; `sources` says what any source is and has the
-standard library's, `hub_source` has HubSource and SavedDataset), `tokenizers`, `bpe`,
+standard library's, `hub_source` has HubSource), `tokenizers`, `bpe`,
 `wordpiece` and `huggingface_tokenizer` (Tokenizer, TokenizerSpec, ByteTokenizer, BPETokenizer, WordPieceTokenizer,
 gpt2_tokenizer, huggingface_tokenizer, make_tokenizer, load_tokenizer), `token_builder` and `token_cache` (TokenCache,
 open_or_build), `packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and

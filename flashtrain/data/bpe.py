@@ -223,9 +223,6 @@ def _from_vocabulary(vocabulary: Any, merges: Any, where: str) -> RustTokenizer:
 
 
 def _download(name: str) -> str:
-    from flashtrain.files.hub import work_offline_where_unreachable
-
-    work_offline_where_unreachable()
     import huggingface_hub  # a dependency of tokenizers; imported here since it is slow
     import huggingface_hub.errors
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
-from flashtrain.data.hub_source import HubSource, datasets_library, is_saved_dataset
+from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import held_out
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Marked
 from flashtrain.data.tokenizers import Tokenizer
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +55,12 @@ class ChatFiles(FilesSource):
 
 
 class ChatDataset(HubSource):
-    """A HubSource's rows; its name may also be a folder that Dataset.save_to_disk wrote."""
+    """A HubSource's rows."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """See ChatRows."""
         for number, row in enumerate(self._load(), start=1):
             yield f"{self.describe()}: row {number}", _without_nulls(row)
-
-    def _load(self) -> Any:
-        if self._rows is None and is_saved_dataset(self.name):
-            found = datasets_library().load_from_disk(self.name)
-            if isinstance(found, dict) and self.split not in found:
-                raise unknown("split", self.split, found)
-            self._rows = found[self.split] if isinstance(found, dict) else found
-        return super()._load()
 
 
 class ChatSource:

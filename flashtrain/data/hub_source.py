@@ -1,4 +1,4 @@
-"""A dataset of the Hugging Face hub, or a local folder that `datasets` can load, read through `datasets`."""
+"""A dataset of the Hugging Face hub, or a local folder of one, read through `datasets`."""
 
 from __future__ import annotations
 
@@ -11,37 +11,30 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, unknown
 from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.content_hashes import hash_of_contents
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.hub import work_offline_where_unreachable
 from flashtrain.files.json_files import read_json
 
 log = logging.getLogger(__name__)
 
 HUB_TIMEOUT_SECONDS = 10
 SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
-OWN_SETTINGS = {  # of load_dataset's arguments
-    "path": "say data.name=",
-    "name": "say data.config=",
-    "split": "say data.split=",
-    "streaming": "say data.streaming=",
-    "trust_remote_code": "code of a dataset is never run",
-}
 
 
 class HubSource:
     """The text column of one split of a dataset.
 
-    name: as on the hub ("roneneldan/TinyStories"), or a local folder. config: the dataset's configuration, where it
-    has several. streaming: read over the network while tokens are written, without a copy of the dataset on disk.
-    options: further arguments of datasets.load_dataset, such as revision, a branch, tag or commit.
+    name: as on the hub ("roneneldan/TinyStories"), or a local folder that `datasets` can load or that `save_to_disk`
+    wrote. config: the dataset's configuration, where it has several. streaming: read over the network while tokens are
+    written, without a copy of the dataset on disk. options: further arguments of datasets.load_dataset, such as
+    revision, a branch, tag or commit.
 
     The fingerprint holds the commit that the revision stands for. A machine without network uses the commit that it
     saw last, so that a token cache built before (on a login node, say) is found again.
-    Raises UserError when `datasets` is not installed, for a column that is not there or no text, and what `datasets`
-    raises.
+    Raises UserError when `datasets` is not installed, for a split or column that is not there, or a column of no text;
+    and what `datasets` raises.
     """
 
     def __init__(
@@ -55,22 +48,24 @@ class HubSource:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.options = dict(options or {})
-        for option in self.options:
-            if option in OWN_SETTINGS:
-                raise UserError(f"data.options.{option}: {OWN_SETTINGS[option]}.")
         self.name = name
         self.split = split
         self.text_column = text_column
         self.config = config
         self.streaming = streaming
         self.revision = self.options.get("revision")
+        self.saved = saved_folder(name, split)
         self._rows: Any = None
 
     def describe(self) -> str:
+        if self.saved is not None:
+            return f"dataset saved in {self.saved}"
         config = f" {self.config}" if self.config else ""
         return f"dataset {self.name}{config}, split {self.split}"
 
     def fingerprint(self) -> str:
+        if self.saved is not None:
+            return hashlib.sha256(f"saved {self.text_column} {_folder_version(self.saved)}".encode()).hexdigest()
         local = Path(self.name).is_dir()
         name, version = ("", _folder_version(Path(self.name))) if local else (self.name, self._commit())
         parts: tuple[Any, ...] = ("hub", name, self.config, self.split, self.text_column, None, version)
@@ -107,24 +102,21 @@ class HubSource:
                 yield text
 
     def approximate_bytes(self) -> int | None:
-        """The size of the split as the dataset states it, None where it does not or cannot be reached."""
-        try:
-            splits = self._load().info.splits
-        except Exception:
-            log.debug("the size of %s is not known", self.name, exc_info=True)
-            return None
-        stated = splits.get(self.split) if splits else None
+        """The size of the split as the dataset states it, None where it does not."""
+        rows = self._load()
+        if self.saved is not None:
+            return rows.data.nbytes
+        stated = (rows.info.splits or {}).get(self.split)
         return stated.num_bytes or None if stated is not None else None
 
     def _load(self) -> Any:
         if self._rows is None:
-            if not Path(self.name).is_dir():
-                work_offline_where_unreachable()
-            self._rows = datasets_library().load_dataset(
-                self.name,
-                self.config,
-                **{"split": self.split, "streaming": self.streaming, **self.options},
-            )
+            library = datasets_library()
+            if self.saved is not None:
+                self._rows = library.load_from_disk(str(self.saved))
+            else:
+                how = {"split": self.split, "streaming": self.streaming}
+                self._rows = library.load_dataset(self.name, self.config, **how, **self.options)
         return self._rows
 
     def _commit(self) -> str:
@@ -134,54 +126,23 @@ class HubSource:
         try:
             commit = _ask_hub(self.name, self.revision)
         except Exception:
-            log.debug("the hub cannot be asked about %s", self.name, exc_info=True)
-            if not remembered.is_file():
-                return "unknown"
+            log.debug("the hub does not answer", exc_info=True)
             log.info("the hub cannot be asked about %s; using the version seen last", self.name)
-            return remembered.read_text(encoding="utf-8")
-        try:
-            write_atomically(remembered, commit)
-        except UserError as error:
-            log.debug("could not remember the commit of %s: %s", self.name, error)
+            return remembered.read_text(encoding="utf-8") if remembered.is_file() else "unknown"
+        write_atomically(remembered, commit)
         return commit
 
 
-class SavedDataset(HubSource):
-    """A folder that `save_to_disk` of the datasets library wrote: a Dataset, or one split of a DatasetDict.
-
-    Raises UserError as HubSource, and for a split that is not there.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str], split: str = "train", text_column: str = "text") -> None:
-        super().__init__(os.fspath(folder), split, text_column)
-        self.folder = Path(folder).expanduser()
-        if (self.folder / SPLITS).is_file():
-            splits = read_json(self.folder / SPLITS)["splits"]
-            if split not in splits:
-                raise UserError(
-                    f"the dataset in {folder} has no split '{split}'. Possible: data.split={', '.join(splits)}."
-                )
-            self.folder /= split
-
-    def describe(self) -> str:
-        return f"dataset saved in {self.folder}"
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"saved {self.text_column} {_folder_version(self.folder)}".encode()).hexdigest()
-
-    def approximate_bytes(self) -> int | None:
-        return sum(path.stat().st_size for path in self.folder.glob("*.arrow")) or None
-
-    def _load(self) -> Any:
-        if self._rows is None:
-            self._rows = datasets_library().load_from_disk(str(self.folder))
-        return self._rows
-
-
-def is_saved_dataset(folder: str | os.PathLike[str]) -> bool:
-    """Whether `save_to_disk` wrote this folder, by the names of its files."""
-    folder = Path(folder).expanduser()
-    return (folder / SPLITS).is_file() or all((folder / name).is_file() for name in ("state.json", "dataset_info.json"))
+def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
+    """The folder of this split where `save_to_disk` of `datasets` wrote this one; None where it did not. UserError: no
+    such split."""
+    folder = Path(name).expanduser()
+    if (folder / SPLITS).is_file():
+        splits = read_json(folder / SPLITS)["splits"]
+        if split not in splits:
+            raise unknown("data.split", split, splits)
+        return folder / split
+    return folder if all((folder / file).is_file() for file in ("state.json", "dataset_info.json")) else None
 
 
 def datasets_library() -> ModuleType:
@@ -196,7 +157,6 @@ def datasets_library() -> ModuleType:
 
 
 def _ask_hub(name: str, revision: str | None) -> str:
-    work_offline_where_unreachable()
     import huggingface_hub  # comes with tokenizers; imported here since it is slow
 
     info = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_TIMEOUT_SECONDS)

@@ -16,7 +16,6 @@ from flashtrain.data.split_names import NAMES
 from flashtrain.data.text_files import COMPRESSIONS, TextReader
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.hub import work_offline_where_unreachable
 
 SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS), ".parquet")
 
@@ -56,8 +55,6 @@ def dataset_rows(
     Convention, from the facts of a case.
     UserError: `datasets` is not installed, columns that are not there; and what `datasets` raises.
     """
-    if not Path(name).is_dir():
-        work_offline_where_unreachable()
     tables = datasets_library().load_dataset(name, config)
     found = {}
     for split, names in NAMES.items():

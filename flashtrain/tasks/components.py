@@ -15,6 +15,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from flashtrain.data.hub_source import HubSource, saved_folder
 from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource, held_out
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
@@ -70,11 +71,8 @@ def build_standard_library(settings: DataSettings) -> TextSource:
 @register("source", "files")
 def build_files(settings: DataSettings) -> TextSource:
     path = str(settings.path)
-    if any((Path(path).expanduser() / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        from flashtrain.data.hub_source import SavedDataset, is_saved_dataset
-
-        if is_saved_dataset(path):
-            return SavedDataset(path, settings.split, settings.text_column)
+    if saved_folder(path, settings.split) is not None:
+        return HubSource(path, settings.split, settings.text_column)
     if settings.split != DataSettings.split:
         raise UserError(f"data.split={settings.split} is of a dataset, and {path} is none that save_to_disk wrote.")
     return FilesSource(
@@ -109,8 +107,6 @@ def build_mixture(settings: DataSettings) -> TokenSource:
 
 @register("source", "hub")
 def build_hub(settings: DataSettings) -> TextSource:
-    from flashtrain.data.hub_source import HubSource
-
     return HubSource(
         str(settings.name),
         split=settings.split,
@@ -124,14 +120,13 @@ def build_hub(settings: DataSettings) -> TextSource:
 @register("source", "chat")
 def build_chat(settings: DataSettings) -> TextSource:
     from flashtrain.data.chat_source import ChatDataset, ChatFiles
-    from flashtrain.data.hub_source import is_saved_dataset
 
     if (settings.path is None) == (settings.name is None):
         raise UserError(
             "data=chat needs data.path=..., a .jsonl or .parquet file, or a folder of them or of save_to_disk; or "
             "data.name=..., a dataset of the hub."
         )
-    if settings.path is not None and not is_saved_dataset(settings.path):
+    if settings.path is not None and saved_folder(settings.path, settings.split) is None:
         return ChatFiles(
             settings.path,
             text_column=settings.text_column,

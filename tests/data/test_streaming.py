@@ -12,6 +12,7 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.data import text_stream
+from flashtrain.data.hub_source import HubSource
 from flashtrain.data.streaming import StreamingDataModule
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.text_stream import Place, TextStream, packed_batches, shards_of
@@ -173,8 +174,6 @@ def test_what_needs_a_token_file_or_a_trained_tokenizer_says_so(data, tmp_path):
 
 
 def test_shards_of_a_dataset_are_read_apart(tmp_path):
-    from flashtrain.data.hub_source import SavedDataset
-
     datasets.Dataset.from_dict({"text": [str(n) for n in range(10)]}).save_to_disk(tmp_path / "saved", num_shards=2)
-    source = SavedDataset(tmp_path / "saved")
+    source = HubSource(str(tmp_path / "saved"))
     assert [text for shard in shards_of(source) for text in shard()] == list(source.documents())

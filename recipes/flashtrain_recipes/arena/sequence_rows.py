@@ -18,7 +18,6 @@ from flashtrain.data.sequences import Sequences
 from flashtrain.data.text_files import TextReader
 from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir
-from flashtrain.files.hub import work_offline_where_unreachable
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,6 @@ def _check_shards(files: Sequence[Path]) -> None:
 
 def hub_rows(name: str, split: str) -> Any:
     """A split of a dataset, rows by number. UserError: no `datasets`."""
-    work_offline_where_unreachable()
     try:
         import datasets
     except ImportError as error:
