@@ -29,7 +29,7 @@ PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimiser"
 RUN_HERE = {
     *PROGRAMS,
     "add a mask, its test",
-    "add a contender",
+    "add a baseline",
     "add a backend",
     "kernel call",
     "context parallel script",
@@ -102,20 +102,20 @@ def test_the_mask_of_the_guide_is_the_rule_in_words_and_what_attention_sees() ->
     assert not torch.allclose(before[:, 20:36], after[:, 20:36])
 
 
-def test_the_contender_of_the_guide_gives_the_references_answer() -> None:
+def test_the_baseline_of_the_guide_gives_the_references_answer() -> None:
     from flashtrain_recipes.attention_benchmark.cases import Case
     from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
     from flashtrain_recipes.attention_benchmark.reference import expected
 
-    peer = run_block("add a contender")["Eager"]()
+    baseline = run_block("add a baseline")["Eager"]()
     device = torch.device("cpu")
     for kind in ("full", "causal"):
         case = Case(2, 4, 64, 16, kind, dtype_name="float32")
         context, one = Context(case, device), make_sets(case, device, 0, 0)[0]
-        assert peer.missing(device) is None
-        assert peer.refuses(case) is None
-        assert expected(case, one, context).error(peer.attend(case, context)(one).detach()) < 2e-5
-    assert peer.refuses(Case(1, 2, 64, 16, "window-9")) is not None
+        assert baseline.missing(device) is None
+        assert baseline.refuses(case) is None
+        assert expected(case, one, context).error(baseline.attend(case, context)(one).detach()) < 2e-5
+    assert baseline.refuses(Case(1, 2, 64, 16, "window-9")) is not None
 
 
 def test_the_backend_of_the_guide_runs_what_it_serves_and_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

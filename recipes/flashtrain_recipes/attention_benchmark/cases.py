@@ -35,6 +35,8 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 BLOCK_SIZE = 128
 SOFTCAP = 30.0
 PAGE = 256  # keys of a cache's page: what every implementation takes
+# Masks that are arguments of a call; the others are tensors made once a batch.
+BY_ARGUMENT = ("full", "causal", "window")
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,12 @@ class Case:
     """What one row of a table describes, but for the implementation and the direction.
 
     mask: a name of settings.MASKS. documents: the lengths of one row's documents, whose sum is S, for masks that have
-    them. density: of a random block mask, the share of blocks that are computed. softcap: 0, or the scores' bound.
-    alibi: with the usual slopes. bias: "", "bias" or "bias gradient" (its gradient is computed too), of the shape
-    (1, H, Sq, Sk). sinks: a learnable score in each row of a head. plans: also measure how long making the mask takes.
-    page: of a cache of keys and values that the queries are decoded with, forward only: keys a page, 0 without pages;
-    None: no cache. beside: measure it beside the same call without features, of this head dimension; 0: not.
-    compiled: measure ours under torch.compile too.
+    them; (): document_lengths. density: of a random block mask, the share of blocks that are computed. softcap: 0, or
+    the scores' bound. alibi: with the usual slopes. bias: "", "bias" or "bias gradient" (its gradient is computed too),
+    of the shape (1, H, Sq, Sk). sinks: a learnable score in each row of a head. plans: also measure how long making the
+    mask takes. page: of a cache of keys and values that the queries are decoded with, forward only: keys a page, 0
+    without pages; None: no cache. beside: measure it beside the same call without features, of this head dimension; 0:
+    not. compiled: measure ours under torch.compile too. as_called: time each call by itself, with its launching.
     """
 
     batch: int
@@ -70,12 +72,13 @@ class Case:
     page: int | None = None
     beside: int = 0
     compiled: bool = False
+    as_called: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "seqlen_k", self.seqlen_k or self.seqlen_q)
-        if self.has_documents and sum(self.documents) != self.seqlen_q:
-            raise ValueError(f"documents must add up to {self.seqlen_q} tokens, not {sum(self.documents)}")
+        if self.has_documents and not self.documents:
+            object.__setattr__(self, "documents", document_lengths(self.seqlen_q))
 
     @cached_property
     def mask_name(self) -> MaskName:
@@ -98,10 +101,6 @@ class Case:
         return self.kind in WITH_DOCUMENTS
 
     @property
-    def is_varlen(self) -> bool:
-        return self.kind in ("varlen", "causal-varlen")
-
-    @property
     def is_block_sparse(self) -> bool:
         return self.kind in BLOCK_SPARSE
 
@@ -115,13 +114,15 @@ class Case:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What of the case an implementation must say that it has (Peer.extras)."""
+        """What of the case a baseline must say that it has (AttentionBaseline.extras)."""
         asked = {"sinks": self.sinks, "deterministic": self.deterministic, "pages": bool(self.page)}
         return tuple(word for word, wanted in asked.items() if wanted)
 
     @property
     def part(self) -> str:
-        """Which of the tables of rows=as-called the case is in."""
+        """Which of the tables of rows=as-called the case is in; "" in none."""
+        if not self.as_called:
+            return ""
         return "decoding" if self.page is not None else "features" if self.beside else "calls"
 
     @property
@@ -132,7 +133,7 @@ class Case:
 
     def columns(self) -> dict[str, Any]:
         """The case as the columns of a row."""
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             "batch": self.batch,
             "seqlen_q": self.seqlen_q,
             "seqlen_k": self.seqlen_k,
@@ -144,8 +145,9 @@ class Case:
             "dtype": self.dtype_name,
         }
         if self.page is not None:
-            told["cache"] = f"pages of {self.page}" if self.page else "contiguous"
-        return {**told, "features": self.features} if self.features else told
+            found["cache"] = f"pages of {self.page}" if self.page else "contiguous"
+        optional = {"features": self.features, "part": self.part}
+        return found | {name: value for name, value in optional.items() if value}
 
     def __str__(self) -> str:
         keys = "" if self.seqlen_k == self.seqlen_q else f" on {self.seqlen_k}"
@@ -153,14 +155,14 @@ class Case:
         extras = [self.features, f"dropout {self.dropout:g}" if self.dropout else ""]
         extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
         extras += [] if self.page is None else [f"cache in pages of {self.page}" if self.page else "cache"]
-        told = ", ".join(part for part in (self.mask, *extras) if part)
-        return f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} D={self.head_dim} {told}"
+        words = ", ".join(part for part in (self.mask, *extras) if part)
+        return f"B={self.batch} H={self.heads}{groups} S={self.seqlen_q}{keys} D={self.head_dim} {words}"
 
 
 def flops(case: Case, pairs: float, direction: str) -> float:
     """FLOPs of one call: 4 * D for each visible pair (two products), 2.5 times that backward (five products).
 
-    pairs: (query, key) pairs a head computes, over one row of the batch (masks.counted_pairs).
+    pairs: (query, key) pairs a head computes, over one row of the batch (inputs.counted_pairs).
     """
     forward = 4.0 * case.batch * case.heads * pairs * case.head_dim
     return forward if direction == "forward" else 2.5 * forward
@@ -168,14 +170,15 @@ def flops(case: Case, pairs: float, direction: str) -> float:
 
 GRID_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 FEATURE_LENGTH = 16384
-FEATURE_MASKS = ("causal", "causal-document", "prefix-lm", "shared-question", "global-window")
+FEATURE_MASKS = ("causal-document", "prefix-lm", "shared-question", "global-window")
 BIAS_LENGTH = 4096
 
 
 def cases(settings: BenchmarkSettings) -> list[Case]:
     """The cases that the settings name, in the order of measuring. Raises UserError where none is left."""
     found = _PRESETS[settings.rows](settings)
-    found = [replace(case, dtype_name=settings.dtype) for case in found]
+    as_called = settings.rows == "as-called"
+    found = [replace(case, dtype_name=settings.dtype, as_called=as_called) for case in found]
     if settings.rows != "grid":
         found = [case for case in found if _chosen(case, settings)]
     if settings.longest is not None:
@@ -214,13 +217,11 @@ def _grid(settings: BenchmarkSettings) -> list[Case]:
                         seqlen_q=length,
                         head_dim=head_dim,
                         mask=mask,
-                        documents=_documents(mask, length),
-                        dropout=settings.dropout,
                         density=density,
                     )
                     for density in (settings.densities if mask == "block-random" else [1.0])
                 ]
-    return [replace(case, batch=1) if case.is_varlen else case for case in found]
+    return [replace(case, batch=1) if case.kind.endswith("varlen") else case for case in found]
 
 
 def _anchors(settings: BenchmarkSettings) -> list[Case]:
@@ -268,9 +269,7 @@ def _features(settings: BenchmarkSettings) -> list[Case]:
             shorter = min(length, BIAS_LENGTH)
             short = replace(plain, mask="full", batch=4, seqlen_q=shorter, seqlen_k=shorter)
             found += [replace(short, bias="bias"), replace(short, bias="bias gradient")]
-            found += [
-                replace(plain, mask=mask, plans=True, documents=_documents(mask, length)) for mask in FEATURE_MASKS[1:]
-            ]
+            found += [replace(plain, mask=mask, plans=True) for mask in FEATURE_MASKS]
     return found
 
 
@@ -331,10 +330,6 @@ def _as_called(settings: BenchmarkSettings) -> list[Case]:
 def _heads(settings: BenchmarkSettings, head_dim: int) -> int:
     """As asked, or FlashAttention-2's convention: a model of width 2048."""
     return settings.heads or max(1, 2048 // head_dim)
-
-
-def _documents(mask: str, length: int) -> tuple[int, ...]:
-    return document_lengths(length) if parse_mask(mask).kind in WITH_DOCUMENTS else ()
 
 
 _PRESETS: dict[str, Callable[[BenchmarkSettings], list[Case]]] = {

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import OUT_OF_MEMORY
 from flashtrain.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, line_figure, marker, save
 from flashtrain.report.formats import figure_text
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
@@ -77,7 +78,8 @@ def families(rows: Rows) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         # of several densities each would be a line of its own at one length: only the butterfly has a length's figure
-        if row.get("direction") in ("forward", "backward") and row.get("mask") != "block-random":
+        known = row.get("milliseconds") is not None or row.get("status") == OUT_OF_MEMORY
+        if known and row["direction"] != "plan" and row["mask"] != "block-random":
             found.setdefault(_name(row), []).append(dict(row))
     several = {name: kept for name, kept in found.items() if len(_lengths(kept)) > 1}
     return dict(sorted(several.items(), key=lambda item: -len(_lengths(item[1]))))
@@ -107,7 +109,7 @@ def both_directions(rows: Rows) -> list[Row]:
 
 def _draw(rows: Rows, path: Path, measure: str) -> Path:
     found = families(rows)
-    if not found:
+    if not found or not (measure != "peak_memory_mib" or values_of(rows, measure)):
         raise UserError("no shape was measured at two lengths: there is no curve to draw.")
     for number, (name, kept) in enumerate(found.items()):
         drawn = both_directions(kept)
@@ -216,20 +218,3 @@ def _index(rows: Rows, kept: Rows) -> list[str]:
     if "kv_heads" in told and all(row["kv_heads"] == row["heads"] for row in rows):
         told.remove("kv_heads")
     return [*[key for key in told if values_of(kept, key)], "direction"]
-
-
-def case_line(rows: Rows) -> str:
-    """One case's rows in a line: TFLOP/s forward/backward of each implementation, or what happened to it."""
-    parts = []
-    for name in values_of(rows, "implementation"):
-        own = {row["direction"]: row for row in rows if row["implementation"] == name}
-        cells = [_cell(own[direction]) for direction in ("forward", "backward") if direction in own]
-        plan = own.get("plan")
-        parts.append(f"{name} {'/'.join(cells)}" + (f" (plan {plan['milliseconds']:.3g} ms)" if plan else ""))
-    return "; ".join(parts) or "nothing could be measured"
-
-
-def _cell(row: Mapping[str, Any]) -> str:
-    if row.get("tflops") is None:
-        return str(row.get("status") or "-")
-    return f"{row['tflops']:.0f}" if row["tflops"] >= 10 else f"{row['tflops']:.2g}"

@@ -1,7 +1,7 @@
 """What the implementations of a case are given: tensors, drawn afresh, and which pairs of queries and keys are visible.
 
 A mask is a rule, for the reference, dense masks and FlexAttention: a function of query and key indices, tensors of
-integers that broadcast. Ours gets the same masks from flashtrain_kernels.masks (peers/ours.py); tests hold the two
+integers that broadcast. Ours gets the same masks from flashtrain_kernels.masks (baselines/ours.py); tests hold the two
 against each other.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, n blocks a side, T packed
@@ -24,7 +24,6 @@ from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, PAGE, Case
 
 Rule = Callable[[Tensor, Tensor], Tensor]
 
-BLOCK_CAUSAL = 256
 # Elements of a dense piece of the mask that is made at once.
 _PIECE = 2**26
 
@@ -76,32 +75,17 @@ def rule(case: Case, device: torch.device) -> Rule | None:
     if kind == "global-window":
         tokens, window = global_sizes(case.seqlen_k)
         return lambda q, k: (q < tokens) | (k < tokens) | ((k >= q - window) & (k <= q + window))
-    if case.is_block_sparse:
-        raise ValueError(f"{case.mask} is a table of blocks: use block_table")
     return _segment_rule(case, device)
 
 
 def _segment_rule(case: Case, device: torch.device) -> Rule:
     lengths = segment_lengths(case)
-    segment = numbers(lengths, device)
-    begin = starts(lengths, device)[:-1][segment]
+    segment, question = numbers(lengths, device), lengths[0]
     if case.kind in ("document", "varlen"):
         return lambda q, k: segment[q] == segment[k]
-    if case.kind in ("causal-document", "causal-varlen"):
-        return lambda q, k: (segment[q] == segment[k]) & (k <= q)
-    if case.kind == "prefix-lm-document":
-        quarters = torch.tensor([prefix_length(length) for length in lengths], device=device)[segment]
-        prefix_end = begin + quarters
-        return lambda q, k: (segment[q] == segment[k]) & ((k < prefix_end[q]) | (k <= q))
     if case.kind == "shared-question":
-        question = lengths[0]
         return lambda q, k: ((segment[q] == segment[k]) | (k < question)) & (k <= q)
-    if case.kind == "causal-blockwise":
-        last = len(lengths) - 1
-        return lambda q, k: ((segment[q] == segment[k]) | (segment[q] == last)) & (k <= q)
-    index = torch.arange(case.seqlen_q, device=device)
-    block_end = begin + ((index - begin) // BLOCK_CAUSAL + 1) * BLOCK_CAUSAL
-    return lambda q, k: (segment[q] == segment[k]) & (k < block_end[q])
+    return lambda q, k: (segment[q] == segment[k]) & (k <= q)
 
 
 def block_table(case: Case, device: torch.device) -> Tensor:
@@ -126,11 +110,6 @@ def visible(case: Case, queries: Tensor, head: int, shared: Rule | Tensor | None
     if isinstance(shared, Tensor):
         return shared[head][(queries // BLOCK_SIZE)[:, None], (keys // BLOCK_SIZE)[None, :]]
     return shared(queries[:, None], keys[None, :])
-
-
-def shared_mask(case: Case, device: torch.device) -> Rule | Tensor | None:
-    """What `visible` is given: the rule, or the table of a block mask."""
-    return block_table(case, device) if case.is_block_sparse else rule(case, device)
 
 
 def pieces(case: Case, limit: int = _PIECE) -> list[tuple[int, int]]:
@@ -164,7 +143,7 @@ def counted_pairs(case: Case, visible_count: int) -> float:
     half = 0.5 if case.mask_name.causal else 1.0
     if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:
         return half * case.seqlen_q * case.seqlen_k
-    if case.kind in ("document", "varlen", "causal-document", "causal-varlen"):
+    if case.has_documents:
         return half * sum(length**2 for length in case.documents)
     return float(visible_count)
 
@@ -195,10 +174,11 @@ class Inputs:
         order = torch.randperm(k.shape[0], device=k.device)
         return k[order], v[order], order.argsort().to(torch.int32).view(self.k.shape[0], -1)
 
-    @cached_property
-    def qkv(self) -> Tensor:
-        """The same values packed as one projection gives them, (B, S, 3, H, D): a leaf of its own."""
-        return torch.stack([self.q, self.k, self.v], dim=2).detach().requires_grad_()
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors that the backward pass differentiates for: q, k, v, and a bias and sink that want gradients."""
+        extra = [x for x in (self.bias, self.sink) if x is not None and x.requires_grad]
+        return [self.q, self.k, self.v, *extra]
 
 
 class Context:
@@ -210,7 +190,7 @@ class Context:
     @cached_property
     def shared(self) -> Rule | Tensor | None:
         """The mask's rule, a block mask's table, or None where every pair is visible."""
-        return shared_mask(self.case, self.device)
+        return block_table(self.case, self.device) if self.case.is_block_sparse else rule(self.case, self.device)
 
     @cached_property
     def dense(self) -> Tensor | None:

@@ -10,12 +10,11 @@ from flashtrain.errors import UserError, at_least, between, one_of, unknown
 from flashtrain.registry import registered
 
 PRESETS = ("grid", "anchors", "paper", "features", "block-sparse", "as-called")
-DIRECTIONS = ("forward", "backward")
 DTYPES = ("bfloat16", "float16", "float32")
 
 # In the order of the tables.
 IMPLEMENTATIONS = (
-    "flashtrain", "flashtrain-packed", "flashtrain-planned", "flashtrain-compiled", "flashtrain-portable", "sdpa-flash",
+    "flashtrain", "flashtrain-planned", "flashtrain-compiled", "flashtrain-portable", "sdpa-flash",
     "sdpa-cudnn", "sdpa-efficient", "sdpa-math", "standard", "flex", "varlen-attn", "flash-attn", "flash-attn-3",
     "flash-attn-4",
 )  # fmt: skip
@@ -69,18 +68,12 @@ MASKS = {
     "varlen": "as document, by the functions that take cu_seqlens",
     "causal-varlen": "as causal-document, by the functions that take cu_seqlens",
     "prefix-lm": "the first quarter, and what comes before the query",
-    "prefix-lm-document": "the same within each document",
     "shared-question": "a question (a quarter) and six answers: the question, and the query's own answer, causal",
     "global-window": "the first 1/128 of the tokens see and are seen by all; the others a window of 1/16 to each side",
-    "causal-blockwise": "segments see themselves, the last one everything, causal",
-    "block-causal-document": "the own and the earlier blocks of 256 tokens of the query's document",
     "block-random": "a share (benchmark.densities) of the 128 x 128 blocks, the diagonal ones among them",
     "block-butterfly": "the blocks (i, j) whose numbers differ in at most one binary digit",
 }
-WITH_DOCUMENTS = (
-    "document", "causal-document", "varlen", "causal-varlen", "prefix-lm-document", "causal-blockwise",
-    "block-causal-document",
-)  # fmt: skip
+WITH_DOCUMENTS = ("document", "causal-document", "varlen", "causal-varlen")
 BLOCK_SPARSE = ("block-random", "block-butterfly")
 # Masks that are no function of a sequence in its order: tables of blocks, and packed rows' own functions.
 NOT_OVER_DEVICES = ("varlen", "causal-varlen", *BLOCK_SPARSE)
@@ -252,10 +245,8 @@ class BenchmarkSettings(StepSettings, ContextSettings):
     head_dims: list[int] | None = None
     masks: list[str] | None = None
     densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
-    dropout: float = 0.0  # of attention's weights: a probability
     dtype: str = "bfloat16"
     implementations: list[str] | None = None
-    directions: list[str] = field(default_factory=lambda: list(DIRECTIONS))  # what is timed
     longest: int | None = None
     units: list[str] = field(default_factory=lambda: ["paragraph"])
     samples: int = 2048
@@ -292,7 +283,6 @@ class BenchmarkSettings(StepSettings, ContextSettings):
         if not self.dropouts:
             raise UserError("benchmark.dropouts=[] names nothing. Possible: probabilities, 0 for none.")
         at_least("benchmark.samples", self.samples, 1)
-        check_names("benchmark.directions", self.directions, DIRECTIONS)
         for mask in self.masks or []:
             parse_mask(mask)
         for length in self.seqlens or []:
@@ -309,7 +299,6 @@ class BenchmarkSettings(StepSettings, ContextSettings):
         at_least("benchmark.tokens", self.tokens, 1)
         at_least("benchmark.warm_seconds", self.warm_seconds, 0)
         at_least("benchmark.rounds", self.rounds, 1)
-        between("benchmark.dropout", self.dropout, 0.0, 1.0, include_high=False)
         if self.heads and self.kv_heads and self.heads % self.kv_heads:
             raise UserError(
                 f"benchmark.kv_heads={self.kv_heads} must divide benchmark.heads={self.heads}: "

@@ -101,8 +101,8 @@ _EVERY = "implementations rounds max_seconds"
 _STEPS = "models contexts batches weights steps compile tokens"
 # benchmark.name: the settings that it reads.
 _READ = {
-    "attention": f"{_EVERY} rows seqlens batch tokens heads kv_heads head_dims masks densities dropout dtype "
-    "directions longest warm_seconds reference",
+    "attention": f"{_EVERY} rows seqlens batch tokens heads kv_heads head_dims masks densities dtype "
+    "longest warm_seconds reference",
     "step": f"{_EVERY} {_STEPS} command_steps",
     "bert": f"{_EVERY} {_STEPS} units samples dropouts",
     "sequence": f"{_EVERY} tasks batches steps compile longest",
@@ -147,7 +147,7 @@ def _no_batch(settings: Settings) -> bool:
 RULES = (
     *(_of_benchmarks(field.name) for field in fields(BenchmarkSettings) if field.name != "name"),
     Rule("benchmark", lambda settings: settings.benchmark.name is not None, "recipes with mode=benchmark"),
-    Rule("benchmark.batch benchmark.kv_heads benchmark.dropout", _rows("grid"), "benchmark.rows=grid"),
+    Rule("benchmark.batch benchmark.kv_heads", _rows("grid"), "benchmark.rows=grid"),
     Rule("benchmark.heads", _rows("grid", "features", "block-sparse"), "benchmark.rows=grid, features, block-sparse"),
     Rule("benchmark.warm_seconds", _rows("as-called"), "benchmark.rows=as-called"),
     Rule("benchmark.densities", _random_blocks, "benchmark.rows=block-sparse, and benchmark.masks=[block-random]"),

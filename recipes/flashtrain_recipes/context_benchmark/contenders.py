@@ -25,8 +25,8 @@ from flashtrain.distributed.context.layout import Layout, make_layout, visible_k
 from flashtrain.distributed.context.ways import ALL_TO_ALL, Choice, Traffic, choose_for, choose_way
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
+from flashtrain_recipes.attention_benchmark.baselines.ours import mask_maker
 from flashtrain_recipes.attention_benchmark.cases import Case
-from flashtrain_recipes.attention_benchmark.peers.ours import unplanned_mask
 from flashtrain_recipes.attention_benchmark.settings import (
     CONTEXT_LAYOUTS,
     CONTEXT_WAYS,
@@ -55,7 +55,7 @@ class ContextCase:
     @cached_property
     def mask(self) -> Mask:
         """The whole sequence's, on the host."""
-        return unplanned_mask(self.attention, torch.device("cpu"))
+        return mask_maker(self.attention, torch.device("cpu"))()
 
     @cached_property
     def pairs(self) -> int:

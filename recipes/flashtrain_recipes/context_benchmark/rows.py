@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.distributed.context.layout import Layout, attention_work, imbalance, visible_keys
+from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
-from flashtrain_recipes.attention_benchmark.peers.ours import Flashtrain
 from flashtrain_recipes.attention_benchmark.reference import Expected
 from flashtrain_recipes.benchmark_runner.measuring import Clock, Pace, Row
 from flashtrain_recipes.context_benchmark.contenders import Contender, ContextCase, Place, gradients

@@ -11,6 +11,8 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain_recipes.attention_benchmark import reference
+from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain
+from flashtrain_recipes.attention_benchmark.baselines.pytorch import Standard
 from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths, flops
 from flashtrain_recipes.attention_benchmark.inputs import (
     Context,
@@ -20,38 +22,26 @@ from flashtrain_recipes.attention_benchmark.inputs import (
     make_sets,
     visible_pairs,
 )
-from flashtrain_recipes.attention_benchmark.peers.ours import make_mask
-from flashtrain_recipes.attention_benchmark.peers.pytorch import Standard
-from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS
 
 CPU = torch.device("cpu")
-WITH_A_MASK_OF_OURS = (
-    "document",
-    "causal-document",
-    "prefix-lm",
-    "prefix-lm-document",
-    "shared-question",
-    "global-window",
-    "causal-blockwise",
-    "block-causal-document",
-)
+WITH_A_MASK_OF_OURS = ("document", "causal-document", "prefix-lm", "shared-question", "global-window")
 
 
 def case_of(mask: str, length: int = 640, **changes) -> Case:
-    documents = document_lengths(length) if mask in WITH_DOCUMENTS else ()
-    return Case(1, 2, length, 16, mask, documents=documents, dtype_name="float32", **changes)
+    return Case(1, 2, length, 16, mask, dtype_name="float32", **changes)
 
 
 @pytest.mark.parametrize("mask", WITH_A_MASK_OF_OURS)
 def test_ours_shows_the_same_pairs_as_the_rule_that_the_others_get(mask: str) -> None:
     context = Context(case_of(mask), CPU)
-    assert torch.equal(make_mask(context.case, context).dense()[0], context.dense)
+    mask = Flashtrain().plan(context.case, context)()
+    assert torch.equal(mask.dense()[0], context.dense)
 
 
 @pytest.mark.parametrize("mask", ["block-random", "block-butterfly"])
 def test_ours_computes_the_same_blocks(mask: str) -> None:
     context = Context(case_of(mask, 512, density=0.5), CPU)
-    ours = make_mask(context.case, context).dense()[0]
+    ours = Flashtrain().plan(context.case, context)().dense()[0]
     assert torch.equal(ours.expand(2, -1, -1), context.dense)
 
 
@@ -120,7 +110,7 @@ CASES = [
     Case(1, 2, 48, 16, "window-7", softcap=2.0, dtype_name="float32"),
     Case(1, 3, 48, 16, "causal", alibi=True, dtype_name="float32"),
     Case(1, 2, 48, 16, "full", bias="bias gradient", dtype_name="float32"),
-    Case(1, 2, 128, 16, "causal-document", documents=document_lengths(128), dtype_name="float32"),
+    Case(1, 2, 128, 16, "causal-document", dtype_name="float32"),
     Case(1, 2, 512, 16, "block-random", density=0.5, dtype_name="float32"),
 ]
 

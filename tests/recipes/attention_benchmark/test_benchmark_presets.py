@@ -9,8 +9,8 @@ import pytest
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
+from flashtrain_recipes.attention_benchmark.baselines import all_baselines
 from flashtrain_recipes.attention_benchmark.cases import cases
-from flashtrain_recipes.attention_benchmark.peers import all_peers
 from flashtrain_recipes.attention_benchmark.settings import IMPLEMENTATIONS, MASKS, BenchmarkSettings, parse_mask
 
 RESULTS = Path(__file__).parents[3] / "recipes" / "results"
@@ -35,11 +35,10 @@ def test_a_preset_has_the_rows_that_were_published(preset: str, count: int) -> N
 
 
 def test_the_grid_is_a_product_with_a_batch_of_so_many_tokens() -> None:
-    found = asked(seqlens=[128, 4096], head_dims=[64, 128], masks=["full", "window-64"], dropout=0.1)
+    found = asked(seqlens=[128, 4096], head_dims=[64, 128], masks=["full", "window-64"])
     assert len(found) == 8
     assert {(c.seqlen_q, c.batch) for c in found} == {(128, 128), (4096, 4)}
     assert {(c.head_dim, c.heads) for c in found} == {(64, 32), (128, 16)}
-    assert {c.dropout for c in found} == {0.1}
 
 
 def test_without_a_word_the_grid_goes_from_128_to_64k() -> None:
@@ -64,8 +63,8 @@ def test_lengths_and_masks_choose_among_the_rows_of_a_preset() -> None:
     "word",
     [
         "benchmark.rows=anchor", "benchmark.implementations=[flex,fa3]", "benchmark.implementations=[]",
-        "benchmark.directions=[sideways]", "benchmark.seqlens=[0]", "benchmark.head_dims=[512]", "benchmark.dropout=1",
-        "benchmark.densities=[0]", "benchmark.max_seconds=0", "benchmark.dtype=fp8", "benchmark.seqlen=[1]",
+        "benchmark.seqlens=[0]", "benchmark.head_dims=[512]", "benchmark.densities=[0]", "benchmark.max_seconds=0",
+        "benchmark.dtype=fp8", "benchmark.seqlen=[1]",
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_is_named(word: str) -> None:
@@ -87,8 +86,8 @@ def test_heads_that_do_not_group_are_refused() -> None:
 
 
 def test_every_implementation_has_its_name_in_the_settings() -> None:
-    assert tuple(peer.name for peer in all_peers()) == IMPLEMENTATIONS
-    assert len({peer.title for peer in all_peers()}) == len(IMPLEMENTATIONS)
+    assert tuple(one.name for one in all_baselines()) == IMPLEMENTATIONS
+    assert len({one.title for one in all_baselines()}) == len(IMPLEMENTATIONS)
 
 
 def test_every_mask_is_understood() -> None:

@@ -8,17 +8,17 @@ import types
 import pytest
 import torch
 
-from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths
-from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
-from flashtrain_recipes.attention_benchmark.peers import all_peers, choose_peers
-from flashtrain_recipes.attention_benchmark.peers.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
-from flashtrain_recipes.attention_benchmark.peers.pytorch import (
+from flashtrain_recipes.attention_benchmark.baselines import all_baselines
+from flashtrain_recipes.attention_benchmark.baselines.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
+from flashtrain_recipes.attention_benchmark.baselines.pytorch import (
     VarlenAttn,
-    causal_option,
     make_block_mask,
     score_function,
 )
+from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths
+from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.reference import expected
+from flashtrain_recipes.harness.baseline import choose
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 DOCUMENTS = document_lengths(256)
@@ -50,22 +50,21 @@ def test_every_implementation_of_this_machine_gives_the_references_answer(case: 
     context = Context(case, CPU)
     one = make_sets(case, CPU, 0, 0)[0]
     wanted = expected(case, one, context)
-    peers, _ = choose_peers(None, CPU)
-    tried = [peer for peer in peers if peer.applies(case) and peer.refuses(case) is None]
-    assert {"flashtrain", "standard"} <= {peer.name for peer in tried}
-    for peer in tried:
-        out = peer.attend(case, context)(one)
-        leaves = peer.leaves(one)
-        gradients = torch.autograd.grad(out, leaves, one.dout)
-        assert all(found.shape == leaf.shape for found, leaf in zip(gradients, leaves, strict=True))
-        assert wanted.error(out.detach()) < 2e-5, peer.title
-        assert wanted.gradient_error(*peer.gradients(gradients)) < 2e-5, peer.title
+    baselines, _ = choose(all_baselines("cpu"), None, CPU)
+    tried = [one for one in baselines if one.applies(case) and one.refuses(case) is None]
+    assert {"flashtrain", "standard"} <= {one.name for one in tried}
+    for baseline in tried:
+        out = baseline.attend(case, context)(one)
+        gradients = torch.autograd.grad(out, one.leaves, one.dout)
+        assert all(found.shape == leaf.shape for found, leaf in zip(gradients, one.leaves, strict=True))
+        assert wanted.error(out.detach()) < 2e-5, baseline.title
+        assert wanted.gradient_error(*gradients[:3]) < 2e-5, baseline.title
 
 
 def test_what_a_cpu_cannot_have_is_named_with_its_reason() -> None:
-    peers, missing = choose_peers(None, CPU)
-    assert [peer.name for peer in peers] == ["flashtrain", "flashtrain-packed", "flashtrain-planned", "sdpa-flash",
-                                             "sdpa-math", "standard"]  # fmt: skip
+    baselines, missing = choose(all_baselines("cpu"), None, CPU)
+    assert [one.name for one in baselines] == ["flashtrain", "flashtrain-planned", "sdpa-flash", "sdpa-math",
+                                               "standard"]  # fmt: skip
     assert set(missing) == {
         "flashtrain, portable", "torch SDPA, cuDNN", "torch SDPA, efficient", "FlexAttention", "torch varlen_attn",
         "flash-attn", "flash-attn-3", "flash-attn-4", "flashtrain, compiled",
@@ -99,9 +98,9 @@ class FakeFlashAttn:
             monkeypatch.setitem(sys.modules, parent, module)
 
 
-def call(peer, case: Case):
+def call(baseline, case: Case):
     one = make_sets(case, CPU, 0, 0)[0]
-    return peer.attend(case, Context(case, CPU))(one), one
+    return baseline.attend(case, Context(case, CPU))(one), one
 
 
 def test_flash_attn_4_gets_the_window_as_two_numbers_and_its_output_is_taken(monkeypatch) -> None:
@@ -122,25 +121,19 @@ def test_documents_go_to_the_varlen_function_as_one_row(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "case", "reason"),
+    ("baseline", "case", "reason"),
     [
         (FlashAttn4(), Case(1, 2, 64, 16, "causal", dropout=0.1), "no dropout or ALiBi"),
         (FlashAttn(), Case(1, 2, 64, 16, "causal", sinks=True), "no sinks"),
         (FlashAttn4(), Case(1, 2, 64, 16, "causal", sinks=True, deterministic=True), None),
-        (all_peers()[5], Case(1, 2, 1, 16, "full", seqlen_k=512, page=256), "no pages"),
+        (all_baselines()[5], Case(1, 2, 1, 16, "full", seqlen_k=512, page=256), "no pages"),
         (FlashAttn(), Case(1, 2, 64, 16, "prefix-lm"), "no such mask"),
         (FlashAttn(), Case(1, 2, 64, 16, "full", dtype_name="float32"), "no float32"),
         (VarlenAttn(), Case(1, 2, 6, 16, "varlen", documents=(6,), softcap=1.0), "no softcap, ALiBi, bias or dropout"),
     ],
 )
-def test_what_an_implementation_does_not_have_is_known_beforehand(peer, case: Case, reason: str | None) -> None:
-    assert peer.refuses(case) == reason
-
-
-def test_varlen_attn_is_told_of_causality_as_its_version_wants() -> None:
-    assert causal_option({"window_size": None}, True) == {"window_size": (-1, 0)}
-    assert causal_option({"window_size": None}, False) == {"window_size": (-1, -1)}
-    assert causal_option({"is_causal": None}, True) == {"is_causal": True}
+def test_what_an_implementation_does_not_have_is_known_beforehand(baseline, case: Case, reason: str | None) -> None:
+    assert baseline.refuses(case) == reason
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.kind != "full" and c.seqlen_q >= 256], ids=str)
@@ -175,24 +168,25 @@ def test_a_cache_is_decoded_with_whether_its_keys_lie_together_or_in_shuffled_pa
     case = Case(2, 4, 1, 16, "full", kv_heads=2, seqlen_k=768, page=page, dtype_name="float32")
     context, one = Context(case, CPU), make_sets(case, CPU, 0, 0)[0]
     wanted = expected(case, one, context)
-    peers = [peer for peer in choose_peers(None, CPU)[0] if peer.applies(case) and peer.refuses(case) is None]
-    assert {peer.name for peer in peers} >= ({"flashtrain"} if page else {"flashtrain", "sdpa-math", "standard"})
-    for peer in peers:
+    everyone, _ = choose(all_baselines("cpu"), None, CPU)
+    tried = [one for one in everyone if one.applies(case) and one.refuses(case) is None]
+    assert {one.name for one in tried} >= ({"flashtrain"} if page else {"flashtrain", "sdpa-math", "standard"})
+    for baseline in tried:
         with torch.no_grad():
-            assert wanted.error(peer.attend(case, context)(one)) < 2e-5, peer.title
+            assert wanted.error(baseline.attend(case, context)(one)) < 2e-5, baseline.title
 
 
 def test_the_flash_attn_packages_get_a_cache_each_in_its_own_way(monkeypatch) -> None:
     given: dict[str, dict] = {}
 
-    def told(name):
+    def noted(name):
         return lambda q, k, v, **words: given.update({name: {**words, "pages": k.shape[:2]}}) or q
 
-    for peer in (FlashAttn(), FlashAttn3(), FlashAttn4()):
-        FakeFlashAttn(monkeypatch, peer.module)
-        module = sys.modules[peer.module]
-        module.flash_attn_with_kvcache = module.flash_attn_varlen_func = told(peer.name)
-        call(peer, Case(2, 2, 1, 16, "full", seqlen_k=512, page=256, dtype_name="bfloat16"))
+    for one in (FlashAttn(), FlashAttn3(), FlashAttn4()):
+        FakeFlashAttn(monkeypatch, one.module)
+        module = sys.modules[one.module]
+        module.flash_attn_with_kvcache = module.flash_attn_varlen_func = noted(one.name)
+        call(one, Case(2, 2, 1, 16, "full", seqlen_k=512, page=256, dtype_name="bfloat16"))
     assert {name: set(words) for name, words in given.items()} == {
         "flash-attn": {"softmax_scale", "cache_seqlens", "block_table", "pages"},
         "flash-attn-3": {"softmax_scale", "cache_seqlens", "page_table", "pages"},

@@ -8,7 +8,6 @@ a side.
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline
 from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, alibi_slopes
-from flashtrain_recipes.attention_benchmark.peers.base import Attend, Peer, first
 
 
-class Standard(Peer):
+class Standard(AttentionBaseline):
     """Two matrix products with a softmax between them, each an operation of its own."""
 
     name, title = "standard", "standard attention"
@@ -58,19 +57,14 @@ class Standard(Peer):
 _ON_CPU = ("FLASH_ATTENTION", "MATH")
 
 
-class Sdpa(Peer):
+class Sdpa(AttentionBaseline):
     """One backend of SDPA. Masks that it does not know by name are given as a matrix, and so is ALiBi."""
 
-    def __init__(self, name: str, title: str, backend: str) -> None:
-        self.name, self.title, self.backend = name, title, backend
-        self.matrices = backend != "FLASH_ATTENTION"  # whether a mask may be given as a matrix
+    def __init__(self, name: str, title: str, backend: str, *, matrices: bool) -> None:
+        self.name, self.title, self.backend, self.matrices = name, title, backend, matrices
 
     def missing(self, device: torch.device) -> str | None:
-        if not hasattr(SDPBackend, self.backend):
-            return f"torch {torch.__version__} has no such backend"
-        if device.type == "cpu" and self.backend not in _ON_CPU:
-            return "needs an NVIDIA GPU"
-        return None
+        return "needs an NVIDIA GPU" if device.type == "cpu" and self.backend not in _ON_CPU else None
 
     def refuses(self, case: Case) -> str | None:
         if case.softcap:
@@ -118,21 +112,16 @@ def _additive(case: Case, context: Context) -> Tensor:
     return whole
 
 
-PACKED_KINDS = ("document", "causal-document", "varlen", "causal-varlen")
-
-
-class VarlenAttn(Peer):
+class VarlenAttn(AttentionBaseline):
     """varlen_attn, on documents only."""
 
     name, title = "varlen-attn", "torch varlen_attn"
 
     def missing(self, device: torch.device) -> str | None:
-        if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-            return f"torch {torch.__version__} has no torch.nn.attention.varlen"
         return None if device.type == "cuda" else "needs an NVIDIA GPU"
 
     def applies(self, case: Case) -> bool:
-        return case.kind in PACKED_KINDS
+        return case.has_documents
 
     def refuses(self, case: Case) -> str | None:
         if case.features or case.dropout:
@@ -142,27 +131,19 @@ class VarlenAttn(Peer):
     def attend(self, case: Case, context: Context) -> Attend:
         from torch.nn.attention.varlen import varlen_attn
 
-        options = causal_option(inspect.signature(varlen_attn).parameters, case.mask_name.causal)
-        if case.heads != case.kv_heads and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options: dict[str, Any] = {"scale": case.scale, "window_size": (-1, 0 if case.mask_name.causal else -1)}
+        if case.heads != case.kv_heads:
             options["enable_gqa"] = True
         bounds, longest = context.cu_seqlens, context.longest
 
         def attention(inputs: Inputs) -> Tensor:
             q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
-            out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=case.scale, **options)
-            return first(out).view_as(inputs.q)
+            return varlen_attn(q, k, v, bounds, bounds, longest, longest, **options).view_as(inputs.q)
 
         return attention
 
 
-def causal_option(parameters: Any, causal: bool) -> dict[str, Any]:
-    """How varlen_attn is told: by a window in newer versions of torch, by is_causal in older ones."""
-    if "window_size" in parameters:
-        return {"window_size": (-1, 0 if causal else -1)}
-    return {"is_causal": causal}
-
-
-class Flex(Peer):
+class Flex(AttentionBaseline):
     """Compiled for each case's exact shape, as it is fastest; compiling is not timed."""
 
     name, title = "flex", "FlexAttention"
@@ -241,6 +222,5 @@ def fresh_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     import torch._functorch.config as functorch
 
     torch.compiler.reset()
-    if hasattr(functorch, "donated_buffer"):
-        functorch.donated_buffer = False  # a backward that is launched again and again keeps its graph
+    functorch.donated_buffer = False  # a backward that is launched again and again keeps its graph
     return torch.compile(function, dynamic=False)

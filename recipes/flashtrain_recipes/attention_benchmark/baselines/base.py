@@ -1,0 +1,41 @@
+"""What an implementation of attention is to the benchmark.
+
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from flashtrain_recipes.attention_benchmark.cases import Case
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
+from flashtrain_recipes.harness.baseline import Baseline
+
+Attend = Callable[[Inputs], Tensor]
+
+
+class AttentionBaseline(Baseline):
+    """One implementation of attention. extras: of Case.extras, those that it has."""
+
+    extras: tuple[str, ...] = ()
+
+    def refuses(self, case: Any) -> str | None:
+        lacking = [word for word in case.extras if word not in self.extras]
+        return f"no {lacking[0]}" if lacking else None
+
+    @abstractmethod
+    def attend(self, case: Case, context: Context) -> Attend:
+        """A function of one set of inputs that returns out (B, Sq, H, D). Masks are made here, once, outside it."""
+
+    def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
+        """What is computed once a batch to describe the case's mask, to be timed; None where there is nothing."""
+        return None
+
+
+def first(result: Any) -> Tensor:
+    """The output of functions that return it alone in some versions and with the log-sum-exp in others."""
+    return result[0] if isinstance(result, (tuple, list)) else result

@@ -1,0 +1,139 @@
+"""What has flash-attn's functions: the packages flash_attn (FlashAttention-2), flash_attn_interface (3) and
+flash_attn.cute (flash-attn-4) where they are installed; ours too (ours.py).
+
+B batch, S sequence, T packed tokens, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import first_line
+from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline, first
+from flashtrain_recipes.attention_benchmark.cases import BY_ARGUMENT, Case
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs
+from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS
+
+
+class FlashAttnFunctions(AttentionBaseline):
+    """flash_attn_func, flash_attn_varlen_func for the masks in `packed`, and flash_attn_with_kvcache of a module."""
+
+    module: str
+    packed: tuple[str, ...] = WITH_DOCUMENTS
+    table = "block_table"  # the argument that says where a cache's pages are
+    extras: tuple[str, ...] = ("deterministic", "pages")
+
+    def imported(self) -> Any:
+        """The module. A flash-attn-4 alone also answers to `import flash_attn`: the functions decide."""
+        found = importlib.import_module(self.module)
+        if not hasattr(found, "flash_attn_func"):
+            raise ImportError(f"{self.module} has no flash_attn_func")
+        return found
+
+    def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
+        """Arguments besides `options` that describe the case's mask."""
+        return {}
+
+    def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
+        """The keyword arguments of a call, without those that have their defaults."""
+        found: dict[str, Any] = {"softmax_scale": case.scale, "causal": case.mask_name.causal}
+        if case.kind == "window":
+            found["window_size"] = (case.mask_name.left, case.mask_name.right)
+        if case.dropout:
+            found["dropout_p"] = case.dropout
+        if case.softcap:
+            found["softcap"] = case.softcap
+        if inputs.slopes is not None:
+            found["alibi_slopes"] = inputs.slopes
+        if inputs.bias is not None:
+            found["bias"] = inputs.bias
+        if inputs.sink is not None:
+            found["learnable_sink"] = inputs.sink
+        if case.deterministic:
+            found["deterministic"] = True
+        return found
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        module = self.imported()
+        if case.page is not None:
+            return self.cached(module, case, context)
+        mask = self.mask_options(case, context)
+        if case.kind not in self.packed:
+            function = module.flash_attn_func
+            return lambda one: first(function(one.q, one.k, one.v, **{**self.options(case, one), **mask}))
+        packed, bounds, longest = module.flash_attn_varlen_func, context.cu_seqlens, context.longest
+        where: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, **mask}
+        taken = inspect.signature(packed).parameters  # not every version of flash-attn-4 asks for the lengths
+        where |= {name: longest for name in ("max_seqlen_q", "max_seqlen_k") if name in taken}
+
+        def attention(one: Inputs) -> Tensor:
+            q, k, v = (x.flatten(0, 1) for x in (one.q, one.k, one.v))
+            return first(packed(q, k, v, **{**self.options(case, one), **where})).view_as(one.q)
+
+        return attention
+
+    def cached(self, module: Any, case: Case, context: Context) -> Attend:
+        """`attend` of a case whose keys and values are a cache."""
+
+        def attention(one: Inputs) -> Tensor:
+            k, v, table = one.pages if case.page else (one.k, one.v, None)
+            where = {"cache_seqlens": context.filled, self.table: table}
+            return first(module.flash_attn_with_kvcache(one.q, k, v, softmax_scale=case.scale, **where))
+
+        return attention
+
+
+class FlashAttn(FlashAttnFunctions):
+    """flash_attn: FlashAttention-2."""
+
+    name = title = "flash-attn"
+    module = "flash_attn"
+
+    def missing(self, device: torch.device) -> str | None:
+        if device.type != "cuda":
+            return "needs an NVIDIA GPU"
+        try:
+            self.imported()
+        except Exception as error:  # noqa: BLE001 - built for another torch, for one: such imports raise anything
+            return f"cannot be imported ({first_line(error)})"
+        return None
+
+    def refuses(self, case: Case) -> str | None:
+        if case.kind not in (*BY_ARGUMENT, *WITH_DOCUMENTS):
+            return "no such mask"
+        if case.dtype == torch.float32:
+            return "no float32"
+        return "no bias" if case.bias else super().refuses(case)
+
+
+class FlashAttn3(FlashAttn):
+    """flash_attn_interface: the functions for Hopper GPUs, with fewer features."""
+
+    name = title = "flash-attn-3"
+    module, table = "flash_attn_interface", "page_table"
+
+    def refuses(self, case: Case) -> str | None:
+        return "no dropout or ALiBi" if case.dropout or case.alibi else super().refuses(case)
+
+
+class FlashAttn4(FlashAttn3):
+    """flash_attn.cute: the same functions written in CuTe DSL. It decodes by those for training."""
+
+    name = title = "flash-attn-4"
+    module = "flash_attn.cute"
+    extras = ("sinks", "deterministic", "pages")
+
+    def cached(self, module: Any, case: Case, context: Context) -> Attend:
+        def attention(one: Inputs) -> Tensor:
+            if not case.page:
+                return first(module.flash_attn_func(one.q, one.k, one.v, softmax_scale=case.scale))
+            k, v, table = one.pages
+            where = {"page_table": table, "seqused_k": context.filled}
+            return first(module.flash_attn_varlen_func(one.q, k, v, softmax_scale=case.scale, **where))
+
+        return attention

@@ -1,0 +1,115 @@
+"""flashtrain_kernels, as any program calls it: by flash-attn's functions.
+
+B batch, S sequence, T packed tokens, H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from flashtrain_kernels import block_sparse, dispatch, masks
+from flashtrain_kernels.backends.hopper import backend as hopper
+from flashtrain_recipes.attention_benchmark.baselines.base import Attend
+from flashtrain_recipes.attention_benchmark.baselines.flash_attn import FlashAttnFunctions
+from flashtrain_recipes.attention_benchmark.baselines.pytorch import fresh_compile
+from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, BY_ARGUMENT, Case
+from flashtrain_recipes.attention_benchmark.inputs import (
+    Context,
+    Inputs,
+    global_sizes,
+    numbers,
+    prefix_length,
+    segment_lengths,
+    starts,
+)
+
+
+class Flashtrain(FlashAttnFunctions):
+    """What a call gets on this device. Masks that are no argument of a call are made once a batch and given as mask."""
+
+    name = title = "flashtrain"
+    module, packed = "flashtrain_kernels", ("varlen", "causal-varlen")
+    extras = ("sinks", "deterministic", "pages")
+
+    def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
+        make = self.plan(case, context)
+        return {} if make is None else {"mask": make(), "causal": False}
+
+    def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
+        if case.kind in (*BY_ARGUMENT, *self.packed):
+            return None
+        if case.is_block_sparse:
+            sizes = {"seqlen_q": case.seqlen_q, "seqlen_k": case.seqlen_k}
+            return partial(block_sparse.block_mask, context.shared, block_size=BLOCK_SIZE, **sizes)
+        make = mask_maker(case, context.device)
+        return lambda: make().planned(case.head_dim, case.dtype)
+
+
+class FlashtrainPlanned(Flashtrain):
+    """flash_attn_varlen_func, given the mask that its layers share instead of each making its own."""
+
+    name, title = "flashtrain-planned", "flashtrain, planned once"
+    extras = ()
+
+    def applies(self, case: Case) -> bool:
+        return case.kind in self.packed
+
+    def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
+        bounds, total = context.cu_seqlens, case.batch * case.seqlen_q
+        make = partial(masks.varlen, bounds, bounds, total, total, causal=case.mask_name.causal)
+        return lambda: make().planned(case.head_dim, case.dtype)
+
+
+class FlashtrainCompiled(Flashtrain):
+    """The same functions under torch.compile, compiled for each case's exact shape."""
+
+    name, title = "flashtrain-compiled", "flashtrain, compiled"
+
+    def missing(self, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else "measured on GPUs only"
+
+    def applies(self, case: Case) -> bool:
+        return case.compiled
+
+    def attend(self, case: Case, context: Context) -> Attend:
+        attention = super().attend(case, context)
+        # A function of tensors, as in a model: what the benchmark does around the call is not looked at anew each time.
+        compiled = fresh_compile(lambda q, k, v: attention(Inputs(q, k, v, q)))
+        return lambda inputs: compiled(inputs.q, inputs.k, inputs.v)
+
+
+class FlashtrainPortable(Flashtrain):
+    """The same on the portable kernels, where the Hopper kernels are there too."""
+
+    name, title = "flashtrain-portable", "flashtrain, portable"
+
+    def missing(self, device: torch.device) -> str | None:
+        reason = hopper.unavailable(device)
+        return None if reason is None else f"the same as flashtrain here: {reason}"
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        return dispatch.force("portable")
+
+
+def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
+    """Makes a case's mask, which is no table of blocks, without a plan; from what a batch brings along on its device:
+    that is made here, once, and not timed.
+    """
+    seqlen = case.seqlen_k
+    if case.kind in BY_ARGUMENT:
+        return partial(masks.sliding_window, seqlen, (case.mask_name.left, case.mask_name.right), device=device)
+    if case.kind == "prefix-lm":
+        return partial(masks.prefix_lm, torch.tensor([prefix_length(seqlen)], device=device), seqlen=seqlen)
+    if case.kind == "global-window":
+        tokens, window = global_sizes(seqlen)
+        return partial(masks.global_window, seqlen, tokens, (window, window), device=device)
+    lengths = segment_lengths(case)
+    if case.kind == "shared-question":
+        return partial(masks.shared_question, numbers(lengths, device)[None])
+    bounds, causal = starts(lengths, device), case.mask_name.causal
+    return lambda: masks.document(masks.documents_from_cu_seqlens(bounds, seqlen), causal=causal)
