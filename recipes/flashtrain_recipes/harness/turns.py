@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from flashtrain.errors import first_line
-from flashtrain.training.memory_choice import is_out_of_memory
+from flashtrain.training.out_of_memory import is_out_of_memory
 from flashtrain_recipes.harness.baseline import B, Case
 from flashtrain_recipes.harness.clock import Clock
 from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row, empty_row
