@@ -6,19 +6,18 @@ B micro-batch on this device, S sequence (context).
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
 from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, evaluation_loader
-from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
+from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
 from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource
 from flashtrain.data.text_files import FilesSource
-from flashtrain.data.token_cache import TokenCache
+from flashtrain.data.token_cache import OpenTokens, open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError, at_least, between
 
@@ -172,9 +171,9 @@ class TextDataModule(ResumableDataModule):
         self.validation_batch = validation_batch
         self.num_workers = num_workers
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
-        self._cache: TokenCache | None = None
+        self._cache: OpenTokens | None = None
         self._split: Split | None = None
-        self._split_of: tuple[TokenCache, float, int] | None = None
+        self._split_of: tuple[OpenTokens, float, int] | None = None
         self._check()
 
     def prepare_data(self) -> None:
@@ -189,10 +188,7 @@ class TextDataModule(ResumableDataModule):
                     )
                 self._cache = opened
             else:
-                from flashtrain.data.token_files import open_split  # a plan needs none of it
-
-                opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
-                self._cache = cast(TokenCache, opened)
+                self._cache = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the token file and split it. Again only after another context or fraction was set."""
@@ -200,11 +196,11 @@ class TextDataModule(ResumableDataModule):
         context = self.context if self.split_context is None else max(self.context, self.split_context)
         wanted = (self.cache, self.validation_fraction, context)
         if self._split_of != wanted:  # Lightning sets up once more, and a split has something to say
-            split = getattr(self.cache, "split", None) or partial(split_documents, self.cache.offsets)
-            self._split, self._split_of = split(fraction=self.validation_fraction, context=context), wanted
+            self._split = self.cache.split(fraction=self.validation_fraction, context=context)
+            self._split_of = wanted
 
     @property
-    def cache(self) -> TokenCache:
+    def cache(self) -> OpenTokens:
         """The open token file. Raises UserError before setup()."""
         if self._cache is None:
             raise UserError("the data is not read yet: call setup() first.")
@@ -248,7 +244,7 @@ class TextDataModule(ResumableDataModule):
     def describe(self) -> str:
         """The corpus in one line: source, tokenizer, counts, and where the tokens lie. Needs setup()."""
         return (
-            f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.meta.documents:,} documents, "
+            f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.documents:,} documents, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | {self.cache.folder}"
         )
 
@@ -277,14 +273,8 @@ class TextDataModule(ResumableDataModule):
         mixed = getattr(cache, "samples", None)
         if mixed is not None:
             return mixed(spans, self.context, self.document_mask, in_proportion=spans is self.split.validation)
-        return PackedSamples(
-            cache.tokens_path,
-            cache.meta.dtype,
-            spans,
-            self.context,
-            self.document_mask,
-            whole=self.validation_fraction == 1,
-        )
+        whole = self.validation_fraction == 1
+        return PackedSamples(cache.tokens, spans, self.context, self.document_mask, whole=whole)
 
     def _check(self) -> None:
         for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):

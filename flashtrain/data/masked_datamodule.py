@@ -170,8 +170,7 @@ class MaskedTextDataModule(TextDataModule):
     def _masked(self, spans: Spans, seed: int) -> MaskedSamples:
         cache = self.cache
         return MaskedSamples(
-            cache.tokens_path,
-            cache.meta.dtype,
+            cache.tokens,
             self.pieces(spans),
             self.special,
             budget=self.token_budget,

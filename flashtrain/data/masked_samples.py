@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,19 +53,16 @@ class EpochTable(NamedTuple):
 class MaskedSamples(Dataset[MaskedBatch]):
     """The samples of one split; indexed by a Row it gives one MaskedBatch. Sample e * len + i is sample i of epoch e.
 
-    tokens_path, dtype: the token file. pieces: see pieces.split_pieces. seed: of masks and pairs. share: of a sample's
-    tokens that are masked. pairs: two neighbouring pieces of a document make a sample; in every epoch another random
-    half of the second pieces change places, so that each piece is still used once. layout: "packed" rows of `budget`
-    tokens, of at most `most` samples, as follows from the mean length, or "padded".
+    tokens: of which slices are read (token_cache.MappedTokens). pieces: see pieces.split_pieces. seed: of masks and
+    pairs. share: of a sample's tokens that are masked. pairs: two neighbouring pieces of a document make a sample; in
+    every epoch another random half of the second pieces change places, so that each piece is still used once. layout:
+    "packed" rows of `budget` tokens, of at most `most` samples, as follows from the mean length, or "padded".
     Raises UserError: no pieces.
-
-    Cheap to send to worker processes: the file is memory-mapped where it is first read.
     """
 
     def __init__(
         self,
-        tokens_path: Path,
-        dtype: str,
+        tokens: Any,
         pieces: Pieces,
         special: SpecialTokens,
         *,
@@ -78,8 +74,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
     ) -> None:
         if not len(pieces.begins):
             raise UserError("there is no text to make samples of.")
-        self.tokens_path = tokens_path
-        self.dtype = dtype
+        self._tokens = tokens
         self.pieces = pieces
         self.special = special
         self.budget = budget
@@ -89,7 +84,6 @@ class MaskedSamples(Dataset[MaskedBatch]):
         self.layout = layout
         self._neighbours = _neighbours(pieces, pairs)
         self._epochs: dict[int, EpochTable] = {}
-        self._tokens: np.ndarray | None = None
         lengths = self.lengths(0)
         most = min(math.ceil(2 * budget / float(lengths.mean())), budget // int(lengths.min()))
         self.most = max(1, most)
@@ -204,13 +198,10 @@ class MaskedSamples(Dataset[MaskedBatch]):
         return np.concatenate(parts).astype(np.int64), kinds, table.label[place]
 
     def _piece(self, piece: int) -> np.ndarray:
-        if self._tokens is None:
-            # The plain array: slices of numpy's memmap class cost ten times as much to make.
-            self._tokens = np.asarray(np.memmap(self.tokens_path, self.dtype, "r"))
         return self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tokens": None, "_epochs": {}}
+        return {**self.__dict__, "_epochs": {}}
 
 
 def _neighbours(pieces: Pieces, pairs: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

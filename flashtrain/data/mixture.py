@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from flashtrain.data.loader import StepSampler, epoch_order
-from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
+from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
 from flashtrain.data.sources import TextSource, TokenSource
-from flashtrain.data.token_files import open_split
+from flashtrain.data.token_cache import OpenTokens, open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, first_bytes, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir, only_writer
@@ -122,18 +122,12 @@ class MixedSpans(NamedTuple):
         return sum(spans.tokens for spans in self.parts if spans is not None)
 
 
-class Counted(NamedTuple):
-    """As of token_cache.CacheMeta."""
-
-    documents: int
-
-
 @dataclass(frozen=True)
 class OpenMixture:
-    """What a data module needs of a token cache (token_cache.TokenCache). counts: each part's, of a block."""
+    """What a data module needs of token_cache.OpenTokens. counts: each part's, of a block."""
 
     names: list[str]
-    caches: list[Any]
+    caches: list[OpenTokens]
     counts: np.ndarray
     folder: Path
 
@@ -142,22 +136,19 @@ class OpenMixture:
         return self.caches[0].tokenizer
 
     @property
-    def meta(self) -> Counted:
-        return Counted(sum(cache.meta.documents for cache in self.caches))
+    def documents(self) -> int:
+        return sum(cache.documents for cache in self.caches)
 
     @property
     def has_documents(self) -> bool:
-        return all(getattr(cache, "has_documents", True) for cache in self.caches)
+        return all(cache.has_documents for cache in self.caches)
 
     def split(self, *, fraction: float, context: int) -> Split:
         """Each part's own split. Raises UserError, naming the part that is too short."""
         splits = []
         for name, cache in zip(self.names, self.caches, strict=True):
             try:
-                if hasattr(cache, "split"):
-                    splits.append(cache.split(fraction=fraction, context=context))
-                else:
-                    splits.append(split_documents(cache.offsets, fraction=fraction, context=context))
+                splits.append(cache.split(fraction=fraction, context=context))
             except UserError as error:
                 raise UserError(f"data.mixture.{name}: {error}") from error
         held_out = MixedSpans(tuple(split.validation for split in splits))
@@ -168,7 +159,7 @@ class OpenMixture:
     def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
         """The parts' packed samples. in_proportion: number them such that the first so many are mixed by weight."""
         parts = [
-            None if own is None else PackedSamples(cache.tokens_path, cache.meta.dtype, own, context, document_mask)
+            None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
         ]
         return MixedSamples(self.names, parts, self.counts, in_proportion=in_proportion)

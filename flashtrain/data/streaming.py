@@ -12,21 +12,11 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.packing import Batch, PackedSamples, Spans
 from flashtrain.data.sources import TextSource, held_out
 from flashtrain.data.text_stream import Shard, StreamLoader, TextStream, shards_of
-from flashtrain.data.token_cache import TokenCache
+from flashtrain.data.token_cache import OpenTokens
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, make_tokenizer
 from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
-
-
-class _InMemory:
-    """Held-out tokens, as PackedSamples maps them."""
-
-    def __init__(self, tokens: np.ndarray) -> None:
-        self._tokens = tokens
-
-    def mapped(self) -> np.ndarray:
-        return self._tokens
 
 
 class StreamingDataModule(TextDataModule):
@@ -83,7 +73,7 @@ class StreamingDataModule(TextDataModule):
         self._left_out = frozenset(texts if named is None else ())
 
     @property
-    def cache(self) -> TokenCache:
+    def cache(self) -> OpenTokens:
         raise UserError("data.streaming=true has no token file, which this needs: leave it out.")
 
     @property
@@ -145,5 +135,4 @@ class StreamingDataModule(TextDataModule):
     def _held_out_samples(self) -> PackedSamples:
         ends = np.cumsum([len(document) for document in self._held_out])
         spans = Spans(np.concatenate([[0], ends[:-1]]), ends)
-        tokens = _InMemory(np.concatenate(self._held_out))
-        return PackedSamples(tokens, "int64", spans, self.context, self.document_mask)
+        return PackedSamples(np.concatenate(self._held_out), spans, self.context, self.document_mask)

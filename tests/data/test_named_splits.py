@@ -169,5 +169,6 @@ def test_conversations_of_a_folder_train_validate_and_test_apart(chats: Path, tm
 def test_held_out_files_that_are_too_short_are_named(folder: Path) -> None:
     write(folder / "validation.jsonl", ["x"])
     data = TextDataModule(FilesSource(folder), "bytes", 64, 2)
-    with pytest.raises(UserError, match=r"2 tokens to validate on"):
-        data.setup()
+    data.setup()
+    with pytest.raises(UserError, match=r"2 tokens are fewer than the 65 .* context=64"):
+        data.val_dataloader()
