@@ -228,7 +228,7 @@ def test_two_processes_started_together_build_once(tmp_path):
 @pytest.mark.integration
 def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_path):
     process = start_slow_build(tmp_path, 10_000)
-    assert wait_for(lambda: list(tmp_path.glob("*.building/tokens.bin")))
+    assert wait_for(lambda: list(tmp_path.glob("*.building/tokens.bin")) and (tmp_path / "readings").exists())
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert list(tmp_path.glob("*.building"))
