@@ -190,7 +190,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
         """Tokens and segments of a sample; whether its second piece follows."""
         table = self.epoch(epoch)
         first, second = self._piece(table.first[place]), table.second[place]
-        parts = [[self.special.classify], first, [self.special.separate]]
+        parts: list[Any] = [[self.special.classify], first, [self.special.separate]]
         kinds = np.zeros(len(first) + 2, dtype=np.int64)
         if second >= 0:
             parts += [self._piece(second), [self.special.separate]]
