@@ -179,16 +179,13 @@ class TextDataModule(ResumableDataModule):
     def prepare_data(self) -> None:
         """Build the token file where it is missing. Lightning calls this in one process a machine."""
         if self._cache is None:
-            if isinstance(self.source, TokenSource):
-                opened = self.source.open_tokens(self.tokenizer_spec, self.cache_dir)
-                if self.document_mask and not opened.has_documents:
-                    raise UserError(
-                        "data.document_mask=true keeps attention within documents, and nothing says where those of the "
-                        "tokens end: say data.end_of_text=ID."
-                    )
-                self._cache = opened
-            else:
-                self._cache = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
+            opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
+            if self.document_mask and not opened.has_documents:
+                raise UserError(
+                    "data.document_mask=true keeps attention within documents, and nothing says where those of the "
+                    "tokens end: say data.end_of_text=ID."
+                )
+            self._cache = opened
 
     def setup(self, stage: str | None = None) -> None:
         """Open the token file and split it. Again only after another context or fraction was set."""

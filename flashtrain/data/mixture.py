@@ -65,12 +65,7 @@ class MixtureSource:
         """Every part's tokens, made where they are missing. Raises UserError."""
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe":
             tokenizer = self._trained(tokenizer, cache_dir)
-        caches = []
-        for part in self.parts:
-            if isinstance(part.source, TokenSource):
-                caches.append(part.source.open_tokens(tokenizer, cache_dir))
-            else:
-                caches.append(open_split(part.source, tokenizer, cache_dir))
+        caches = [open_split(part.source, tokenizer, cache_dir) for part in self.parts]
         folder = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         return OpenMixture([part.name for part in self.parts], caches, block_counts(self.shares), folder)
 

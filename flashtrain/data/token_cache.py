@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
-from flashtrain.data.sources import TextSource, held_out
+from flashtrain.data.sources import TextSource, TokenSource, held_out
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir, only_writer
@@ -156,21 +156,27 @@ class MarkedSource(Protocol):
 
 
 def open_split(
-    source: TextSource,
+    source: TextSource | TokenSource,
     tokenizer: TokenizerSpec | Tokenizer,
     cache_dir: str | os.PathLike[str] | None = None,
-    validation: TextSource | None = None,
+    validation: TextSource | TokenSource | None = None,
 ) -> OpenTokens:
-    """The token cache of a source, joined to that of what validates: `validation`, or files that are named for it."""
-    cache = open_or_build(source, tokenizer, cache_dir)
+    """A source's tokens, joined to those of what validates: `validation`, or files that are named for it."""
+
+    def opened(one: TextSource | TokenSource, tokenizer: TokenizerSpec | Tokenizer) -> OpenTokens:
+        if isinstance(one, TokenSource):
+            return one.open_tokens(tokenizer, cache_dir)
+        return open_or_build(one, tokenizer, cache_dir)
+
+    own = opened(source, tokenizer)
     other = held_out(source) if validation is None else validation
     if other is None:
-        return cache
+        return own
     trained = isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe"  # on the text to train on
-    held = open_or_build(other, cache.tokenizer if trained else tokenizer, cache_dir)
-    offsets = np.concatenate([cache.offsets, cache.offsets[-1] + held.offsets[1:]])
-    mask = np.arange(len(offsets) - 1) >= cache.documents
-    return OpenTokens(cache.folder, (*cache.files, *held.files), offsets, held_out=mask)
+    held = opened(other, own.tokenizer if trained else tokenizer)
+    offsets = np.concatenate([own.offsets, own.offsets[-1] + held.offsets[1:]])
+    mask = np.arange(len(offsets) - 1) >= own.documents
+    return OpenTokens(own.folder, (*own.files, *held.files), offsets, own.own_tokenizer, mask, own.has_documents)
 
 
 def open_or_build(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashtrain.data.split_names import by_split
+from flashtrain.data.split_names import SplitFiles, by_split
 from flashtrain.data.token_cache import OpenTokens, TokenFile
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
@@ -31,12 +31,12 @@ HEADERS = {20240520: "uint16", 20240801: "uint32"}  # magic of GPT-2's tokens, o
 AT_ONCE = 2**24  # tokens that are looked at
 
 
-class TokenFiles:
+class TokenFiles(SplitFiles):
     """A file of tokens, or every .npy and .bin below a folder in the order of their paths.
 
     dtype: of .bin files without llm.c's header. end_of_text: the id that separates documents (None: the tokenizer's,
     or none where there is no tokenizer; each file is then one document). In a folder, files named for validation are
-    held out, and those named for a test are not read (split_names). validation: a file or folder that is held out.
+    held out, and those named for a test are not read (split_names).
     Raises UserError: a missing path, a file of another form than its name says, a token beyond the vocabulary.
     """
 
@@ -46,27 +46,15 @@ class TokenFiles:
         *,
         dtype: str | None = None,
         end_of_text: int | None = None,
-        validation: str | os.PathLike[str] | None = None,
     ) -> None:
         self.path = Path(path).expanduser()
         self.dtype = dtype
         self.end_of_text = end_of_text
-        self.validation = None if validation is None else TokenFiles(validation, dtype=dtype)
 
     def describe(self) -> str:
         return f"tokens in {self.path}"
 
-    def files(self) -> dict[str, list[TokenFile]]:
-        """The files by split (train, validation), their headers checked. Raises UserError."""
-        found = self._paths()
-        if self.validation is not None:
-            others = self.validation._paths()
-            found = {**found, "validation": others.get("validation", others["train"])}
-        if "test" in found:
-            log.info("left out: %s", ", ".join(path.name for path in found.pop("test")))
-        return {split: [token_file(path, self.dtype) for path in paths] for split, paths in found.items()}
-
-    def _paths(self) -> dict[str, list[Path]]:
+    def by_split(self) -> dict[str, list[Path]]:
         found = {name: path for name, path in find_files(self.path).items() if path.suffix in FORMATS}
         if not found:
             raise UserError(f"no file of tokens at data.path={self.path}: {' or '.join(FORMATS)} are read.")
@@ -79,10 +67,9 @@ class TokenFiles:
         if end >= known.vocab_size:
             raise UserError(f"data.end_of_text={end} is none of the {known.vocab_size:,} tokens of the vocabulary.")
         cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-        begin, offsets, held_out = 0, [np.zeros(1, np.int64)], []
-        splits = self.files()
-        files = [(file, split == "validation") for split, of_split in splits.items() for file in of_split]
-        for file, validates in files:
+        files = tuple(token_file(path, self.dtype) for path in self.files())
+        begin, offsets = 0, [np.zeros(1, np.int64)]
+        for file in files:
             least, most, *ends = _looked_at(file, end, cache)
             if least < 0 or most >= known.vocab_size:
                 raise UserError(
@@ -90,12 +77,8 @@ class TokenFiles:
                     f"{known.vocab_size:,}: name its data.tokenizer, or data.vocab_size where it has none."
                 )
             offsets.append(begin + np.array(ends))
-            held_out.append(np.full(len(ends), validates))
             begin += file.tokens
-        if "validation" in splits:
-            log.info("held out: %s", ", ".join(file.path.name for file in splits["validation"]))
-        mask = np.concatenate(held_out) if "validation" in splits else None
-        return OpenTokens(self.path, tuple(file for file, _ in files), np.concatenate(offsets), known, mask, end >= 0)
+        return OpenTokens(self.path, files, np.concatenate(offsets), known, has_documents=end >= 0)
 
     def _tokenizer(self, tokenizer: TokenizerSpec | Tokenizer) -> Tokenizer:
         if not isinstance(tokenizer, TokenizerSpec):

@@ -128,8 +128,10 @@ def test_tokens_of_a_test_are_not_trained_on_and_a_path_validates(tmp_path: Path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         np.save(tmp_path / f"{name}.npy", np.arange(begin, begin + 50, dtype="uint16"))
     for validation in (None, tmp_path / "other"):
-        source = TokenFiles(tmp_path if validation is None else tmp_path / "train.npy", validation=validation)
-        data = TextDataModule(source, TokenizerSpec("none", vocab_size=300), 16, 2, validation_fraction=0.4)
+        source = TokenFiles(tmp_path if validation is None else tmp_path / "train.npy")
+        apart = None if validation is None else TokenFiles(validation)
+        spec = TokenizerSpec("none", vocab_size=300)
+        data = TextDataModule(source, spec, 16, 2, validation_fraction=0.4, validation=apart)
         data.setup()
         assert data.train_tokens + data.validation_tokens == 100
         assert 100 not in data.cache.tokens[0:100]
