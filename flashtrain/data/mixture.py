@@ -224,7 +224,7 @@ class MixtureSampler(StepSampler):
         return self._orders[part][1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_orders": {}, "_blocks": {}}
+        return {**self.__dict__, "_orders": {}, "_blocks": {}}
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:
