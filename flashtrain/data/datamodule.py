@@ -130,9 +130,9 @@ class TextDataModule(ResumableDataModule):
     A checkpoint resumes with exactly the next sample, however many devices it goes on with. Works without a Trainer,
     too: train_dataloader(). batch_size, accumulate and total_steps may be set anew until then.
 
-    `tokenizer`, `train_tokens` and `validation_tokens` (counts) and `cache` (the open token file) are made when they are
-    first asked for. Raises UserError for arguments out of range, and for what the source, the tokenizer and the cache
-    folder object to.
+    `tokenizer`, `train_tokens` and `validation_tokens` (counts) and `cache` (the open token file) are there when they
+    are first asked for. Raises UserError for arguments out of range, and for what the source, the tokenizer and the
+    cache folder object to.
     """
 
     def __init__(
