@@ -1,9 +1,9 @@
 """Text to batches: where text comes from, how it becomes tokens on disk, and how tokens become packed samples.
 
 In the order the text travels: `text_files` (FilesSource: files to documents), `tokenizers` (make_tokenizer; the kinds
-are in `bpe`, `wordpiece` and `huggingface_tokenizer`), `token_cache` (open_or_build, OpenTokens), `packing`
-(split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and `datamodule` (TextDataModule), the
-LightningDataModule that puts them together and is all that most programs need.
+are in `bpe`, `wordpiece` and `huggingface_tokenizer`, on `library_tokenizer`), `token_cache` (open_or_build,
+OpenTokens), `packing` (split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and `datamodule`
+(TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
 
 Text may come otherwise: `sources` says what a source is and has the standard library's, `hub_source` (HubSource) reads
 datasets. So may tokens: `token_files` (TokenFiles: somebody else's), `mixture` (MixtureSource: several sources by

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from flashtrain.data.bpe import BPETokenizer, rust_threads
+from flashtrain.data.bpe import BPETokenizer
 from flashtrain.data.sources import StandardLibrarySource
 from flashtrain.data.token_cache import open_or_build
 from flashtrain.report.rows import write_result
@@ -32,8 +32,7 @@ def main(rounds: int = 7, path: str | None = None) -> None:
     for number in range(rounds):
         library = tokenizer.library_form()  # anew each time: its words are cached
         begin = time.perf_counter()
-        with rust_threads():
-            tokens = sum(len(found.ids) for found in library.encode_batch(texts)) + len(texts)
+        tokens = sum(len(found.ids) for found in library.encode_batch(texts)) + len(texts)
         theirs = time.perf_counter() - begin
         with tempfile.TemporaryDirectory() as folder:
             fresh = BPETokenizer(tokenizer.library_form())
