@@ -38,7 +38,7 @@ class BPETokenizer(LibraryTokenizer):
     config = ADDED
 
     def __init__(self, library: Tokenizer) -> None:
-        super().__init__(library, library.token_to_id(END_OF_TEXT))
+        super().__init__(library, library.get_vocab()[END_OF_TEXT])
 
     @classmethod
     def train(cls, documents: Iterable[str], vocab_size: int) -> BPETokenizer:

@@ -22,7 +22,7 @@ from flashtrain.data.wordpiece import SpecialTokens
 
 NAMES = {"pad": "[PAD]", "classify": "[CLS]", "separate": "[SEP]", "mask": "[MASK]"}  # of SpecialTokens
 ROLES = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-READ = "AutoTokenizer reads its tokenizer"
+READ, NONE = "AutoTokenizer reads its tokenizer", "it has no tokenizer that transformers could read"
 
 
 def save_tokenizer(
@@ -41,9 +41,11 @@ def save_tokenizer(
     model takes token_type_ids.
     OSError: an unwritable folder.
     """
-    library = tokenizer.library_form() if isinstance(tokenizer, LibraryTokenizer) else None
-    if library is None or not (special is None or _takes(library, special)):
-        return "it has no tokenizer that transformers could read"
+    if not isinstance(tokenizer, LibraryTokenizer):
+        return NONE
+    library = tokenizer.library_form()
+    if special is not None and not _takes(library, special):
+        return NONE
     config: dict[str, Any] = {**tokenizer.config, **({} if special is None else ROLES)}
     if special is not None and library.token_to_id("[UNK]") is not None:
         config["unk_token"] = "[UNK]"
