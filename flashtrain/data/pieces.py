@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from flashtrain.data.packing import Spans
-from flashtrain.data.token_cache import MappedTokens
 from flashtrain.data.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 2**22
@@ -61,7 +60,7 @@ class TokenBreaks(NamedTuple):
 
 
 def split_pieces(
-    tokens: np.ndarray | MappedTokens,
+    tokens: np.ndarray,
     spans: Spans,
     breaks: TokenBreaks,
     *,

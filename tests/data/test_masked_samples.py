@@ -23,9 +23,12 @@ PIECES = Pieces(ENDS - LENGTHS, ENDS, np.array(DOCUMENTS))
 
 
 @pytest.fixture
-def make():
+def make(tmp_path):
+    path = tmp_path / "tokens.bin"
+    TOKENS.tofile(path)
+
     def samples(**options) -> MaskedSamples:
-        return MaskedSamples(TOKENS, PIECES, SPECIAL, **{"budget": 64, **options})
+        return MaskedSamples(path, "uint16", PIECES, SPECIAL, **{"budget": 64, **options})
 
     return samples
 

@@ -197,7 +197,8 @@ def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: 
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
     write_result(folder / RESULT, settings.recipe, command, rows)
     if settings.sequence.data == "pathfinder" and rows:
-        curriculum_figure(rows, (folder / CURVE).with_suffix(".png"))
+        drawn = None if settings.sequence.path else settings.pathfinder.drawing  # files do not say
+        curriculum_figure(rows, (folder / CURVE).with_suffix(".png"), drawing=drawn)
 
 
 def _logged(stage: Stage, folder: Path) -> Settings:

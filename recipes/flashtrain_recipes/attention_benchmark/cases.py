@@ -347,15 +347,12 @@ def document_lengths(
 ) -> tuple[int, ...]:
     """Lengths of documents that fill `total` tokens: random, always the same for a seed.
 
-    count: how many; None: as many as it takes. low, high: the range; 0: total/64 and total/8. Raises UserError where so
-    many cannot have such lengths.
+    count: how many; None: as many as it takes. low, high: the range; 0: total/64 and total/8.
     """
     draw = random.Random(seed)
     low, high = low or max(1, total // 64), high or max(1, total // 8)
     if count is None:
         count = max(1, round(2 * total / (low + high)))
-    if not low * count <= total <= high * count:
-        raise UserError(f"{count} documents of {low} to {high} tokens cannot fill {total}.")
     lengths = [draw.randint(low, high) for _ in range(count)]
     # Move towards the total, a token of a random document at a time at the worst; the range is never left.
     while (short := total - sum(lengths)) != 0:

@@ -1,8 +1,8 @@
 """What the implementations of a case are given: tensors, drawn afresh, and which pairs of queries and keys are visible.
 
-A mask is a rule, for the reference, dense masks and FlexAttention: a function of query and key indices, tensors of
-integers that broadcast. Ours gets the same masks from flashtrain_kernels.masks (baselines/ours.py); tests hold the two
-against each other.
+A mask is a rule, for the reference, dense masks and FlexAttention: a function of head, query and key indices that
+broadcast. Ours gets the same masks from flashtrain_kernels.masks (baselines/ours.py); tests hold the two against each
+other.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, n blocks a side, T packed
 tokens.
@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,11 @@ from flashtrain.errors import UserError
 from flashtrain_kernels import block_sparse
 from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, PAGE, Case
 
-Rule = Callable[[Tensor, Tensor], Tensor]
+Rule = Callable[[Any, Tensor, Tensor], Tensor]
 
 # Elements of a dense piece of the mask that is made at once.
 _PIECE = 2**26
+MOST_SETS = 32
 
 
 def prefix_length(seqlen: int) -> int:
@@ -46,7 +48,7 @@ def segment_lengths(case: Case) -> tuple[int, ...]:
     return (case.seqlen_q - 6 * answer, *[answer] * 6)
 
 
-def numbers(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+def segment_ids(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     """(S,) int32: which document or segment each token belongs to."""
     counts = torch.tensor(lengths, device=device)
     ordinal = torch.arange(len(lengths), device=device, dtype=torch.int32)
@@ -59,33 +61,29 @@ def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
 
 
-def rule(case: Case, device: torch.device) -> Rule | None:
-    """The rule of a case's mask, None where every pair is visible. Block masks have tables (block_table) instead."""
+def rule(case: Case, device: torch.device) -> Rule:
+    """The rule of a case's mask, which is no table of blocks."""
     name, kind, offset = case.mask_name, case.kind, case.seqlen_k - case.seqlen_q
     if kind == "full":
-        return None
+        return lambda h, q, k: (q >= 0) & (k >= 0)
     if kind == "causal":
-        return lambda q, k: k <= q + offset
+        return lambda h, q, k: k <= q + offset
     if kind == "window":
         left, right = name.left, name.right
-        return lambda q, k: (k >= q + (offset - left)) & (k <= q + (offset + right))
+        return lambda h, q, k: (k >= q + (offset - left)) & (k <= q + (offset + right))
     if kind == "prefix-lm":
         prefix = prefix_length(case.seqlen_k)
-        return lambda q, k: (k < prefix) | (k <= q)
+        return lambda h, q, k: (k < prefix) | (k <= q)
     if kind == "global-window":
         tokens, window = global_sizes(case.seqlen_k)
-        return lambda q, k: (q < tokens) | (k < tokens) | ((k >= q - window) & (k <= q + window))
-    return _segment_rule(case, device)
-
-
-def _segment_rule(case: Case, device: torch.device) -> Rule:
+        return lambda h, q, k: (q < tokens) | (k < tokens) | ((k >= q - window) & (k <= q + window))
     lengths = segment_lengths(case)
-    segment, question = numbers(lengths, device), lengths[0]
-    if case.kind in ("document", "varlen"):
-        return lambda q, k: segment[q] == segment[k]
-    if case.kind == "shared-question":
-        return lambda q, k: ((segment[q] == segment[k]) | (k < question)) & (k <= q)
-    return lambda q, k: (segment[q] == segment[k]) & (k <= q)
+    segment, question = segment_ids(lengths, device), lengths[0]
+    if kind == "shared-question":
+        return lambda h, q, k: ((segment[q] == segment[k]) | (k < question)) & (k <= q)
+    if name.causal:
+        return lambda h, q, k: (segment[q] == segment[k]) & (k <= q)
+    return lambda h, q, k: segment[q] == segment[k]
 
 
 def block_table(case: Case, device: torch.device) -> Tensor:
@@ -102,53 +100,10 @@ def block_table(case: Case, device: torch.device) -> Tensor:
     return block_sparse.random(case.heads, blocks, blocks, case.density, device=device)
 
 
-def visible(case: Case, queries: Tensor, head: int, shared: Rule | Tensor | None) -> Tensor:
-    """(queries, Sk) bool for one head. shared: the case's rule or block table, made once."""
-    keys = torch.arange(case.seqlen_k, device=queries.device)
-    if shared is None:
-        return torch.ones(queries.shape[0], case.seqlen_k, dtype=torch.bool, device=queries.device)
-    if isinstance(shared, Tensor):
-        return shared[head][(queries // BLOCK_SIZE)[:, None], (keys // BLOCK_SIZE)[None, :]]
-    return shared(queries[:, None], keys[None, :])
-
-
 def pieces(case: Case, limit: int = _PIECE) -> list[tuple[int, int]]:
     """Ranges of queries whose part of the S x S matrix has at most `limit` elements."""
     rows = max(1, limit // case.seqlen_k)
     return [(begin, min(begin + rows, case.seqlen_q)) for begin in range(0, case.seqlen_q, rows)]
-
-
-def visible_pairs(case: Case, device: torch.device) -> int:
-    """Visible pairs over one row of the batch, of one head (of all heads' mean, for block masks, rounded)."""
-    if case.kind == "full":
-        return case.seqlen_q * case.seqlen_k
-    if case.is_block_sparse:
-        return round(int(block_table(case, device).sum()) * BLOCK_SIZE**2 / case.heads)
-    if case.kind in ("causal", "window"):
-        position = torch.arange(case.seqlen_q) + (case.seqlen_k - case.seqlen_q)
-        name = case.mask_name
-        low = (position - name.left).clamp(min=0) if name.left >= 0 else torch.zeros_like(position)
-        high = (position + name.right + 1).clamp(max=case.seqlen_k)
-        return int((high - low).clamp(min=0).sum())
-    shared = rule(case, device)
-    index = torch.arange(case.seqlen_q, device=device)
-    return sum(int(visible(case, index[begin:end], 0, shared).sum()) for begin, end in pieces(case))
-
-
-def counted_pairs(case: Case, visible_count: int) -> float:
-    """The pairs that FLOPs are counted by, as the field counts them: causal is half of the square, exactly.
-
-    visible_count: visible_pairs(case), which counts for every mask but full, causal and documents of either kind.
-    """
-    half = 0.5 if case.mask_name.causal else 1.0
-    if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:
-        return half * case.seqlen_q * case.seqlen_k
-    if case.has_documents:
-        return half * sum(length**2 for length in case.documents)
-    return float(visible_count)
-
-
-MOST_SETS = 32
 
 
 @dataclass(frozen=True)
@@ -182,15 +137,28 @@ class Inputs:
 
 
 class Context:
-    """What the implementations of one case share: masks in the forms that some of them need, made when first asked."""
+    """What the implementations of one case share: masks in the forms that some of them need, made when first used."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, self.device = case, device
 
     @cached_property
-    def shared(self) -> Rule | Tensor | None:
-        """The mask's rule, a block mask's table, or None where every pair is visible."""
-        return block_table(self.case, self.device) if self.case.is_block_sparse else rule(self.case, self.device)
+    def table(self) -> Tensor:
+        """(H, n, n) bool: a block mask's."""
+        return block_table(self.case, self.device)
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The mask's rule, also a block mask's."""
+        if not self.case.is_block_sparse:
+            return rule(self.case, self.device)
+        table = self.table
+        return lambda h, q, k: table[h, q // BLOCK_SIZE, k // BLOCK_SIZE]
+
+    def visible(self, head: int, begin: int, end: int) -> Tensor:
+        """(queries, Sk) bool, of the queries from `begin` to before `end`."""
+        keys = torch.arange(self.case.seqlen_k, device=self.device)
+        return self.rule(head, torch.arange(begin, end, device=self.device)[:, None], keys[None, :])
 
     @cached_property
     def dense(self) -> Tensor | None:
@@ -198,15 +166,24 @@ class Context:
         if self.case.kind == "full":
             return None
         heads = self.case.heads if self.case.is_block_sparse else 1
-        index = torch.arange(self.case.seqlen_q, device=self.device)
-        whole = torch.cat(
-            [
-                torch.stack([visible(self.case, index[begin:end], head, self.shared) for head in range(heads)])
-                for begin, end in pieces(self.case)
-            ],
-            dim=1,
-        )
-        return whole if self.case.is_block_sparse else whole[0]
+        whole = [torch.cat([self.visible(head, *piece) for piece in pieces(self.case)]) for head in range(heads)]
+        return torch.stack(whole) if self.case.is_block_sparse else whole[0]
+
+    @cached_property
+    def visible_pairs(self) -> int:
+        """Visible pairs over one row of the batch, of one head (of all heads' mean, for block masks, rounded)."""
+        if self.case.is_block_sparse:
+            return round(int(self.table.sum()) * BLOCK_SIZE**2 / self.case.heads)
+        return sum(int(self.visible(0, *piece).sum()) for piece in pieces(self.case))
+
+    @property
+    def counted_pairs(self) -> float:
+        """The pairs that FLOPs are counted by, as the field counts them: causal is half of the square, exactly."""
+        case = self.case
+        half = 0.5 if case.mask_name.causal else 1.0
+        if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:
+            return half * case.seqlen_q * case.seqlen_k
+        return half * sum(length**2 for length in case.documents) if case.has_documents else float(self.visible_pairs)
 
     @cached_property
     def distance(self) -> Tensor:

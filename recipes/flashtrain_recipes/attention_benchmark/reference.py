@@ -1,4 +1,4 @@
-"""What the answer is: attention and its gradients in float64, by hand, for a few heads of one row of the batch.
+"""What the answer is: attention and its gradients in float64, for a few heads of one row of the batch.
 
 Written apart from flashtrain_kernels' own reference, piece by piece of the queries, so that 64K tokens fit as well.
 S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension; g = H / K query heads a group.
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from flashtrain_recipes.attention_benchmark.cases import Case
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, pieces, visible
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, pieces
 
-# Elements of the score matrix held at once, in float64: 512 MiB on a GPU, 32 MiB on a CPU.
-_PIECE = {"cuda": 2**26, "cpu": 2**22}
+# Elements of the score matrix made at once: 256 MiB in float64 on a GPU, 32 MiB on a CPU; five such matrices.
+_PIECE = {"cuda": 2**25, "cpu": 2**22}
 
 
 @dataclass(frozen=True)
@@ -37,52 +37,39 @@ class Expected:
         return max(_relative(found, wanted) for found, wanted in pairs)
 
 
-@torch.no_grad()
 def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
     """The reference for one set of inputs. Dropout is not part of it: every implementation draws its own."""
     group = case.heads // case.kv_heads
     first = case.heads - group
-    q = inputs.q[-1, :, first:].double()
-    dout = inputs.dout[-1, :, first:].double()
-    k, v = inputs.k[-1, :, -1].double(), inputs.v[-1, :, -1].double()
-    out, dq = torch.empty_like(q), torch.empty_like(q)
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    index = torch.arange(case.seqlen_q, device=q.device)
-    limit = _PIECE.get(q.device.type, _PIECE["cpu"])
-    for begin, end in pieces(case, limit):
+    q, dout = (x[-1, :, first:].detach().double() for x in (inputs.q, inputs.dout))
+    k, v = (x[-1, :, -1].detach().double().requires_grad_() for x in (inputs.k, inputs.v))
+    out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
+    for begin, end in pieces(case, _PIECE.get(q.device.type, _PIECE["cpu"])):
         for member in range(group):
-            seen = visible(case, index[begin:end], first + member, context.shared)
-            q_part, dout_part = q[begin:end, member], dout[begin:end, member]
-            scores, slope = _scores(case, inputs, q_part, k, first + member, begin)
-            scores = scores.masked_fill_(~seen, -torch.inf)
-            # A row that sees nothing has no maximum: its weights are 0, not NaN.
-            sink = [] if inputs.sink is None else [inputs.sink[first + member].double().expand(end - begin, 1)]
-            p = torch.softmax(torch.cat([scores, *sink], dim=-1), dim=-1)[:, : case.seqlen_k].nan_to_num(nan=0.0)
-            out[begin:end, member] = out_part = p @ v
-            dv += p.T @ dout_part
-            ds = p * (dout_part @ v.T - (dout_part * out_part).sum(-1, keepdim=True))
-            if slope is not None:
-                ds *= slope
-            dq[begin:end, member] = ds @ k * case.scale
-            dk += ds.T @ q_part * case.scale
+            head = first + member
+            rows = q[begin:end, member].requires_grad_()
+            scores = _scores(case, inputs, rows @ k.T * case.scale, head, begin)
+            scores = scores.masked_fill(~context.visible(head, begin, end), -torch.inf)
+            sink = [] if inputs.sink is None else [inputs.sink[head].detach().double().expand(end - begin, 1)]
+            part = torch.softmax(torch.cat([scores, *sink], dim=-1), dim=-1)[:, : case.seqlen_k] @ v
+            gradients = torch.autograd.grad(part, (rows, k, v), dout[begin:end, member])
+            out[begin:end, member], dq[begin:end, member] = part.detach(), gradients[0]
+            dk, dv = dk + gradients[1], dv + gradients[2]
     return Expected(out, dq, dk, dv)
 
 
-def _scores(case: Case, inputs: Inputs, q: Tensor, k: Tensor, head: int, begin: int) -> tuple[Tensor, Tensor | None]:
-    """The scores of some queries (from number `begin`) of one head, and what softcap multiplies their gradient by."""
-    scores = q @ k.T * case.scale
-    slope = None
+def _scores(case: Case, inputs: Inputs, scores: Tensor, head: int, begin: int) -> Tensor:
+    """Softcap, ALiBi and bias in the scores of some queries (from number `begin`) of one head."""
+    rows, keys = scores.shape
     if case.softcap:
-        bounded = torch.tanh(scores / case.softcap)
-        scores, slope = case.softcap * bounded, 1 - bounded * bounded
+        scores = case.softcap * torch.tanh(scores / case.softcap)
     if inputs.slopes is not None:
-        rows, keys = q.shape[0], k.shape[0]
-        position = torch.arange(begin, begin + rows, device=q.device) + (keys - case.seqlen_q)
-        distance = (position[:, None] - torch.arange(keys, device=q.device)[None, :]).abs()
+        position = torch.arange(begin, begin + rows, device=scores.device) + (keys - case.seqlen_q)
+        distance = (position[:, None] - torch.arange(keys, device=scores.device)[None, :]).abs()
         scores = scores - inputs.slopes[head].double() * distance
     if inputs.bias is not None:
-        scores = scores + inputs.bias[0, head, begin : begin + q.shape[0]].double()
-    return scores, slope
+        scores = scores + inputs.bias[0, head, begin : begin + rows].detach().double()
+    return scores
 
 
 def _relative(found: Tensor, wanted: Tensor) -> float:

@@ -13,7 +13,7 @@ from flashtrain.errors import UserError
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Condition, Mode, Rule
-from flashtrain_recipes.attention_benchmark.settings import HUGGINGFACE, BenchmarkSettings
+from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -70,30 +70,13 @@ class Benchmark(Mode):
         return row
 
     def demo_line(self, demo: Settings, where: str) -> str:
-        asked = demo.benchmark
-        limit = f", {asked.max_seconds:g} s at most" if asked.max_seconds else ""
-        if asked.name in ("step", *HUGGINGFACE):
-            sizes = f"{', '.join(asked.models)}, contexts to {max(asked.contexts):,}"
-            return f"measuring steps of a small model ({sizes}{limit}). For the recipe in full, {where}"
-        if asked.name == "bert":
-            return (
-                f"measuring steps of a small BERT ({', '.join(asked.models)}{limit}). For the recipe in full, {where}"
-            )
-        if asked.name == "context":
-            lengths = ", ".join(map(str, asked.seqlens or []))
-            return (
-                f"measuring two processes that share short sequences ({lengths} tokens, {asked.dtype}{limit}). "
-                f"For the recipe in full, {where}"
-            )
-        if asked.name == "sequence":
-            return f"measuring sequences of up to {asked.longest} tokens. For the recipe in full, {where}"
-        limits = [f"lengths to {asked.longest}" if asked.longest else "", asked.dtype, limit.removeprefix(", ")]
-        told = ", ".join(part for part in limits if part)
-        return f"measuring small shapes through torch's CPU backends ({told}). For the recipe in full, {where}"
+        limit = demo.benchmark.max_seconds
+        most = f", for {limit:g} s at most" if limit else ""
+        return f"measuring a small selection of the recipe{most}. For the recipe in full, {where}"
 
 
 def _named(settings: Settings, hardware: Hardware) -> Any:
-    """What benchmark.name names: a benchmark_runner.run.Benchmark."""
+    """What benchmark.name names: a harness.benchmark.Benchmark."""
     return component("benchmark", str(settings.benchmark.name))(settings, hardware)
 
 

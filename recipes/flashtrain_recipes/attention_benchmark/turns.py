@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline
 from flashtrain_recipes.attention_benchmark.cases import Case, flops
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, counted_pairs, make_sets, visible_pairs
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.harness.clock import Launch, Pace
 from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row
@@ -58,7 +58,6 @@ class _Work:
     def __init__(self, case: Case, device: torch.device, seed: int, cache_bytes: int) -> None:
         self.case = case
         self.context = Context(case, device)
-        self.visible = visible_pairs(case, device)
         self.sets = make_sets(case, device, seed, cache_bytes)
 
 
@@ -149,7 +148,7 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
 
     def _row(self, entry: AttentionEntry, part: str, measured: dict[str, float]) -> Row:
         case, work, found, milliseconds = self.case, self.works[""], entry.parts[part], measured[part]
-        counted = flops(case, counted_pairs(case, work.visible), part)
+        counted = flops(case, work.context.counted_pairs, part)
         figures: Row = {
             "milliseconds": round(milliseconds, 6),
             "host_us": round(statistics.median(found.host_us), 3),
@@ -158,7 +157,7 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
             "error": found.error,
         }
         if case.kind not in ("full", "causal"):
-            figures["density"] = round(work.visible / (case.seqlen_q * case.seqlen_k), 6)
+            figures["density"] = round(work.context.visible_pairs / (case.seqlen_q * case.seqlen_k), 6)
         if found.queued:
             queued = statistics.median(found.queued)
             rate = work.sets[0].k.nbytes * 2 / queued / 1e6

@@ -8,7 +8,8 @@ from flashtrain.errors import UserError
 from flashtrain_recipes.attention_benchmark.figures import (
     PAPER_MILLISECONDS,
     both_directions,
-    families,
+    largest_shape,
+    memory_figure,
     paper_rows,
     runtime_figure,
     tables,
@@ -35,17 +36,21 @@ def test_forward_and_backward_are_added_and_the_larger_memory_is_kept() -> None:
     ]  # fmt: skip
 
 
-def test_a_family_is_one_shape_at_several_lengths() -> None:
-    rows = [*ROWS, row("forward", 512, mask="causal"), row("forward", 512, head_dim=128)]
-    assert list(families(rows)) == ["8 heads of 64, full, bfloat16"]
+def test_a_figure_is_of_the_shape_with_the_most_lengths() -> None:
+    others = [row("forward", length, mask="causal") for length in (512, 1024)]
+    name, kept = largest_shape([*others, *ROWS, row("forward", 512, head_dim=128)])
+    assert (name, kept) == ("8 heads of 64, full, bfloat16", ROWS)
+    with pytest.raises(UserError, match="no shape was measured at two lengths"):
+        largest_shape(ROWS[:2])
+    with pytest.raises(UserError, match="peak_memory_mib"):
+        memory_figure([{**each, "peak_memory_mib": None} for each in ROWS], "none.png")
 
 
 def test_the_papers_values_are_those_of_its_appendix() -> None:
     assert PAPER_MILLISECONDS["FlashAttention"] == {
         512: 0.73, 1024: 2.29, 2048: 7.64, 4096: 30.09, 16384: 470.5, 65536: 7493.0
     }  # fmt: skip
-    assert len(paper_rows([512, 4096])) == 6
-    assert paper_rows([100]) == []
+    assert len(paper_rows()) == 16
 
 
 def test_the_paper_stands_beside_its_own_shape_only(tmp_path, monkeypatch) -> None:
@@ -63,16 +68,6 @@ def test_the_paper_stands_beside_its_own_shape_only(tmp_path, monkeypatch) -> No
     assert "A100-40GB" in paper_title
     assert without == {"flashtrain"}
     assert "A100" not in title
-
-
-def test_each_family_has_a_file_and_rows_of_one_length_have_none(tmp_path) -> None:
-    rows = [*ROWS, *[{**each, "mask": "causal"} for each in ROWS[:4]]]
-    runtime_figure(rows, tmp_path / "runtime.png")
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "runtime.png", "runtime-8-heads-of-64-causal-bfloat16.png"
-    }  # fmt: skip
-    with pytest.raises(UserError, match="no shape was measured at two lengths"):
-        runtime_figure(ROWS[:2], tmp_path / "none.png")
 
 
 def test_tables_have_a_column_an_implementation_and_a_row_a_shape_and_direction() -> None:

@@ -22,8 +22,8 @@ from flashtrain_recipes.attention_benchmark.inputs import (
     Context,
     Inputs,
     global_sizes,
-    numbers,
     prefix_length,
+    segment_ids,
     segment_lengths,
     starts,
 )
@@ -45,7 +45,7 @@ class Flashtrain(FlashAttnFunctions):
             return None
         if case.is_block_sparse:
             sizes = {"seqlen_q": case.seqlen_q, "seqlen_k": case.seqlen_k}
-            return partial(block_sparse.block_mask, context.shared, block_size=BLOCK_SIZE, **sizes)
+            return partial(block_sparse.block_mask, context.table, block_size=BLOCK_SIZE, **sizes)
         make = mask_maker(case, context.device)
         return lambda: make().planned(case.head_dim, case.dtype)
 
@@ -110,6 +110,6 @@ def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
         return partial(masks.global_window, seqlen, tokens, (window, window), device=device)
     lengths = segment_lengths(case)
     if case.kind == "shared-question":
-        return partial(masks.shared_question, numbers(lengths, device)[None])
+        return partial(masks.shared_question, segment_ids(lengths, device)[None])
     bounds, causal = starts(lengths, device), case.mask_name.causal
     return lambda: masks.document(masks.documents_from_cu_seqlens(bounds, seqlen), causal=causal)

@@ -181,25 +181,19 @@ def make_block_mask(case: Case, context: Context) -> Any:
     """The case's mask as FlexAttention's BlockMask; None where every pair is visible."""
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-    shared = context.shared
-    if shared is None:
+    if case.kind == "full":
         return None
-    if isinstance(shared, Tensor):
-        counts = shared.sum(-1, dtype=torch.int32)[None]
-        indices = shared.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)[None]
-        table = shared
+    rule = context.rule
+    if case.is_block_sparse:
+        table = context.table
+        counts = table.sum(-1, dtype=torch.int32)[None]
+        indices = table.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)[None]
+        none, nowhere = torch.zeros_like(counts), torch.zeros_like(indices)
         return BlockMask.from_kv_blocks(
-            torch.zeros_like(counts),
-            torch.zeros_like(indices),
-            counts,
-            indices,
-            BLOCK_SIZE=BLOCK_SIZE,
-            mask_mod=lambda b, h, q, k: table[h, q // BLOCK_SIZE, k // BLOCK_SIZE],
+            none, nowhere, counts, indices, BLOCK_SIZE=BLOCK_SIZE, mask_mod=lambda b, h, q, k: rule(h, q, k)
         )
-    rule = shared
-    return create_block_mask(
-        lambda b, h, q, k: rule(q, k), None, None, case.seqlen_q, case.seqlen_k, device=context.device
-    )
+    lengths = (case.seqlen_q, case.seqlen_k)
+    return create_block_mask(lambda b, h, q, k: rule(h, q, k), None, None, *lengths, device=context.device)
 
 
 def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:

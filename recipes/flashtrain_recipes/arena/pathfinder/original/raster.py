@@ -1,0 +1,164 @@
+"""Drawing the original's images on any device, a batch at a time, all in whole numbers: equal to a pixel everywhere.
+
+A shape is looked up in a table of windows, one for each margin and direction of a dash and for each place of a disc.
+Windows hold levels, numbers of the few brightnesses that a pixel may have in the order of their brightness, and are put
+together by their maximum. The last step, whole images scaled so that their extremes are 0 and 255, is a table too.
+
+Letters: B images, N dashes of an image, W width of a window.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashtrain_recipes.arena.pathfinder.original.windows import dash_windows, disc_windows, half_window
+from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
+from flashtrain_recipes.arena.pathfinder.records import Strokes
+
+# Pixels of windows at once: some hundred MB of temporary tensors, and enough work for a GPU.
+PIXELS_AT_ONCE = 8_000_000
+
+
+class DrawingTables(NamedTuple):
+    """On one device. dashes: (1 + 2 M D, W, W) int32 levels: nothing, then D directions of each of M margins as the
+    long curves have them, and all again as the short ones do; corners: (1 + 2 M D, 2) int64, (x, y), from a dash's tip
+    to its window's first pixel. discs: (C * C, V, V) int32 levels.
+    grey: (L, L) uint8, [an image's brightest level, level]. light: (L,) float32, each level's brightness."""
+
+    dashes: Tensor
+    corners: Tensor
+    discs: Tensor
+    grey: Tensor
+    light: Tensor
+
+    @property
+    def border(self) -> int:
+        """Pixels that windows reach beyond the image at most."""
+        return max(self.dashes.shape[-1], self.discs.shape[-1])
+
+
+def rasterise(strokes: Strokes, parameters: PathfinderParameters, contrasts: tuple[float, float]) -> Tensor:
+    """(B, side, side) uint8, [row, column], on the strokes' device: the pixels that the task's own program draws.
+
+    contrasts: of the long curves' dashes and of the short ones'.
+    """
+    side, device = parameters.side, strokes.windows.device
+    tables = drawing_tables(parameters, contrasts, device)
+    at_once = max(1, PIXELS_AT_ONCE // (strokes.windows.shape[1] * tables.dashes.shape[-1] ** 2))
+    parts = [draw(strokes[start : start + at_once], side, tables) for start in range(0, len(strokes), at_once)]
+    if not parts:
+        return torch.zeros(0, side, side, dtype=torch.uint8, device=device)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def draw(strokes: Strokes, side: int, tables: DrawingTables) -> Tensor:
+    """rasterise(), all images at once."""
+    levels = drawn_levels(strokes, side, tables)
+    brightest = levels.amax(dim=(1, 2), keepdim=True)
+    return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
+
+
+def rasterise_in_contrasts(strokes: Strokes, parameters: PathfinderParameters, contrasts: Tensor) -> Tensor:
+    """rasterise(), each image in contrasts of its own: (B, 2) float32, of the long curves' dashes and the short."""
+    side, tables = parameters.side, drawing_tables(parameters, (1.0, 1.0), strokes.windows.device)
+    long = 2 * parameters.contour_dashes
+    of_long, of_short = contrasts[:, :, None, None].unbind(dim=1)
+    light = torch.maximum(
+        of_long * tables.light[drawn_levels(strokes, side, tables, slice(long), discs=False)],
+        of_short * tables.light[drawn_levels(strokes, side, tables, slice(long, None), discs=False)],
+    )
+    light = torch.maximum(light, tables.light[drawn_levels(strokes, side, tables, slice(0))])
+    brightest = light.amax(dim=(1, 2), keepdim=True).clamp(min=1e-9)
+    return (light * (255 / brightest) + 0.5).to(torch.uint8)
+
+
+def drawn_levels(
+    strokes: Strokes, side: int, tables: DrawingTables, dashes: slice = slice(None), *, discs: bool = True
+) -> Tensor:
+    """(B, side, side) int32: each pixel's level, before the image is scaled. dashes, discs: what is drawn."""
+    images, border = len(strokes), tables.border
+    width = side + 2 * border
+    canvas = torch.zeros(images, width * width, dtype=torch.int32, device=strokes.windows.device)
+    windows = strokes.windows[:, dashes]
+    tips, shapes = windows[..., :2].long(), windows[..., 2].long()
+    _put(canvas, tables.dashes[shapes], tips + tables.corners[shapes] + border, width)
+    if discs:
+        tips = strokes.markers.long()
+        places, reach = round(len(tables.discs) ** 0.5), tables.discs.shape[-1] // 2
+        place = disc_place(tips, side, places)
+        _put(canvas, tables.discs[place[..., 1] * places + place[..., 0]], tips - reach + border, width)
+    inside = slice(border, border + side)
+    return canvas.view(images, width, width)[:, inside, inside]
+
+
+def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
+    """Which of the windows.disc_windows() a coordinate takes: its distance from the first edge, or from the last."""
+    middle = places // 2
+    return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
+
+
+@lru_cache(maxsize=16)
+def drawing_tables(
+    parameters: PathfinderParameters, contrasts: tuple[float, float], device: torch.device
+) -> DrawingTables:
+    """The tables of images with these parameters and contrasts."""
+    windows, corners = [], []
+    for margin in parameters.margins:
+        half = half_window(parameters, margin)
+        drawn, first = _cropped(dash_windows(parameters, margin))
+        windows.append(drawn)
+        corners.append(first - half)
+    width = max(drawn.shape[-1] for drawn in windows)
+    padded = [np.pad(drawn, ((0, 0), *((0, width - drawn.shape[-1]),) * 2)) for drawn in windows]
+    dashes, nothing = np.concatenate(padded), np.zeros((1, width, width), dtype=np.int32)
+    discs = disc_windows(parameters.marker_radius)
+    brightness, (of_long, of_short), of_disc = _levels(contrasts)
+    scaled = brightness[None, :] * (255 / np.maximum(brightness[:, None], 1e-9))
+    tables = (
+        np.concatenate([nothing, of_long[dashes], of_short[dashes]]),
+        np.concatenate([np.zeros((1, 2), dtype=np.int64), *corners, *corners]),
+        of_disc[discs].reshape(-1, *discs.shape[-2:]),
+        np.floor(np.clip(scaled, 0, 255) + 0.5).astype(np.uint8),
+        brightness.astype(np.float32),
+    )
+    return DrawingTables(*(torch.from_numpy(table).to(device) for table in tables))
+
+
+def _levels(contrasts: tuple[float, float]) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Brightness (L,) of the levels, and the level (256,) int32 of a dash's byte, at each contrast, and of a disc's.
+
+    The program keeps dashes as 32-bit fractions, times the contrast, and discs as 64-bit ones. (A later version of it
+    keeps both in 32 bits, and a few pixels that lie at a half then round to the other side: one grey level.)
+    """
+    fractions = np.arange(256) / 255
+    dashes = [(fractions * contrast).astype(np.float32).astype(np.float64) for contrast in contrasts]
+    brightness = np.unique(np.concatenate([*dashes, fractions]))
+    *of_dashes, of_disc = (np.searchsorted(brightness, of).astype(np.int32) for of in (*dashes, fractions))
+    return brightness, of_dashes, of_disc
+
+
+def _cropped(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Windows (D, w, w) cut to the smallest width W that holds each, and (D, 2) what was cut off before, (x, y)."""
+    firsts, widths = [], []
+    for axis in (1, 2):  # the axis that is summed over: columns remain, then rows
+        seen = windows.max(axis=axis) > 0
+        first = seen.argmax(axis=1)
+        firsts.append(first)
+        widths.append(windows.shape[1] - seen[:, ::-1].argmax(axis=1) - first)
+    width = int(max(map(np.max, widths)))
+    padded = np.pad(windows, ((0, 0), (0, width), (0, width)))
+    cut = [window[y : y + width, x : x + width] for window, x, y in zip(padded, *firsts, strict=True)]
+    return np.stack(cut), np.stack(firsts, axis=1)
+
+
+def _put(canvas: Tensor, shapes: Tensor, corner: Tensor, width: int) -> None:
+    """Combine shapes (B, N, W, W) into the canvas (B, width * width) by maximum. corner: (B, N, 2), (x, y)."""
+    steps = torch.arange(shapes.shape[-1], device=canvas.device)
+    rows, columns = corner[..., 1:] + steps, corner[..., :1] + steps  # (B, N, W)
+    place = rows[..., None] * width + columns[..., None, :]
+    canvas.scatter_reduce_(1, place.flatten(1), shapes.flatten(1), reduce="amax")

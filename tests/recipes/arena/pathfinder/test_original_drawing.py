@@ -1,0 +1,159 @@
+"""drawing=original: the pixels of the task's own program, each of them, on any device."""
+
+from __future__ import annotations
+
+import numpy as np
+import original_program as program
+import pytest
+import torch
+from image_sets import ImagesOf
+
+from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.original import raster
+from flashtrain_recipes.arena.pathfinder.original.windows import (
+    DEGREES,
+    dash_windows,
+    directions,
+    disc_windows,
+    half_window,
+    mask_windows,
+    turned_back,
+)
+from flashtrain_recipes.arena.pathfinder.parameters import (
+    ORIGINAL,
+    PathfinderParameters,
+    arena_contrasts,
+    of_side,
+)
+from flashtrain_recipes.arena.pathfinder.records import Strokes
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
+
+SIDES = (24, 32, 40, 64, 96, 128, 160, 256, 320)
+
+
+def drawn_angles(parameters: PathfinderParameters, margin: int) -> np.ndarray:
+    """Of each direction, the angle that its dash is drawn in: a curve's first forwards, every other backwards."""
+    angles = directions(parameters, margin)
+    return np.concatenate([angles[:DEGREES], turned_back(angles[DEGREES:])])
+
+
+def choices(images: PathfinderImages, number: int) -> tuple[list[tuple[program.Place, float]], list[program.Place]]:
+    """An image's dashes, each where it starts and its angle, and its markers."""
+    parameters, margin = images.parameters, int(images.margins[number])
+    strokes = images.strokes([number])
+    before = 1 + sum(len(directions(parameters, other)) for other in parameters.margins if other < margin)
+    angles, shapes = drawn_angles(parameters, margin), sum(len(directions(parameters, m)) for m in parameters.margins)
+    windows = strokes.windows[0, : int(strokes.count[0])].tolist()
+    dashes = [((y, x), float(angles[(shape - 1) % shapes + 1 - before])) for x, y, shape in windows]
+    return dashes, [(int(y), int(x)) for x, y in strokes.markers[0].tolist()]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_dash_in_each_direction_and_what_it_keeps_free_have_pillows_pixels(side: int) -> None:
+    parameters = of_side(side)
+    for margin in parameters.margins:
+        lines, masks = dash_windows(parameters, margin), mask_windows(parameters, margin)
+        half = half_window(parameters, margin)
+        for number, angle in list(enumerate(drawn_angles(parameters, margin)))[:: 1 if side == 32 else 23]:
+            line, mask = program.dash(2 * half + 1, (half, half), float(angle), parameters, margin)
+            assert np.array_equal(lines[number], np.rint(line * 255))
+            assert np.array_equal(masks[number], np.rint(mask * 255))
+
+
+@pytest.mark.parametrize(("side", "radius"), [(32, 1.5), (64, 2.5), (64, 3.0), (96, 5.0)])
+def test_a_disc_anywhere_has_pillows_pixels_at_the_edges_too(side: int, radius: float) -> None:
+    windows = disc_windows(radius)
+    reach = windows.shape[-1] // 2
+    places = torch.arange(side)
+    chosen = raster.disc_place(places, side, len(windows)).tolist()
+    for y, x in [(0, 0), (1, side - 1), (2, 5), (side - 2, 3), (side - 6, side // 2), (side // 2, side // 2 + 1)]:
+        expected = np.pad(np.rint(program.marker(side, (y, x), radius) * 255), reach)
+        found = windows[chosen[y], chosen[x]]
+        assert np.array_equal(found, expected[y : y + 2 * reach + 1, x : x + 2 * reach + 1])
+        assert found.sum() == expected.sum()
+
+
+@pytest.mark.parametrize(
+    ("side", "contour", "count"), [(32, "hard", 40), (64, "easy", 3), (128, "easy", 4), (256, "hard", 3), (48, "3", 5)]
+)
+def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, contour: str, count: int) -> None:
+    images = images_of(side, contour, count, ORIGINAL)
+    drawn = rasterise(images.strokes(slice(None)), images.parameters, ORIGINAL)
+    assert (drawn.dtype, drawn.shape) == (torch.uint8, (count, side, side))
+    for number in range(count):
+        dashes, markers = choices(images, number)
+        expected = program.picture(
+            dashes, markers, images.parameters, int(images.margins[number]), arena_contrasts(side)
+        )
+        assert np.array_equal(drawn[number].numpy(), expected)
+
+
+def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_itself(images_of: ImagesOf) -> None:
+    images = images_of(64, "easy", 3, ORIGINAL)
+    long, short = arena_contrasts(64)
+    factors = torch.tensor([[1.0, 1.0], [1.2, 0.8], [0.75, 1.3]])
+    drawn = rasterise(images.strokes(slice(None)), images.parameters, ORIGINAL, brightness=factors)
+    for number, (of_long, of_short) in enumerate(factors.tolist()):
+        expected = program.picture(
+            *choices(images, number), images.parameters, int(images.margins[number]), (long * of_long, short * of_short)
+        )
+        assert np.abs(drawn[number].numpy().astype(int) - expected).max() <= 1
+
+
+def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
+    parameters = of_side(32)
+    edge = Strokes(
+        segments=torch.zeros(1, 3, 4),
+        windows=torch.tensor([[[0, 0, 1 + 225], [31, 31, 1 + 40], [9, 9, 0]]], dtype=torch.int32),
+        count=torch.tensor([2]),
+        markers=torch.tensor([[[0.0, 30.0], [31.0, 2.0]]]),
+        labels=torch.tensor([0]),
+    )
+    angles = drawn_angles(parameters, 1)
+    dashes = [((0, 0), float(angles[225])), ((31, 31), float(angles[40]))]
+    expected = program.picture(dashes, [(30, 0), (2, 31)], parameters, 1, arena_contrasts(32))
+    assert np.array_equal(rasterise(edge, parameters, ORIGINAL)[0].numpy(), expected)
+
+
+@pytest.mark.parametrize(("side", "long", "short"), [(32, 1.5, 2.0), (64, 0.8, 0.8), (128, 0.9, 0.9), (256, 1.0, 1.0)])
+def test_long_and_short_curves_have_the_arenas_contrasts(side: int, long: float, short: float) -> None:
+    assert arena_contrasts(side) == (long, short)
+
+
+def test_dashes_are_faint_and_have_a_halo_as_the_programs() -> None:
+    """What images of drawing=smooth lack. At side 32 a line is one fine pixel wide: half as bright as its contrast."""
+    lines = dash_windows(of_side(32), 1) * 0.75
+    assert 64 <= lines[:, 4, 4].max() <= 96
+    assert ((lines > 0) & (lines < 16)).sum() > (lines >= 16).sum()
+
+
+def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = images_of(32, "hard", 40, ORIGINAL)
+    strokes = images.strokes(slice(None))
+    whole = rasterise(strokes, images.parameters, ORIGINAL)
+    monkeypatch.setattr(raster, "PIXELS_AT_ONCE", 12_000)
+    assert torch.equal(rasterise(strokes, images.parameters, ORIGINAL), whole)
+    assert torch.equal(rasterise(strokes[7:9], images.parameters, ORIGINAL), whole[7:9])
+    assert rasterise(strokes[:0], images.parameters, ORIGINAL).shape == (0, 32, 32)
+
+
+def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
+    images = images_of(32, "hard", 40, ORIGINAL)
+    strokes = images.strokes([1, 2, 3])
+    tables = raster.drawing_tables(images.parameters, arena_contrasts(32), torch.device("cpu"))
+
+    def of_tensors(segments: torch.Tensor, windows: torch.Tensor, markers: torch.Tensor) -> torch.Tensor:
+        return raster.draw(Strokes(segments, windows, strokes.count, markers, strokes.labels), 32, tables)
+
+    whole = torch.compile(of_tensors, fullgraph=True, backend="eager")
+    drawn = whole(strokes.segments, strokes.windows, strokes.markers)
+    assert torch.equal(drawn, rasterise(strokes, images.parameters, ORIGINAL))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("side", [32, 128, 256])
+def test_a_gpu_draws_the_same_to_the_pixel(images_of: ImagesOf, side: int) -> None:
+    images = images_of(side, "easy", 20, ORIGINAL)
+    strokes = images.strokes(slice(None))
+    here = rasterise(strokes, images.parameters, ORIGINAL)
+    assert torch.equal(rasterise(strokes.to("cuda"), images.parameters, ORIGINAL).cpu(), here)
