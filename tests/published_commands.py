@@ -124,7 +124,8 @@ def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
     from flashtrain.command import sweep
 
     words = words_of(command)
-    words = ["weights=recipes/results/pathx-h200.safetensors" if "FILE.safe" in word else word for word in words]
+    published = "weights=recipes/results/pathx-original-h200.safetensors"
+    words = [published if "FILE.safe" in word else word for word in words]
     if {"mode=evaluate", "mode=generate"} & set(words):
         words = [f"model.path={runs['model']}" if word.startswith("model.path=") else word for word in words]
     if not any(word.startswith("checkpoint=") for word in words):

@@ -107,7 +107,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where a reader has texts in a folder, a recipe, and a GPT-2 that somebody saved with transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-    from flashtrain.data.bpe import byte_level_without_merges
+    from flashtrain.data.tokenizers import ByteTokenizer
 
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")  # a clone's
     (tmp_path / "novels").mkdir()
@@ -119,7 +119,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     llama = LlamaConfig(**sizes, vocab_size=257, max_position_embeddings=256, bos_token_id=256, eos_token_id=256)
     LlamaForCausalLM(llama).save_pretrained(tmp_path / "somebodys-llama")
-    (tmp_path / "somebodys-llama" / "tokenizer.json").write_text(byte_level_without_merges().to_str())
+    (tmp_path / "somebodys-llama" / "tokenizer.json").write_text(ByteTokenizer().library_form().to_str())
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (tmp_path / "somebodys-llama" / "tokenizer_config.json").write_text(json.dumps(kind))
     spoken = [{"role": role, "content": f"{role} speaks"} for role in ("user", "assistant")]

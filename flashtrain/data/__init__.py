@@ -1,14 +1,13 @@
 """Text to batches: where text comes from, how it becomes tokens on disk, and how tokens become packed samples.
 
-In the order the text travels: `text_files` (FilesSource, TextReader; `sources` says what any source is and has the
-standard library's, `hub_source` has HubSource), `tokenizers`, `bpe`,
-`wordpiece` and `huggingface_tokenizer` (Tokenizer, TokenizerSpec, ByteTokenizer, BPETokenizer, WordPieceTokenizer,
-gpt2_tokenizer, huggingface_tokenizer, make_tokenizer, load_tokenizer), `token_builder` and `token_cache` (TokenCache,
-open_or_build), `packing` (Split, split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and
-`datamodule` (TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
+In the order the text travels: `text_files` (FilesSource: files to documents), `tokenizers` (make_tokenizer; the kinds
+are in `bpe`, `wordpiece` and `huggingface_tokenizer`, on `library_tokenizer`), `token_cache` (open_or_build,
+OpenTokens), `packing` (split_documents, PackedSamples, Batch), `loader` (StepSampler, ResumableLoader) and `datamodule`
+(TextDataModule), the LightningDataModule that puts them together and is all that most programs need.
 
-Tokens may come otherwise, too: `token_files` (TokenFiles: somebody else's), `mixture` (MixtureSource: several sources
-by weight), `streaming` and `text_stream` (StreamingDataModule: without a token file).
+Text may come otherwise: `sources` says what a source is and has the standard library's, `hub_source` (HubSource) reads
+datasets. So may tokens: `token_files` (TokenFiles: somebody else's), `mixture` (MixtureSource: several sources by
+weight), `streaming` and `text_stream` (StreamingDataModule: without a token file).
 
 Masked language models read the same token file in samples of their real lengths: `masking` (Pieces, split_pieces,
 mask_tokens, MaskedBatch), `masked_samples` (MaskedSamples), `token_budget` (Cost, share_out, TokenBudgetPlan),

@@ -35,18 +35,16 @@ class Cost(NamedTuple):
 
 @dataclass
 class Bin:
-    """What lies in a row so far: places in the list that was shared out, their tokens and their cost, the longest."""
+    """What lies in a row so far: places in the list that was shared out, their tokens and their cost."""
 
     members: list[int] = field(default_factory=list)
     tokens: int = 0
     cost: float = 0.0
-    longest: int = 0
 
     def put(self, member: int, tokens: int, cost: float) -> None:
         self.members.append(member)
         self.tokens += tokens
         self.cost += cost
-        self.longest = max(self.longest, tokens)
 
 
 def share_out(
@@ -71,7 +69,7 @@ def share_out(
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and sizes.max() > budget:
-        raise UserError(f"a sequence of {sizes.max()} tokens for rows of {budget}. Possible: rows as long, or longer.")
+        raise UserError(f"a sequence of {sizes.max()} tokens for rows of {budget}: expected rows as long.")
     costs = cost.of(sizes)
     most = len(sizes) if most is None else most
     rows = [Bin() for _ in range(bins)]
@@ -148,23 +146,3 @@ def _fill(
         row.put(member, sizes[member], cost)
         total += cost
         heapq.heappush(heap, (row.cost, number))
-
-
-class Evenness(NamedTuple):
-    """How well rows are filled and evened: tokens over what is computed; the costliest row over the mean row."""
-
-    fill: float
-    imbalance: float
-
-
-def evenness(rows: Sequence[Bin], budget: int, padded_to: int | None = None) -> Evenness:
-    """Of the rows of one step. budget: the tokens of each. padded_to: their sequences are as wide as a row's longest,
-    rounded up to a multiple of this, instead of lying end to end."""
-    mean = sum(row.cost for row in rows) / len(rows)
-    computed = budget * len(rows)
-    if padded_to is not None:
-        computed = sum(-(-row.longest // padded_to) * padded_to * len(row.members) for row in rows)
-    return Evenness(
-        sum(row.tokens for row in rows) / computed if computed else 0.0,
-        max(row.cost for row in rows) / mean if mean else 1.0,
-    )

@@ -19,8 +19,7 @@ from flashtrain.data.loader import ListedBatches, evaluation_loader
 from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.token_budget import rows_once
 from flashtrain.data.token_budget_loader import TokenBudgetLoader
-from flashtrain.data.token_builder import open_or_build
-from flashtrain.data.token_cache import GOES_ON, TokenCache
+from flashtrain.data.token_cache import GOES_ON, OpenTokens, open_or_build
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
 
@@ -68,7 +67,7 @@ class ChatDataModule(TextDataModule):
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
         self._documents: tuple[ChatDocuments, ChatDocuments] | None = None
-        self._caches: list[TokenCache] = []  # of what trains, and of what validates where that is apart
+        self._caches: list[OpenTokens] = []  # of what trains, and of what validates where that is apart
         self._conversations = 0
         self._said = ""
         super().__init__(
@@ -104,9 +103,9 @@ class ChatDataModule(TextDataModule):
                 f"{self.source.describe()}: no conversation has anything to learn within context={self.context}."
             )
 
-    def _drawn(self, cache: TokenCache, fraction: float) -> tuple[ChatDocuments, ChatDocuments]:
+    def _drawn(self, cache: OpenTokens, fraction: float) -> tuple[ChatDocuments, ChatDocuments]:
         """The documents of a token file, but for this share of its conversations, and those of that share."""
-        offsets, marks = cache.offsets, np.asarray(np.memmap(cache.marks_path, dtype=np.uint8, mode="r"))
+        offsets, marks = cache.offsets, cache.marks[:]
         begins = (marks[offsets[:-1]] & GOES_ON) == 0
         begins[0] = True  # whatever a file says
         conversation = np.cumsum(begins) - 1
@@ -149,7 +148,7 @@ class ChatDataModule(TextDataModule):
     def scored(self) -> dict[str, int]:
         """What a validation reads: conversations, their tokens, and how many of these are scored. Needs setup()."""
         cache, read = self._caches[-1], self._validated()
-        marks = np.memmap(cache.marks_path, dtype=np.uint8, mode="r")
+        marks = cache.marks[:]
         firsts = cache.offsets[:-1][(marks[cache.offsets[:-1]] & GOES_ON) == 0]
         conversations = len(np.unique(np.searchsorted(firsts, read.begins, side="right")))
         tokens, labels = int(read.lengths.sum()), int(read.label_counts.sum())
@@ -158,7 +157,7 @@ class ChatDataModule(TextDataModule):
     def describe(self) -> str:
         """The corpus in one line. Needs setup()."""
         training = self.documents[0]
-        count = len(self.cache.offsets) - 1
+        count = self.cache.documents
         documents = f" in {count:,} documents" if count != self._conversations else ""
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {self._conversations:,} conversations"
@@ -191,7 +190,7 @@ class ChatDataModule(TextDataModule):
         sampler = ListedBatches(len(samples), mine, **place)
         return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
 
-    def _chats(self, documents: ChatDocuments, cache: TokenCache | None = None) -> ChatSamples:
+    def _chats(self, documents: ChatDocuments, cache: OpenTokens | None = None) -> ChatSamples:
         strategy = None if self.trainer is None else self.trainer.strategy
         shared = bool(getattr(strategy, "shares_sequences", False))
         return ChatSamples(cache or self.cache, documents, self.context, self.document_mask, shared=shared)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from flashtrain.data.bpe import rust_threads
 from flashtrain.data.chat_messages import Messages, forms, joined, with_other_calls
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.errors import UserError, first_line
@@ -79,8 +78,7 @@ class ChatRendering:
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
         """The tokens of each text, int64."""
-        with rust_threads():
-            found = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        found = self.library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def shared_text(self, one: str, other: str) -> int:

@@ -9,7 +9,7 @@ a step have follows from their lengths alone (token_budget.TokenBudgetPlan), so 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from flashtrain.data.balance import Cost
 from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
-from flashtrain.data.token_cache import LABELLED, TokenCache
+from flashtrain.data.token_cache import LABELLED, OpenTokens
 
 # All tokens of a row are computed, filled or not: what differs between rows is attention's pairs.
 COST = Cost(per_token=0.0, per_pair=1.0)
@@ -49,27 +49,23 @@ class ChatSamples(Dataset[ChatBatch]):
 
     Sample e * len + i is document i in epoch e. context: S. document_mask: see packing.PackedSamples. shared: devices
     share each sequence, and what they compute is the mean over all labels of all devices (distributed.context).
-
-    Cheap to send to worker processes: the files are memory-mapped where they are first read.
     """
 
     def __init__(
         self,
-        cache: TokenCache,
+        cache: OpenTokens,
         documents: ChatDocuments,
         context: int,
         document_mask: bool = True,
         *,
         shared: bool = False,
     ) -> None:
-        self.tokens_path, self.marks_path = cache.tokens_path, cache.marks_path
-        self.dtype = cache.meta.dtype
+        self._files = cache.tokens, cache.marks
         self.filler = cache.tokenizer.end_of_text
         self.documents = documents
         self.context = context
         self.document_mask = document_mask
         self.shared = shared
-        self._files: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         """The documents."""
@@ -147,18 +143,9 @@ class ChatSamples(Dataset[ChatBatch]):
         return int(self.documents.label_counts[np.asarray(row, dtype=np.int64) % len(self)].sum())
 
     def _document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._files is None:
-            # Plain arrays: slices of numpy's memmap class cost ten times as much to make.
-            self._files = (
-                np.asarray(np.memmap(self.tokens_path, dtype=self.dtype, mode="r")),
-                np.asarray(np.memmap(self.marks_path, dtype=np.uint8, mode="r")),
-            )
         begin, length, _ = (int(values[number]) for values in self.documents)
         ids, marks = (values[begin : begin + length] for values in self._files)
         return ids.astype(np.int64), marks
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": None}
 
 
 def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import held_out
 from flashtrain.data.text_files import FilesSource
-from flashtrain.data.token_builder import GROUP_CHARACTERS, GROUP_DOCUMENTS, Marked
+from flashtrain.data.token_cache import GROUP_CHARACTERS, GROUP_DOCUMENTS, Encoded
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 
@@ -92,8 +92,8 @@ class ChatSource:
     def documents(self) -> Iterator[str]:
         raise UserError("conversations have no text without a chat template. Possible: data=files or data=hub.")
 
-    def encoded(self, tokenizer: Tokenizer) -> Iterator[Marked]:
-        """See token_builder.MarkedSource. The tokenizer is the template's own.
+    def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
+        """See token_cache.MarkedSource. The tokenizer is the template's own.
 
         UserError: a broken row, or more of them than may be skipped; the first of them is named.
         """
@@ -123,9 +123,9 @@ class ChatSource:
             yield self._encoded(group)
         self._tell(kept + len(broken), broken, self.template.rewritten - before[0], self.template.endless - before[1])
 
-    def _encoded(self, group: list[Piece]) -> Marked:
+    def _encoded(self, group: list[Piece]) -> Encoded:
         tokens, marks = zip(*self.template.encode(group), strict=True)
-        return Marked(tokens, marks, sum(len(piece.text.encode()) for piece in group))
+        return Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
 
     def _tell(self, rows: int, broken: list[UserError], rewritten: int, endless: int) -> None:
         if len(broken) > self.skip_broken * rows:

@@ -6,7 +6,6 @@ B micro-batch on this device, S sequence (context).
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, evaluation_loader
-from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
+from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
 from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource
 from flashtrain.data.text_files import FilesSource
-from flashtrain.data.token_cache import TokenCache
+from flashtrain.data.token_cache import OpenTokens, open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError, at_least, between
 
@@ -129,10 +128,11 @@ class TextDataModule(ResumableDataModule):
 
     A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps.
     A checkpoint resumes with exactly the next sample, however many devices it goes on with. Works without a Trainer,
-    too: setup(), then train_dataloader(). batch_size, accumulate and total_steps may be set anew until then.
+    too: train_dataloader(). batch_size, accumulate and total_steps may be set anew until then.
 
-    After setup(): `tokenizer`, `train_tokens` and `validation_tokens` (counts), `cache` (the open token file).
-    Raises UserError for arguments out of range, and for what the source, the tokenizer and the cache folder object to.
+    `tokenizer`, `train_tokens` and `validation_tokens` (counts) and `cache` (the open token file) are there when they
+    are first asked for. Raises UserError for arguments out of range, and for what the source, the tokenizer and the
+    cache folder object to.
     """
 
     def __init__(
@@ -172,54 +172,45 @@ class TextDataModule(ResumableDataModule):
         self.validation_batch = validation_batch
         self.num_workers = num_workers
         self.cache_dir = Path(cache_dir) if cache_dir is not None else None
-        self._cache: TokenCache | None = None
+        self._cache: OpenTokens | None = None
         self._split: Split | None = None
-        self._split_of: tuple[TokenCache, float, int] | None = None
+        self._split_of: tuple[float, int] | None = None
         self._check()
 
     def prepare_data(self) -> None:
         """Build the token file where it is missing. Lightning calls this in one process a machine."""
         if self._cache is None:
-            if isinstance(self.source, TokenSource):
-                opened = self.source.open_tokens(self.tokenizer_spec, self.cache_dir)
-                if self.document_mask and not opened.has_documents:
-                    raise UserError(
-                        "data.document_mask=true keeps attention within documents, and nothing says where those of the "
-                        "tokens end: say data.end_of_text=ID."
-                    )
-                self._cache = opened
-            else:
-                from flashtrain.data.token_files import open_split  # a plan needs none of it
-
-                opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
-                self._cache = cast(TokenCache, opened)
+            opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
+            if self.document_mask and not opened.has_documents:
+                raise UserError(
+                    "data.document_mask=true keeps attention within documents, and nothing says where those of the "
+                    "tokens end: say data.end_of_text=ID."
+                )
+            self._cache = opened
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the token file and split it. Again only after another context or fraction was set."""
-        self.prepare_data()
-        context = self.context if self.split_context is None else max(self.context, self.split_context)
-        wanted = (self.cache, self.validation_fraction, context)
-        if self._split_of != wanted:  # Lightning sets up once more, and a split has something to say
-            split = getattr(self.cache, "split", None) or partial(split_documents, self.cache.offsets)
-            self._split, self._split_of = split(fraction=self.validation_fraction, context=context), wanted
+        """Open the token file and split it. Lightning calls this in every process."""
+        _ = self.split
 
     @property
-    def cache(self) -> TokenCache:
-        """The open token file. Raises UserError before setup()."""
-        if self._cache is None:
-            raise UserError("the data is not read yet: call setup() first.")
-        return self._cache
+    def cache(self) -> OpenTokens:
+        """The open token file."""
+        self.prepare_data()
+        return cast(OpenTokens, self._cache)
 
     @property
     def split(self) -> Split:
-        """Which documents train and which validate. Raises UserError before setup()."""
-        if self._split is None:
-            raise UserError("the data is not read yet: call setup() first.")
+        """Which documents train and which validate, with the context and the fraction as they stand."""
+        context = self.context if self.split_context is None else max(self.context, self.split_context)
+        wanted = (self.validation_fraction, context)
+        if self._split is None or self._split_of != wanted:  # it may have something to say, once
+            self._split = self.cache.split(fraction=self.validation_fraction, context=context)
+            self._split_of = wanted
         return self._split
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the tokens. Raises UserError before setup()."""
+        """The tokenizer that made the tokens."""
         return self.cache.tokenizer
 
     @property
@@ -239,16 +230,16 @@ class TextDataModule(ResumableDataModule):
         return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
 
     def scored(self) -> dict[str, int]:
-        """What a validation reads: tokens, and documents where it reads all of them whole. Needs setup()."""
+        """What a validation reads: tokens, and documents where it reads all of them whole."""
         held_out = self.split.validation if self.validation_fraction == 1 else None
         if isinstance(held_out, Spans):
             return {"documents": len(held_out.begins), "tokens": held_out.tokens}
         return {"tokens": self.held_out_samples * self.context}
 
     def describe(self) -> str:
-        """The corpus in one line: source, tokenizer, counts, and where the tokens lie. Needs setup()."""
+        """The corpus in one line: source, tokenizer, counts, and where the tokens lie."""
         return (
-            f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.meta.documents:,} documents, "
+            f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.documents:,} documents, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | {self.cache.folder}"
         )
 
@@ -266,7 +257,7 @@ class TextDataModule(ResumableDataModule):
         return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
     def epochs_of_parts(self, samples: int) -> str | None:
-        """How often so many samples read each source of a mixture, in words; None of a single source. Needs setup()."""
+        """How often so many samples read each source of a mixture, in words; None of a single source."""
         if getattr(self.cache, "samples", None) is None:
             return None
         mixed: Any = self._samples(self.split.training)
@@ -277,14 +268,8 @@ class TextDataModule(ResumableDataModule):
         mixed = getattr(cache, "samples", None)
         if mixed is not None:
             return mixed(spans, self.context, self.document_mask, in_proportion=spans is self.split.validation)
-        return PackedSamples(
-            cache.tokens_path,
-            cache.meta.dtype,
-            spans,
-            self.context,
-            self.document_mask,
-            whole=self.validation_fraction == 1,
-        )
+        whole = self.validation_fraction == 1
+        return PackedSamples(cache.tokens, spans, self.context, self.document_mask, whole=whole)
 
     def _check(self) -> None:
         for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):
@@ -293,17 +278,14 @@ class TextDataModule(ResumableDataModule):
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed={self.seed} must be at least 0 and below 2**32.")
         between("validation_fraction", self.validation_fraction, 0, 1)
-        if self.trainer is not None:
-            _check_trainer(self.trainer, self.accumulate)
-
-
-def _check_trainer(trainer: pl.Trainer, accumulate: int) -> None:
-    module = trainer.lightning_module
-    automatic = module is None or module.automatic_optimization
-    if automatic and trainer.accumulate_grad_batches != accumulate:
-        raise UserError(
-            f"TextDataModule(accumulate={accumulate}) and Trainer(accumulate_grad_batches="
-            f"{trainer.accumulate_grad_batches}) must be the same number."
-        )
-    if getattr(trainer, "overfit_batches", 0):  # an attribute that Lightning sets without declaring it
-        raise UserError("Trainer(overfit_batches=...) would replace the order of samples; use limit_train_batches.")
+        if self.trainer is None:
+            return
+        module = self.trainer.lightning_module
+        automatic = module is None or module.automatic_optimization
+        if automatic and self.trainer.accumulate_grad_batches != self.accumulate:
+            raise UserError(
+                f"TextDataModule(accumulate={self.accumulate}) and Trainer(accumulate_grad_batches="
+                f"{self.trainer.accumulate_grad_batches}) must be the same number."
+            )
+        if getattr(self.trainer, "overfit_batches", 0):  # an attribute that Lightning sets without declaring it
+            raise UserError("Trainer(overfit_batches=...) would replace the order of samples; use limit_train_batches.")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import Tokenizer
 
-from flashtrain.data.bpe import END_OF_TEXT, rust_threads
-from flashtrain.data.tokenizer_files import CONFIG, FILE, MARK, read_tokenizer
+from flashtrain.data.bpe import END_OF_TEXT
+from flashtrain.data.library_tokenizer import CONFIG, FILE, TAKEN_AS_IT_IS, LibraryTokenizer, read_tokenizer
 from flashtrain.errors import UserError, first_line
-from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import read_json
 
 MAP, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -24,28 +20,22 @@ DECIDING = (FILE, CONFIG, MAP, "added_tokens.json", "config.json", *OTHER_FILES)
 USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # where no file of the folder says which
 
 
-class HuggingFaceTokenizer:
-    """A tokenizer as its folder has it. It adds no special token to a text, and one that a text spells is text.
+class HuggingFaceTokenizer(LibraryTokenizer):
+    """A tokenizer as its folder has it. Made by `load`.
 
-    begin_of_text: the ids that transformers' AutoTokenizer puts before a text (tokenizers.as_document does).
+    begin_of_text: what transformers' AutoTokenizer puts before a text (tokenizers.as_document does).
     end_of_text: the eos_token of the folder's settings, else its sep_token, else that of the model beside.
-    config: what tokenizer_config.json says, a chat template included. Made by `load`.
+    config: what tokenizer_config.json says, a chat template included.
     """
 
-    kind = "huggingface"
+    kind, name = "huggingface", "a Hugging Face tokenizer"
 
-    def __init__(self, tokenizer: RustTokenizer, end_of_text: int, config: dict[str, Any]) -> None:
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        tokenizer.encode_special_tokens = True
-        self._tokenizer = tokenizer
-        self.begin_of_text = _put_before(tokenizer)
-        self.end_of_text = end_of_text
-        # The class that takes tokenizer.json as it is: others of transformers build parts of it anew.
-        self.config = {**config, "tokenizer_class": "PreTrainedTokenizerFast"}
+    def __init__(self, library: Tokenizer, end_of_text: int, config: dict[str, Any]) -> None:
+        super().__init__(library, end_of_text)
+        self.begin_of_text = _put_before(library)
+        self.config = {**config, "tokenizer_class": TAKEN_AS_IT_IS["tokenizer_class"]}
         self.config.pop("auto_map", None)  # names code in the folder
-        self.config["eos_token"] = tokenizer.id_to_token(end_of_text)
-        self.vocab_size: int = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.config["eos_token"] = library.id_to_token(end_of_text)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
@@ -68,35 +58,9 @@ class HuggingFaceTokenizer:
         library.post_processor = None
         return HuggingFaceTokenizer(library, self.end_of_text, self.config)
 
-    def library_form(self) -> RustTokenizer:
-        """A copy of the Hugging Face library's tokenizer."""
-        return RustTokenizer.from_str(self._tokenizer.to_str())
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        with rust_threads():
-            found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(one.ids, dtype=np.uint32) for one in found]
-
-    def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """special: with the special tokens' names."""
-        return self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=not special)
-
-    def describe(self) -> str:
-        return f"a Hugging Face tokenizer ({self.vocab_size:,} tokens)"
-
     def fingerprint(self) -> str:
         begin = f"{self.begin_of_text} " if self.begin_of_text else ""
-        return hashlib.sha256(f"{begin}{self.end_of_text} {self._tokenizer.to_str()}".encode()).hexdigest()
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Also loads as transformers.AutoTokenizer.from_pretrained(folder)."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / FILE, self._tokenizer.to_str())
-        write_atomically(folder / CONFIG, json.dumps({**self.config, MARK: {"kind": self.kind}}, indent=1))
+        return hashlib.sha256(f"{begin}{self.end_of_text} {self._library.to_str()}".encode()).hexdigest()
 
 
 def folder_version(folder: str | os.PathLike[str]) -> str:
@@ -113,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _made_by_transformers(folder: Path) -> RustTokenizer:
+def _made_by_transformers(folder: Path) -> Tokenizer:
     """The tokenizer of a folder without tokenizer.json."""
     try:
         import transformers
@@ -123,21 +87,21 @@ def _made_by_transformers(folder: Path) -> RustTokenizer:
         ) from error
     try:
         made = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        return RustTokenizer.from_str(made.backend_tokenizer.to_str())
+        return Tokenizer.from_str(made.backend_tokenizer.to_str())
     except Exception as error:
         raise UserError(
             f"no {FILE} in {folder}, and transformers makes no tokenizer of its other files: {first_line(error)}."
         ) from error
 
 
-def _put_before(tokenizer: RustTokenizer) -> list[int]:
+def _put_before(tokenizer: Tokenizer) -> list[int]:
     """AutoTokenizer takes what stands around a text from tokenizer.json alone, whatever add_bos_token says."""
     found = tokenizer.encode("a")
     own = [not added for added in found.special_tokens_mask]
     return found.ids[: own.index(True)] if any(own) else []
 
 
-def _end_of_text(folder: Path, tokenizer: RustTokenizer, config: dict[str, Any]) -> int:
+def _end_of_text(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> int:
     for name in ("eos_token", "sep_token"):
         given = config.get(name)
         token = given.get("content") if isinstance(given, dict) else given

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from flashtrain.errors import UserError
 
-PERMUTATIONS_KEPT = 2
+log = logging.getLogger(__name__)
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
@@ -33,6 +34,9 @@ def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
     order = np.arange(samples, dtype=np.uint32 if samples < 2**32 else np.uint64)
     random.shuffle(order)
     return order
+
+
+_latest_orders = lru_cache(maxsize=2)(epoch_order)  # a step may lie in two epochs
 
 
 class StepSampler(DistributedSampler):
@@ -67,7 +71,6 @@ class StepSampler(DistributedSampler):
         self.end: int | None = None
         self._anchor_step = 0
         self._anchor_sample = 0
-        self._permutations: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return self.total_steps * self.accumulate
@@ -76,9 +79,6 @@ class StepSampler(DistributedSampler):
         end = self.begin + len(self) if self.end is None else self.end
         for micro_batch in range(self.begin, end):
             yield self.sample_numbers(micro_batch).tolist()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing to set: the epoch follows from the step."""
 
     def first_number(self, step: int) -> int:
         """How many samples all devices together have read before this step."""
@@ -100,22 +100,12 @@ class StepSampler(DistributedSampler):
         chosen = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
-            chosen[of_epoch] = self._permutation(int(epoch))[places[of_epoch]]
+            chosen[of_epoch] = _latest_orders(self.samples, self.seed, int(epoch))[places[of_epoch]]
         return chosen
 
     def noted(self) -> dict[str, int]:
         """What else a checkpoint says of the stream of samples."""
         return {}
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if epoch not in self._permutations:
-            while len(self._permutations) >= PERMUTATIONS_KEPT:
-                del self._permutations[min(self._permutations)]
-            self._permutations[epoch] = epoch_order(self.samples, self.seed, epoch)
-        return self._permutations[epoch]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_permutations": {}}
 
 
 class ListedBatches(DistributedSampler):
@@ -131,9 +121,6 @@ class ListedBatches(DistributedSampler):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing to set: every epoch reads the same."""
 
 
 class FixedSampler(ListedBatches):
@@ -155,9 +142,6 @@ class FixedSampler(ListedBatches):
             size = batch_size
         batches = [mine[begin : begin + size].tolist() for begin in range(0, len(mine), size)]
         super().__init__(samples, batches, world_size=world_size, rank=rank)
-
-
-log = logging.getLogger(__name__)
 
 
 class Samples(Protocol):

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 
 from torch.utils.data import DataLoader
 
 from flashtrain.data.balance import Cost
 from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.loader import ListedBatches, evaluation_loader
-from flashtrain.data.masked_samples import ROUNDED_TO, MaskedSamples
+from flashtrain.data.masked_samples import MaskedSamples
 from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.packing import Spans
 from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
 from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_budget import rows_once
-from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
+from flashtrain.data.token_budget_loader import TokenBudgetLoader
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
@@ -32,7 +31,7 @@ class MaskedTextDataModule(TextDataModule):
     """Batches of masked samples (flashtrain.data.masking.MaskedBatch) of a corpus.
 
     source, tokenizer, total_steps, accumulate, seed, validation, validation_fraction, num_workers, cache_dir: see
-    TextDataModule.
+    TextDataModule; but the source is text.
     context: tokens of the longest sample, [CLS] and [SEP] included. unit: what a sample is, "sentence", "paragraph" or
     "document", cut where it is longer; shortest: pieces below so many tokens are joined to the next.
     token_budget: T, tokens of a micro-batch on each device. share: of the tokens, masked. pairs: samples of two pieces
@@ -46,7 +45,7 @@ class MaskedTextDataModule(TextDataModule):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | TextSource | TokenSource = "stdlib",
+        source: str | os.PathLike[str] | TextSource = "stdlib",
         tokenizer: str | TokenizerSpec | Tokenizer = "bytes",
         context: int = 512,
         token_budget: int = 8192,
@@ -57,8 +56,14 @@ class MaskedTextDataModule(TextDataModule):
         pairs: bool = False,
         layout: str = "packed",
         cost: Cost | None = None,
+        total_steps: int = 100,
+        accumulate: int = 1,
+        seed: int = 0,
+        validation: TextSource | None = None,
+        validation_fraction: float = 0.01,
         validation_samples: int = 10000,
-        **options: Any,
+        num_workers: int = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         least = 5 if pairs else 3
         if context < least:
@@ -73,9 +78,20 @@ class MaskedTextDataModule(TextDataModule):
         self.layout = layout
         self.cost = cost
         self._breaks: TokenBreaks | None = None
-        self._sampler: TokenBudgetSampler | None = None
-        # A micro-batch is one row.
-        super().__init__(source, tokenizer, context, 1, validation_samples=validation_samples, **options)
+        super().__init__(
+            source,
+            tokenizer,
+            context,
+            1,  # a micro-batch is one row
+            total_steps=total_steps,
+            accumulate=accumulate,
+            seed=seed,
+            validation=validation,
+            validation_fraction=validation_fraction,
+            validation_samples=validation_samples,
+            num_workers=num_workers,
+            cache_dir=cache_dir,
+        )
         # A sample has [CLS] already.
         if isinstance(self.tokenizer_spec, TokenizerSpec):
             self.tokenizer_spec = replace(self.tokenizer_spec, begin_of_text=False)
@@ -93,11 +109,6 @@ class MaskedTextDataModule(TextDataModule):
     def vocab_size(self) -> int:
         """The tokenizer's tokens and the special ones. Raises UserError before setup()."""
         return self.special.vocab_size
-
-    @property
-    def evenness(self) -> tuple[float, float] | None:
-        """Of the latest steps: the rows' mean fill, and the worst of the costliest row over the mean row."""
-        return None if self._sampler is None else self._sampler.evenness
 
     def padding(self) -> float:
         """Tokens that a micro-batch computes over its budget: 1 of packed rows, of padded ones about that of the first
@@ -119,11 +130,7 @@ class MaskedTextDataModule(TextDataModule):
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
         samples = self._masked(self.split.training, self.seed)
-        padded_to = ROUNDED_TO if self.layout == "padded" else None
-        options = {"cost": self.cost, "most": samples.most, "padded_to": padded_to}
-        loader = self._budget_loader(samples, budget=self.token_budget, **options)
-        self._sampler = loader.rows
-        return loader
+        return self._budget_loader(samples, budget=self.token_budget, cost=self.cost, most=samples.most)
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]
         """This device's rows of the first `validation_samples` held-out samples; an empty list where none are."""
@@ -133,20 +140,17 @@ class MaskedTextDataModule(TextDataModule):
             return []
         samples = self._masked(held_out, VALIDATION_SEED)
         world_size, rank = self._place()
-        count = self._validated(samples)
-        planned = rows_once(samples.lengths(0)[:count], budget=self.token_budget, ranks=world_size, most=samples.most)
+        lengths = samples.lengths(0)[: self.validation_samples]
+        planned = rows_once(lengths, budget=self.token_budget, ranks=world_size, most=samples.most)
         rows = [samples.row(of_ranks[rank]) for of_ranks in planned]
-        sampler = ListedBatches(count, rows, world_size=world_size, rank=rank)
+        sampler = ListedBatches(len(lengths), rows, world_size=world_size, rank=rank)
         return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
 
     @property
     def held_out_samples(self) -> int:
         """Samples of each validation, over all devices. Needs setup()."""
         held_out = self.split.validation
-        return 0 if held_out is None else self._validated(self._masked(held_out, VALIDATION_SEED))
-
-    def _validated(self, samples: MaskedSamples) -> int:
-        return min(self.validation_samples, len(samples))
+        return 0 if held_out is None else min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
 
     def pieces(self, spans: Spans) -> Pieces:
         """The pieces that the documents of a split are cut into."""
@@ -166,8 +170,7 @@ class MaskedTextDataModule(TextDataModule):
     def _masked(self, spans: Spans, seed: int) -> MaskedSamples:
         cache = self.cache
         return MaskedSamples(
-            cache.tokens_path,
-            cache.meta.dtype,
+            cache.tokens,
             self.pieces(spans),
             self.special,
             budget=self.token_budget,

@@ -9,9 +9,7 @@ epoch and the sample alone: every epoch masks others, and a resumed run the same
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +18,7 @@ from torch.utils.data import Dataset
 
 from flashtrain.data.keyed_random import hashed
 from flashtrain.data.masking import MaskedBatch, mask_tokens, masked_count
-from flashtrain.data.packing import IGNORED_LABEL, Mappable
+from flashtrain.data.packing import IGNORED_LABEL
 from flashtrain.data.pieces import Pieces
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
@@ -55,19 +53,16 @@ class EpochTable(NamedTuple):
 class MaskedSamples(Dataset[MaskedBatch]):
     """The samples of one split; indexed by a Row it gives one MaskedBatch. Sample e * len + i is sample i of epoch e.
 
-    tokens_path, dtype: the token file. pieces: see pieces.split_pieces. seed: of masks and pairs. share: of a sample's
-    tokens that are masked. pairs: two neighbouring pieces of a document make a sample; in every epoch another random
-    half of the second pieces change places, so that each piece is still used once. layout: "packed" rows of `budget`
-    tokens, of at most `most` samples, as follows from the mean length, or "padded".
+    tokens: of which slices are read (token_cache.MappedTokens). pieces: see pieces.split_pieces. seed: of masks and
+    pairs. share: of a sample's tokens that are masked. pairs: two neighbouring pieces of a document make a sample; in
+    every epoch another random half of the second pieces change places, so that each piece is still used once. layout:
+    "packed" rows of `budget` tokens, of at most `most` samples, as follows from the mean length, or "padded".
     Raises UserError: no pieces.
-
-    Cheap to send to worker processes: the file is memory-mapped where it is first read.
     """
 
     def __init__(
         self,
-        tokens_path: str | os.PathLike[str] | Mappable,
-        dtype: str,
+        tokens: Any,
         pieces: Pieces,
         special: SpecialTokens,
         *,
@@ -79,8 +74,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
     ) -> None:
         if not len(pieces.begins):
             raise UserError("there is no text to make samples of.")
-        self.tokens_path = Path(tokens_path) if isinstance(tokens_path, str | os.PathLike) else tokens_path
-        self.dtype = dtype
+        self._tokens = tokens
         self.pieces = pieces
         self.special = special
         self.budget = budget
@@ -90,7 +84,6 @@ class MaskedSamples(Dataset[MaskedBatch]):
         self.layout = layout
         self._neighbours = _neighbours(pieces, pairs)
         self._epochs: dict[int, EpochTable] = {}
-        self._tokens: np.ndarray | None = None
         lengths = self.lengths(0)
         most = min(math.ceil(2 * budget / float(lengths.mean())), budget // int(lengths.min()))
         self.most = max(1, most)
@@ -147,94 +140,68 @@ class MaskedSamples(Dataset[MaskedBatch]):
 
     def __getitem__(self, row: Row) -> MaskedBatch:
         """The batch of a row's samples, in their order."""
-        numbers = np.asarray(row.numbers, dtype=np.int64)
-        epochs, places = np.divmod(numbers, len(self))
-        parts, segments, lengths, following = self._assembled(epochs, places)
-        tokens = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        epochs, places = np.divmod(np.asarray(row.numbers, dtype=np.int64), len(self))
+        samples = [self._sample(*at) for at in zip(epochs.tolist(), places.tolist(), strict=True)]
+        nothing = np.empty(0, dtype=np.int64)
+        lengths = np.array([len(tokens) for tokens, _, _ in samples], dtype=np.int64)
         of = np.repeat(np.arange(len(lengths)), lengths)
+        tokens = np.concatenate([nothing, *(tokens for tokens, _, _ in samples)])
         keys = (self.seed, 0, epochs[of], places[of])
         masked = mask_tokens(tokens, of, self.special, keys=keys, share=self.share)
+
+        packed = self.layout == "packed"
+        width = -(-int(lengths.max(initial=1)) // ROUNDED_TO) * ROUNDED_TO
+        shape = (self.budget,) if packed else (len(lengths), width)
+        index, begins = np.arange(len(of)), lengths.cumsum() - lengths
+        slots = index if packed else index - begins[of] + of * width  # where each token lies in the batch
+
+        def laid_out(values: np.ndarray, filler: int) -> torch.Tensor:
+            out = np.full(math.prod(shape), filler, dtype=np.int64)
+            out[slots] = values
+            return torch.from_numpy(out.reshape(shape))
+
+        def filled(values: np.ndarray, size: int, filler: int) -> torch.Tensor:
+            fill = size - len(values) if packed else 0
+            return torch.from_numpy(np.pad(values, (0, fill), constant_values=filler))
+
         batch = MaskedBatch(
+            tokens=laid_out(masked.tokens, self.special.pad),
+            masked=filled(slots[masked.positions], self.most_labels, 0),
+            labels=filled(masked.labels, self.most_labels, IGNORED_LABEL),
             label_count=torch.tensor(row.label_count, dtype=torch.float32),
             sequences=len(lengths),
-            real_tokens=int(lengths.sum()),
+            real_tokens=len(tokens),
             pairs=int((lengths * lengths).sum()),
             scored=len(masked.labels),
         )
-        if self.layout == "packed":
-            self._pack(batch, masked.tokens, lengths, masked.positions, masked.labels)
+        if packed:
+            ends = np.concatenate(([0], lengths.cumsum())).astype(np.int32)
+            batch["cu_seqlens"] = filled(ends, self.most + 1, len(tokens))
         else:
-            self._pad(batch, masked.tokens, lengths, masked.positions, masked.labels)
+            batch["lengths"] = torch.from_numpy(lengths)
         if self.pairs:
-            flat = np.concatenate(segments) if segments else np.empty(0, dtype=np.int64)
-            batch["segments"] = self._laid_out(flat, lengths, 0)
-            fill = self.most - len(lengths) if self.layout == "packed" else 0
-            batch["next_sentence"] = torch.from_numpy(np.pad(following, (0, fill), constant_values=IGNORED_LABEL))
+            following = np.array([follows for _, _, follows in samples], dtype=np.int64)
+            batch["segments"] = laid_out(np.concatenate([nothing, *(kinds for _, kinds, _ in samples)]), 0)
+            batch["next_sentence"] = filled(following, self.most, IGNORED_LABEL)
             batch["sentence_count"] = torch.tensor(row.sentence_count, dtype=torch.float32)
         return batch
 
-    def _assembled(
-        self, epochs: np.ndarray, places: np.ndarray
-    ) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray, np.ndarray]:
-        """Tokens and segments of each sample; lengths (n,); whether its second piece follows (n,)."""
-        parts, segments, following = [], [], []
-        classify, separate = (np.array([token], dtype=np.int64) for token in self.special[1:3])
-        for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True):
-            table = self.epoch(epoch)
-            first, second = self._piece(table.first[place]), table.second[place]
-            pieces = [classify, first, separate]
-            kinds = np.zeros(len(first) + 2, dtype=np.int64)
-            if second >= 0:
-                other = self._piece(second)
-                pieces += [other, separate]
-                kinds = np.concatenate((kinds, np.ones(len(other) + 1, dtype=np.int64)))
-            parts.append(np.concatenate(pieces))
-            segments.append(kinds)
-            following.append(table.label[place])
-        lengths = np.array([len(part) for part in parts], dtype=np.int64)
-        return parts, segments, lengths, np.array(following, dtype=np.int64)
-
-    def _pack(
-        self, batch: MaskedBatch, tokens: np.ndarray, lengths: np.ndarray, positions: np.ndarray, labels: np.ndarray
-    ) -> None:
-        ends = np.full(self.most + 1, lengths.sum(), dtype=np.int32)
-        ends[: len(lengths) + 1] = np.concatenate(([0], lengths.cumsum()))
-        fill = self.most_labels - len(labels)
-        batch["tokens"] = self._laid_out(tokens, lengths, self.special.pad)
-        batch["cu_seqlens"] = torch.from_numpy(ends)
-        batch["masked"] = torch.from_numpy(np.pad(positions, (0, fill)))
-        batch["labels"] = torch.from_numpy(np.pad(labels, (0, fill), constant_values=IGNORED_LABEL))
-
-    def _pad(
-        self, batch: MaskedBatch, tokens: np.ndarray, lengths: np.ndarray, positions: np.ndarray, labels: np.ndarray
-    ) -> None:
-        padded = self._laid_out(tokens, lengths, self.special.pad)
-        row = np.repeat(np.arange(len(lengths)), lengths)
-        begins = lengths.cumsum() - lengths
-        batch["tokens"] = padded
-        batch["lengths"] = torch.from_numpy(lengths)
-        batch["masked"] = torch.from_numpy(positions - begins[row[positions]] + row[positions] * padded.shape[1])
-        batch["labels"] = torch.from_numpy(labels)
-
-    def _laid_out(self, flat: np.ndarray, lengths: np.ndarray, filler: int) -> torch.Tensor:
-        """Samples end to end as the layout has them, filled up."""
-        if self.layout == "packed":
-            return torch.from_numpy(np.pad(flat, (0, self.budget - len(flat)), constant_values=filler))
-        width = -(-int(lengths.max(initial=1)) // ROUNDED_TO) * ROUNDED_TO
-        out = np.full((len(lengths), width), filler, dtype=np.int64)
-        out[np.arange(width) < lengths[:, None]] = flat
-        return torch.from_numpy(out)
+    def _sample(self, epoch: int, place: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Tokens and segments of a sample; whether its second piece follows."""
+        table = self.epoch(epoch)
+        first, second = self._piece(table.first[place]), table.second[place]
+        parts: list[Any] = [[self.special.classify], first, [self.special.separate]]
+        kinds = np.zeros(len(first) + 2, dtype=np.int64)
+        if second >= 0:
+            parts += [self._piece(second), [self.special.separate]]
+            kinds = np.concatenate((kinds, np.ones(len(parts[3]) + 1, dtype=np.int64)))
+        return np.concatenate(parts).astype(np.int64), kinds, table.label[place]
 
     def _piece(self, piece: int) -> np.ndarray:
-        if self._tokens is None:
-            # The plain array: slices of numpy's memmap class cost ten times as much to make.
-            path = self.tokens_path
-            mapped = np.asarray(np.memmap(path, self.dtype, "r")) if isinstance(path, Path) else path.mapped()
-            self._tokens = mapped
-        return self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]].astype(np.int64)
+        return self._tokens[self.pieces.begins[piece] : self.pieces.ends[piece]]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tokens": None, "_epochs": {}}
+        return {**self.__dict__, "_epochs": {}}
 
 
 def _neighbours(pieces: Pieces, pairs: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,24 +10,24 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from flashtrain.data.loader import StepSampler, epoch_order
-from flashtrain.data.packing import Batch, PackedSamples, Spans, Split, split_documents
+from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
 from flashtrain.data.sources import TextSource, TokenSource
-from flashtrain.data.token_files import open_split
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, first_bytes, load_tokenizer, make_tokenizer
+from flashtrain.data.token_cache import OpenTokens, open_split
+from flashtrain.data.tokenizers import BPETokenizer, Tokenizer, TokenizerSpec, first_bytes, load_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir, only_writer
 
 BLOCK = 10_000
-BLOCKS_KEPT = 4
 
 
 class Part(NamedTuple):
@@ -65,51 +65,25 @@ class MixtureSource:
         """Every part's tokens, made where they are missing. Raises UserError."""
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe":
             tokenizer = self._trained(tokenizer, cache_dir)
-        caches = []
-        for part in self.parts:
-            if isinstance(part.source, TokenSource):
-                caches.append(part.source.open_tokens(tokenizer, cache_dir))
-            else:
-                caches.append(open_split(part.source, tokenizer, cache_dir))
+        caches = [open_split(part.source, tokenizer, cache_dir) for part in self.parts]
         folder = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         return OpenMixture([part.name for part in self.parts], caches, block_counts(self.shares), folder)
 
     def _trained(self, spec: TokenizerSpec, cache_dir: str | os.PathLike[str] | None) -> Tokenizer:
-        """A BPE of all parts, trained once: it lies in the cache."""
-        base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-        mixed = _Mixed(self, spec.sample_bytes)
-        digest = hashlib.sha256(repr((spec.key(), mixed.fingerprint())).encode()).hexdigest()[:12]
-        folder = base / "mixture-tokenizers" / digest
-        with only_writer(folder, "data.cache_dir"):
-            if not (folder / "tokenizer.json").is_file():
-                make_tokenizer(spec, mixed).save(folder)
-            return load_tokenizer(folder)
-
-
-class _Mixed:
-    """The beginnings of the mixture's texts, as one source."""
-
-    def __init__(self, mixture: MixtureSource, sample_bytes: int) -> None:
-        self._mixture, self._bytes = mixture, sample_bytes
-
-    def _texts(self) -> Iterator[tuple[TextSource, int]]:
-        for part, share in zip(self._mixture.parts, self._mixture.shares, strict=True):
+        """A BPE of the beginnings of all parts, as much of each as its share, trained once: it lies in the cache."""
+        texts = []
+        for part, share in zip(self.parts, self.shares, strict=True):
             if isinstance(part.source, TokenSource):
                 raise UserError(f"data.mixture.{part.name} is tokens already: name the tokenizer that they are of.")
-            yield part.source, max(1, int(share * self._bytes))
-
-    def describe(self) -> str:
-        return self._mixture.describe()
-
-    def fingerprint(self) -> str:
-        return repr([(source.fingerprint(), size) for source, size in self._texts()])
-
-    def documents(self) -> Iterator[str]:
-        for source, size in self._texts():
-            yield from first_bytes(source.documents(), size)
-
-    def approximate_bytes(self) -> int | None:
-        return None
+            texts.append((part.source, max(1, int(share * spec.sample_bytes))))
+        key = (spec.key(), repr([(source.fingerprint(), size) for source, size in texts]))
+        base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+        folder = base / "mixture-tokenizers" / hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+        with only_writer(folder, "data.cache_dir"):
+            if not (folder / "tokenizer.json").is_file():
+                beginnings = chain.from_iterable(first_bytes(source.documents(), size) for source, size in texts)
+                BPETokenizer.train(first_bytes(beginnings, spec.sample_bytes), spec.vocab_size).save(folder)
+            return load_tokenizer(folder)
 
 
 class MixedSpans(NamedTuple):
@@ -122,18 +96,12 @@ class MixedSpans(NamedTuple):
         return sum(spans.tokens for spans in self.parts if spans is not None)
 
 
-class Counted(NamedTuple):
-    """As of token_cache.CacheMeta."""
-
-    documents: int
-
-
 @dataclass(frozen=True)
 class OpenMixture:
-    """What a data module needs of a token cache (token_cache.TokenCache). counts: each part's, of a block."""
+    """What a data module needs of token_cache.OpenTokens. counts: each part's, of a block."""
 
     names: list[str]
-    caches: list[Any]
+    caches: list[OpenTokens]
     counts: np.ndarray
     folder: Path
 
@@ -142,22 +110,19 @@ class OpenMixture:
         return self.caches[0].tokenizer
 
     @property
-    def meta(self) -> Counted:
-        return Counted(sum(cache.meta.documents for cache in self.caches))
+    def documents(self) -> int:
+        return sum(cache.documents for cache in self.caches)
 
     @property
     def has_documents(self) -> bool:
-        return all(getattr(cache, "has_documents", True) for cache in self.caches)
+        return all(cache.has_documents for cache in self.caches)
 
     def split(self, *, fraction: float, context: int) -> Split:
         """Each part's own split. Raises UserError, naming the part that is too short."""
         splits = []
         for name, cache in zip(self.names, self.caches, strict=True):
             try:
-                if hasattr(cache, "split"):
-                    splits.append(cache.split(fraction=fraction, context=context))
-                else:
-                    splits.append(split_documents(cache.offsets, fraction=fraction, context=context))
+                splits.append(cache.split(fraction=fraction, context=context))
             except UserError as error:
                 raise UserError(f"data.mixture.{name}: {error}") from error
         held_out = MixedSpans(tuple(split.validation for split in splits))
@@ -168,7 +133,7 @@ class OpenMixture:
     def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
         """The parts' packed samples. in_proportion: number them such that the first so many are mixed by weight."""
         parts = [
-            None if own is None else PackedSamples(cache.tokens_path, cache.meta.dtype, own, context, document_mask)
+            None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
         ]
         return MixedSamples(self.names, parts, self.counts, in_proportion=in_proportion)
@@ -198,18 +163,9 @@ class MixedSamples:
         """The Batch of these samples, in this order."""
         numbers = np.asarray(samples) if self._order is None else self._order[np.asarray(samples)]
         of_part = np.searchsorted(self.begins, numbers, side="right") - 1
-        rows, batches = [], []
-        for number in np.unique(of_part):
-            own = np.flatnonzero(of_part == number)
-            rows.append(own)
-            batches.append(self.parts[number][(numbers[own] - self.begins[number]).tolist()])
-        back = torch.from_numpy(np.concatenate(rows).argsort())
-        return Batch(
-            tokens=torch.cat([batch["tokens"] for batch in batches])[back],
-            labels=torch.cat([batch["labels"] for batch in batches])[back],
-            documents=torch.cat([batch["documents"] for batch in batches])[back],
-            positions=torch.cat([batch["positions"] for batch in batches])[back],
-        )
+        places = numbers - self.begins[of_part]
+        rows = [self.parts[part][[place]] for part, place in zip(of_part, places, strict=True)]
+        return cast(Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]})
 
     def sampler(self, _: int, **options: Any) -> MixtureSampler:
         """The order in which a run reads them: see StepSampler's options."""
@@ -234,8 +190,8 @@ class MixtureSampler(StepSampler):
         self.lengths = lengths
         self.counts = counts
         self._begins = np.concatenate([[0], lengths.cumsum()])
-        self._orders: dict[tuple[int, int], np.ndarray] = {}
-        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by part: the latest epoch
+        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # the latest
 
     def noted(self) -> dict[str, int]:
         return {"mixture": zlib.crc32(repr((self.lengths.tolist(), self.counts.tolist())).encode())}
@@ -254,25 +210,21 @@ class MixtureSampler(StepSampler):
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """(BLOCK,) each: which part a number of the block is of, and how many of that part come before it there."""
         if block not in self._blocks:
-            while len(self._blocks) >= BLOCKS_KEPT:
-                del self._blocks[min(self._blocks)]
             order = epoch_order(BLOCK, self.seed, block, len(self.counts))
             parts = np.repeat(np.arange(len(self.counts)), self.counts)[order]
             earlier = np.empty(BLOCK, dtype=np.int64)
             for part, count in enumerate(self.counts):
                 earlier[parts == part] = np.arange(count)
-            self._blocks[block] = parts, earlier
+            self._blocks = {block: (parts, earlier)}
         return self._blocks[block]
 
     def _order(self, part: int, epoch: int) -> np.ndarray:
-        if (part, epoch) not in self._orders:
-            for old in [key for key in self._orders if key[0] == part and key[1] < epoch - 1]:
-                del self._orders[old]
-            self._orders[part, epoch] = epoch_order(int(self.lengths[part]), self.seed, epoch, part)
-        return self._orders[part, epoch]
+        if self._orders.get(part, (None,))[0] != epoch:
+            self._orders[part] = epoch, epoch_order(int(self.lengths[part]), self.seed, epoch, part)
+        return self._orders[part][1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_orders": {}, "_blocks": {}}
+        return {**self.__dict__, "_orders": {}, "_blocks": {}}
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:

@@ -10,10 +10,8 @@ never copied: a row is read from the token file through the offsets of its docum
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -65,14 +63,6 @@ class Spans(NamedTuple):
     @property
     def tokens(self) -> int:
         return int((self.ends - self.begins).sum())
-
-
-class Mappable(Protocol):
-    """Tokens on disk, cheap to send to worker processes."""
-
-    def mapped(self) -> Any:
-        """The tokens, of which slices are read."""
-        ...
 
 
 class Split(NamedTuple):
@@ -151,29 +141,18 @@ def _leaves_enough(total: int, held: int, fraction: float, sample: int) -> bool:
 class PackedSamples(Dataset[Batch]):
     """The samples of one split; indexed by a sequence of sample numbers, it gives them as one Batch.
 
-    tokens_path, dtype: the token file, or what maps several and knows their types. spans: the split's documents in it.
-    context: S.
+    tokens: of which slices are read (token_cache.MappedTokens). spans: the split's documents in them. context: S.
     document_mask: positions restart at each document, and the label that would be the next document's first token is
     -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
     whole: the tokens past the last full sample are one too, filled up without labels.
     Raises UserError when the spans hold fewer than S + 1 tokens.
-
-    Cheap to send to worker processes: the file is memory-mapped where it is first read.
     """
 
     def __init__(
-        self,
-        tokens_path: str | os.PathLike[str] | Mappable,
-        dtype: str,
-        spans: Spans,
-        context: int,
-        document_mask: bool = False,
-        *,
-        whole: bool = False,
+        self, tokens: Any, spans: Spans, context: int, document_mask: bool = False, *, whole: bool = False
     ) -> None:
         self.whole = whole
-        self.tokens_path = Path(tokens_path) if isinstance(tokens_path, (str, os.PathLike)) else tokens_path
-        self.dtype = dtype
+        self._tokens = tokens
         self.context = context
         self.document_mask = document_mask
         # Where each document ends in the stream.
@@ -184,7 +163,6 @@ class PackedSamples(Dataset[Batch]):
         self._run_begins = spans.begins[first]
         self._run_stream_ends = self._ends[last]
         self._run_stream_begins = np.concatenate([[0], self._run_stream_ends[:-1]])
-        self._tokens: Any = None
         self.tokens = int(self._ends[-1]) if len(self._ends) else 0
         if self.tokens < (2 if whole else context + 1):
             raise UserError(
@@ -220,11 +198,6 @@ class PackedSamples(Dataset[Batch]):
 
     def _read(self, begin: int, out: np.ndarray) -> None:
         """Copy the stream's tokens from `begin` on into out."""
-        if self._tokens is None:
-            path = self.tokens_path
-            # The plain array: slices of numpy's memmap class cost ten times as much to make.
-            mapped = np.asarray(np.memmap(path, self.dtype, "r")) if isinstance(path, Path) else path.mapped()
-            self._tokens = mapped
         run = int(np.searchsorted(self._run_stream_ends, begin, side="right"))
         filled = 0
         while filled < len(out):
@@ -234,9 +207,6 @@ class PackedSamples(Dataset[Batch]):
             out[filled : filled + count] = self._tokens[where : where + count]
             filled += count
             run += 1
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_tokens": None}
 
 
 def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: bool) -> Batch:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flashtrain.data.packing import Spans
+from flashtrain.data.token_cache import MappedTokens
 from flashtrain.data.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 2**22
@@ -60,7 +61,7 @@ class TokenBreaks(NamedTuple):
 
 
 def split_pieces(
-    tokens: np.ndarray,
+    tokens: np.ndarray | MappedTokens,
     spans: Spans,
     breaks: TokenBreaks,
     *,

@@ -51,7 +51,7 @@ class TokenSource(Protocol):
         ...
 
     def open_tokens(self, tokenizer: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
-        """What serves as an open token_cache.TokenCache. tokenizer: as TextDataModule takes it. Raises UserError."""
+        """A token_cache.OpenTokens, or what serves as one. tokenizer: as TextDataModule takes it. Raises UserError."""
         ...
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from copy import copy
 from pathlib import PurePath
-from typing import TypeVar
+from typing import Any, TypeVar
+
+log = logging.getLogger(__name__)
 
 # Split -> what files and datasets call it.
 NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev", "eval"), "test": ("test",)}
@@ -36,3 +40,30 @@ def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[
     for path, file in files.items():
         found.setdefault(names[path] or "train", []).append(file)
     return found if "train" in found else {"train": list(files.values())}
+
+
+class SplitFiles:
+    """A source whose files are of the split that it is of: those to train on, or what is held out of them."""
+
+    split = "train"
+    address: str | None = None  # in place of a path
+
+    def by_split(self) -> dict[str, list[Any]]:
+        """All files: Paths, or what stands for them of an address. Raises UserError: there are none."""
+        raise NotImplementedError
+
+    def files(self) -> list[Any]:
+        """Those that are read."""
+        return self.by_split()[self.split]
+
+    def held_out(self) -> Any:
+        """The files that are named for validation, as a source of their own; None where none is."""
+        found = self.by_split()
+        for split, what in (("validation", "held out"), ("test", "left out")):
+            if split in found:
+                log.info("%s: %s", what, ", ".join(PurePath(str(file)).name for file in found[split]))
+        if self.split != "train" or "validation" not in found:
+            return None
+        other = copy(self)
+        other.split = "validation"
+        return other

@@ -16,11 +16,11 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from flashtrain.data.split_names import SplitFiles, by_split
 from flashtrain.errors import UserError, first_line, unknown
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def _table_rows(path: Any, column: str | None) -> Iterator[Row]:
             yield f"{path}: row {number}", row
 
 
-class FilesSource:
+class FilesSource(SplitFiles):
     """A file, or every readable file below a folder in the order of their paths; hidden files are left out, and so are
     those named for another split than this source is of (split_names).
 
@@ -196,29 +196,12 @@ class FilesSource:
         self.path = Path(path).expanduser()
         self.text_column = text_column
         self.reader = TextReader(encoding, encoding_errors)
-        self.split = "train"
         self._logged: set[str] = set()  # files of which was logged what became U+FFFD: they are read more than once
 
     def describe(self) -> str:
         if self.address is not None:
             return f"files at {self.address}"
         return f"files in {self.path}" if self.path.is_dir() else f"file {self.path}"
-
-    def held_out(self) -> FilesSource | None:
-        """The files that are named for validation, as a source of their own; None where none is."""
-        found = self._by_split()
-        for split, what in (("validation", "held out"), ("test", "left out")):
-            if split in found:
-                log.info("%s: %s", what, ", ".join(PurePath(str(file)).name for file in found[split]))
-        if "validation" not in found:
-            return None
-        other = copy(self)
-        other.split = "validation"
-        return other
-
-    def files(self) -> list[Any]:
-        """The files that are read: Paths, or what stands for them of an address."""
-        return self._by_split()[self.split]
 
     def fingerprint(self) -> str:
         reader, files = self.reader, self.files()
@@ -269,9 +252,8 @@ class FilesSource:
             more = f" and {len(new) - LISTED:,} more files" if len(new) > LISTED else ""
             log.warning("%s bytes became U+FFFD: %s%s", f"{sum(new.values()):,}", listed, more)
 
-    def _by_split(self) -> dict[str, list[Any]]:
-        from flashtrain.data.split_names import by_split  # a plan needs none of it
-        from flashtrain.files.found_files import find_files
+    def by_split(self) -> dict[str, list[Any]]:
+        from flashtrain.files.found_files import find_files  # a plan needs none of it
 
         found = find_files(self.address or self.path)
         read = {name: file for name, file in found.items() if _format(file) is not None}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashtrain.data.balance import Cost, evenness, share_out
+from flashtrain.data.balance import Cost, share_out
 from flashtrain.data.loader import epoch_order
 from flashtrain.errors import at_least
 
@@ -34,20 +34,11 @@ class PlanState(NamedTuple):
         return self.next_number - len(self.waiting)
 
 
-class StepPlan(NamedTuple):
-    """rows: the samples of each row, as epoch * samples + sample. fill, imbalance: see balance.Evenness."""
-
-    rows: list[tuple[int, ...]]
-    fill: float
-    imbalance: float
-
-
 class TokenBudgetPlan:
     """Makes the rows of one step after the other; `state` is where it stands, and may be set.
 
     samples: of an epoch. lengths: of an epoch's samples, (samples,) integers. budget: tokens a row. rows: of a step,
     over all micro-batches and devices. cost: of a sequence, by which rows are evened. most: sequences a row may hold.
-    padded_to: of rows whose sequences are padded, what their width is a multiple of; it counts in `fill` alone.
     seed: of the order. look_ahead: how many steps' worth of tokens are looked through for what fits.
     tolerance: see balance.share_out. UserError: numbers below 1, a sample longer than the budget.
     """
@@ -61,7 +52,6 @@ class TokenBudgetPlan:
         rows: int,
         cost: Cost | None = None,
         most: int | None = None,
-        padded_to: int | None = None,
         seed: int = 0,
         look_ahead: float = 2.0,
         tolerance: float = 1.03,
@@ -74,15 +64,14 @@ class TokenBudgetPlan:
         self.rows = rows
         self.cost = cost or Cost()
         self.most = most
-        self.padded_to = padded_to
         self.seed = seed
         self.look_ahead = look_ahead
         self.tolerance = tolerance
         self.state = PlanState()
         self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def next_step(self) -> StepPlan:
-        """The rows of the next step; the state moves on."""
+    def next_step(self) -> list[tuple[int, ...]]:
+        """The samples of each row of the next step, as epoch * samples + sample; the state moves on."""
         numbers, places = self._window()
         sizes = self._sizes(places)
         shared = share_out(
@@ -94,8 +83,7 @@ class TokenBudgetPlan:
         following = max(self.state.next_number, int(numbers[used].max()) + 1)
         left = numbers[~used & (numbers < following)]
         self.state = PlanState(following, tuple(left.tolist()))
-        fill, imbalance = evenness(shared, self.budget, self.padded_to)
-        return StepPlan([tuple(places[row.members].tolist()) for row in shared], fill, imbalance)
+        return [tuple(places[row.members].tolist()) for row in shared]
 
     def _window(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the stream, those waiting first, and their samples: at least the tokens to be looked through."""

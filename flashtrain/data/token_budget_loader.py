@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import pytorch_lightning as pl
 from torch.utils.data import DistributedSampler
 
 from flashtrain.data.loader import ResumableLoader
-from flashtrain.data.token_budget import PlanState, StepPlan, TokenBudgetPlan
+from flashtrain.data.token_budget import PlanState, TokenBudgetPlan
 
 STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
 
@@ -58,7 +58,6 @@ class TokenBudgetSampler(DistributedSampler):
         self.begin = 0
         self.end: int | None = None
         self._states: dict[int, PlanState] = {0: plan.state}
-        self._fills: dict[int, tuple[float, float]] = {}  # by step
 
     def __len__(self) -> int:
         return self.total_steps * self.accumulate
@@ -68,16 +67,10 @@ class TokenBudgetSampler(DistributedSampler):
         step, first = divmod(self.begin, self.accumulate)
         self.plan.state = self.state_at(step)
         while step * self.accumulate < end:
-            planned = self._next(step)
-            mine = self.rows_of(planned)
+            place = {"rank": self.rank, "world_size": self.num_replicas}
+            mine = self.samples.micro_batches(self._next(step), batch_size=self.batch_size, **place)
             yield from mine[first : end - step * self.accumulate]
             step, first = step + 1, 0
-
-    def rows_of(self, planned: StepPlan) -> list[Any]:
-        """This device's micro-batches of a step."""
-        return self.samples.micro_batches(
-            planned.rows, rank=self.rank, world_size=self.num_replicas, batch_size=self.batch_size
-        )
 
     def state_at(self, step: int) -> PlanState:
         """Where the plan stands before a step. It is planned again from the nearest earlier step that is known."""
@@ -89,34 +82,18 @@ class TokenBudgetSampler(DistributedSampler):
         found, self.plan.state = self.plan.state, kept
         return found
 
-    def continue_from(self, step: int, state: PlanState, fills: Mapping[int, tuple[float, float]]) -> None:
-        """Let this step begin at this place in the stream; what comes before it is forgotten, but for `fills`."""
+    def continue_from(self, step: int, state: PlanState) -> None:
+        """Let this step begin at this place in the stream; what comes before it is forgotten."""
         self._states = {step: state}
-        self._fills = dict(fills)
-
-    def fills_before(self, step: int) -> dict[int, tuple[float, float]]:
-        """Fill and imbalance of the latest steps planned before this one, by step."""
-        return {at: fill for at, fill in self._fills.items() if at < step}
-
-    @property
-    def evenness(self) -> tuple[float, float] | None:
-        """Of the latest steps planned: their mean fill, and their worst imbalance. None before the first."""
-        if not self._fills:
-            return None
-        fills, imbalances = zip(*self._fills.values(), strict=True)
-        return sum(fills) / len(fills), max(imbalances)
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing to set: the epoch follows from the step."""
 
-    def _next(self, step: int) -> StepPlan:
+    def _next(self, step: int) -> list[tuple[int, ...]]:
         planned = self.plan.next_step()
         self._states[step + 1] = self.plan.state
         while len(self._states) > STATES_KEPT:
             del self._states[sorted(self._states)[1]]  # not the first, from which all can be planned again
-        self._fills[step] = (planned.fill, planned.imbalance)
-        while len(self._fills) > STATES_KEPT:
-            del self._fills[min(self._fills)]
         return planned
 
 
@@ -153,10 +130,8 @@ class TokenBudgetLoader(ResumableLoader):
             "seed": self.rows.plan.seed,
             "samples": len(self.packed),
             "tokens": self.packed.tokens,
-            "fills": [[at, *fill] for at, fill in self.rows.fills_before(self.step).items()],
         }
 
     def _continue_from(self, state_dict: dict[str, Any]) -> None:
         place = PlanState(state_dict["next_number"], tuple(state_dict["waiting"]))
-        fills = {at: (fill, imbalance) for at, fill, imbalance in state_dict["fills"]}
-        self.rows.continue_from(state_dict["step"], place, fills)
+        self.rows.continue_from(state_dict["step"], place)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashtrain.data.tokenizer_files import CONFIG, MARK
+from flashtrain.data.library_tokenizer import CONFIG, MARK
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 
@@ -46,5 +46,4 @@ class TokenIds:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         saved = {"kind": self.kind, "vocab_size": self.vocab_size, "end_of_text": self.end_of_text}
-        Path(folder).mkdir(parents=True, exist_ok=True)
         write_atomically(Path(folder) / CONFIG, json.dumps({MARK: saved}, indent=1))

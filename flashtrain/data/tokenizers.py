@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
-from tokenizers import Tokenizer as RustTokenizer
 
-from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer, byte_level_without_merges, gpt2_files_version, gpt2_tokenizer
+from flashtrain.data.bpe import ADDED, BPETokenizer, byte_level, gpt2_files_version, gpt2_tokenizer
+from flashtrain.data.library_tokenizer import CONFIG, MARK, LibraryTokenizer
 from flashtrain.data.sources import TextSource
-from flashtrain.data.tokenizer_files import CONFIG, MARK
 from flashtrain.errors import UserError, unknown
-from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import read_json
 
 __all__ = [
@@ -34,6 +31,7 @@ __all__ = [
 
 
 KINDS = ("bytes", "bpe", "gpt2")
+BYTES = 256
 NONE = "none"  # of token files that name no tokenizer
 
 
@@ -76,40 +74,24 @@ class Tokenizer(Protocol):
         ...
 
 
-class ByteTokenizer:
-    """The 256 bytes of UTF-8, and id 256 for the end of a text."""
+class ByteTokenizer(LibraryTokenizer):
+    """The 256 bytes of UTF-8, and id 256 for the end of a text. To the library: a byte-level BPE that never merges."""
 
-    kind = "bytes"
-    vocab_size = 257
-    end_of_text = 256
+    kind, name = "bytes", "bytes"
+    config = ADDED
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+    def __init__(self) -> None:
+        # GPT-2's alphabet, in which a printable byte is its own character and the others follow from 256 on.
+        printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        others = [byte for byte in range(BYTES) if byte not in printable]
+        symbols = {byte: chr(byte) for byte in printable} | {byte: chr(BYTES + n) for n, byte in enumerate(others)}
+        super().__init__(byte_level({symbols[byte]: byte for byte in range(BYTES)}, []), BYTES)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        pieces: list[bytes] = []
-        for token in ids:
-            pieces.append(END_OF_TEXT.encode() if token == self.end_of_text else bytes((token,)))
-        return b"".join(pieces).decode("utf-8", errors="replace")
-
-    def describe(self) -> str:
-        return "bytes (257 tokens)"
-
     def fingerprint(self) -> str:
         return hashlib.sha256(b"bytes 257").hexdigest()
-
-    def library_form(self) -> RustTokenizer:
-        """The same ids by the Hugging Face library: a byte-level BPE of 256 bytes that never merges."""
-        return byte_level_without_merges()
-
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {MARK: {"kind": self.kind}}
-        write_atomically(folder / CONFIG, json.dumps(config, indent=1))
 
 
 @dataclass(frozen=True)
@@ -208,9 +190,9 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     raise UserError(f"no tokenizer that flashtrain saved in {folder}.")
 
 
-def begin_of(tokenizer: Tokenizer) -> list[int]:
+def begin_of(tokenizer: Tokenizer) -> Sequence[int]:
     """The ids that stand before a text: what transformers' AutoTokenizer puts there, none of bytes, bpe and gpt2."""
-    return getattr(tokenizer, "begin_of_text", [])
+    return getattr(tokenizer, "begin_of_text", ())
 
 
 def without_begin(tokenizer: Tokenizer) -> Tokenizer:

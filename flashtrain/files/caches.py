@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
+CANNOT_WRITE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+
 
 @contextmanager
 def only_writer(path: Path, setting: str) -> Iterator[None]:
@@ -21,21 +24,22 @@ def only_writer(path: Path, setting: str) -> Iterator[None]:
     """
     import filelock  # when it is needed: the command's help locks nothing
 
+    lock = filelock.FileLock(f"{path}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(f"{path}.lock")
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
             log.info("another process is writing %s; waiting for it", path.name)
             lock.acquire()
+        yield
     except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
         raise UserError(
             f"cannot write to the cache folder {path.parent}: {error.strerror}. Choose another with {setting}, or "
             "set FLASHTRAIN_CACHE."
         ) from error
-    try:
-        yield
     finally:
         lock.release()
 

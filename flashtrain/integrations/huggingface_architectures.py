@@ -2,126 +2,96 @@
 
 transformers sets any registered name on any model, and its masks come from us then; a model with attention of its own
 (BLOOM, MPT, CodeGen) would read "no mask" where we mean "causal", or choose from a table without our name (Falcon,
-GPT-J, GIT). As its own set_attn_implementation does, the models' source is read. Its flags do not tell: in transformers
-5.23 is_backend_compatible() differs on 37 of 189 causal classes, and _can_set_attn_implementation() on GIT.
+GPT-J, GIT). Its flags do not say so: in transformers 5.23 is_backend_compatible() differs on 37 of 189 causal classes,
+and _can_set_attn_implementation() on GIT. So one forward of such a model is computed, without weights, and counted.
 """
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable
-from functools import cache, wraps
+from copy import deepcopy
+from functools import wraps
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_context import share_inputs, source_of
+from flashtrain.integrations.huggingface_context import share_inputs
 
-INTERFACE = re.compile(r"\bALL_ATTENTION_FUNCTIONS\b|\bAttentionInterface\b")
-OWN_ATTENTION = re.compile(r"^class \w*Attention\w*\((?:torch\.)?(?:nn\.)?Module\):", re.MULTILINE)
-OWN_TABLE = re.compile(r"_ATTENTION_CLASSES\[[\w.]*attn_implementation\]")
+COUNTED = "counted_attention"
 
 _names: set[str] = set()
+_calls: dict[tuple[type, str], int | None] = {}  # by class and configuration
 
 
 def refuse_other_architectures(name: str) -> None:
-    """From now on a transformers model that does not ask the interface is refused, in a UserError, when it is built or
-    set to run on the attention of this name; one that does is made ready for sequences that devices share.
+    """From now on a transformers model that does not call the interface is refused, in a UserError, when it is built
+    for, or set to, the attention of this name; one that does is made ready for sequences that devices share.
 
-    transformers asks nobody when it builds one: two methods of its PreTrainedModel are wrapped, once, and do what they
-    did for every other name.
+    transformers asks nobody when it builds one: a method of its PreTrainedModel is wrapped, once, and does what it did
+    for every other name.
     """
     from transformers import PreTrainedModel
 
     if not _names:
         kind: Any = PreTrainedModel
-        kind.get_correct_attn_implementation = _built(kind.get_correct_attn_implementation)
-        kind.set_attn_implementation = _set(kind.set_attn_implementation)
+        kind.get_correct_attn_implementation = _checked(kind.get_correct_attn_implementation)
     _names.add(name)
 
 
-@cache
-def own_attention(model_class: type) -> str | None:
-    """Why a class of transformers models does not run on a registered attention; None where it does, or has none.
+def attention_calls(model_class: Any, config: Any) -> int | None:
+    """How often a forward of such a model calls a registered attention; None where it has no attention, or where its
+    forward needs more than tokens and the shapes of its weights."""
+    key = model_class, config.to_json_string()
+    if key not in _calls:
+        _calls[key] = _counted(model_class, config)
+    return _calls[key]
 
-    The source of the modules that define it and its ancestors is read; where there is no source, nothing is known.
-    """
-    from transformers import PreTrainedModel
 
-    sources = {}
-    for ancestor in model_class.__mro__:
-        if issubclass(ancestor, PreTrainedModel) and ancestor is not PreTrainedModel:
-            sources[ancestor.__module__] = source_of(ancestor.__module__)
-    text = "\n".join(sources.values())
-    if OWN_TABLE.search(text):
-        return "chooses its attention from a table of its own"
-    if INTERFACE.search(text) or not OWN_ATTENTION.search(text):
+def _counted(model_class: Any, config: Any) -> int | None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    calls = 0
+
+    def count(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        nonlocal calls
+        calls += 1
+        return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+
+    def nothing_hidden(batch_size: int, q_length: int, kv_length: int, **_: Any) -> Tensor:
+        return torch.zeros(batch_size, 1, q_length, kv_length)
+
+    AttentionInterface.register(COUNTED, count)
+    AttentionMaskInterface.register(COUNTED, nothing_hidden)
+    names = {"attn_implementation": COUNTED, "experts_implementation": "batched_mm"}  # the others look at numbers
+    try:
+        with torch.device("meta"), torch.no_grad():
+            model = model_class._from_config(deepcopy(config), **names).eval()
+            model.config.pad_token_id = None  # else padding is looked for among the tokens
+            model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False)
+    except KeyError as error:
+        return 0 if error.args == (COUNTED,) else None  # its own table has no such name
+    except Exception:  # noqa: BLE001 - whatever it is, nothing is known
         return None
-    # A reward model around a Llama, with an attention of its own on top: the Llama is judged when it is built.
-    return None if any(_holds_models(module) for module in sources) else "computes its attention itself"
+    return calls if calls or any("Attention" in type(one).__name__ for one in model.modules()) else None
 
 
-def _holds_models(module: str) -> bool:
-    """Whether a module outside transformers imports whole models of other modules."""
+def _checked(original: Callable[..., str]) -> Callable[..., str]:
     from transformers import PreTrainedModel
 
-    if module.partition(".")[0] in ("transformers", "transformers_modules"):
-        return False
-    return any(
-        isinstance(value, type)
-        and value is not PreTrainedModel
-        and value.__module__ != module
-        and (issubclass(value, PreTrainedModel) or value.__name__.startswith("AutoModel"))
-        for value in vars(sys.modules[module]).values()
-    )
-
-
-def _check(model_class: type, name: str) -> None:
-    reason = own_attention(model_class)
-    if reason is not None:
-        other = "'sdpa' or 'eager'" if getattr(model_class, "_supports_sdpa", False) else "'eager'"
-        raise UserError(
-            f"{model_class.__name__} {reason} and does not ask transformers for {name!r}: its results would be wrong. "
-            f"Possible: attn_implementation={other} for this model, or another architecture."
-        )
-
-
-def _built(original: Callable[..., str]) -> Callable[..., str]:
     @wraps(original)
     def get_correct_attn_implementation(self: Any, requested_attention: str | None, *rest: Any, **named: Any) -> str:
         if requested_attention in _names:
-            _check(type(self), str(requested_attention))
-            share_inputs(self)
+            if attention_calls(type(self), self.config) == 0:
+                raise UserError(
+                    f"{type(self).__name__} calls transformers' registered attention 0 times in a forward, so that "
+                    f"its results on {requested_attention!r} would be wrong: expected attn_implementation='eager', or "
+                    "another architecture."
+                )
+            for model in self.modules():
+                if isinstance(model, PreTrainedModel):
+                    share_inputs(model)
         return original(self, requested_attention, *rest, **named)
 
     return get_correct_attn_implementation
-
-
-def _set(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def set_attn_implementation(self: Any, attn_implementation: Any, *rest: Any, **named: Any) -> Any:
-        for model, name in _asked(self, attn_implementation):
-            if name in _names:
-                _check(type(model), name)
-                share_inputs(model)
-        return original(self, attn_implementation, *rest, **named)
-
-    return set_attn_implementation
-
-
-def _asked(model: nn.Module, attn_implementation: Any) -> list[tuple[nn.Module, str]]:
-    """Each transformers model within `model` and the name that is asked for it; in a dictionary names stand by the
-    entry of the configuration, "" for the whole model's."""
-    from transformers import PreTrainedModel
-
-    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    if isinstance(attn_implementation, str):
-        return [(one, attn_implementation) for one in models]
-    if not isinstance(attn_implementation, dict):
-        return []
-    whole: Any = model.config
-    parts = {key: getattr(whole, key, None) if key else whole for key in attn_implementation}
-    found = [(one, attn_implementation[key]) for one in models for key, part in parts.items() if one.config is part]
-    return [(one, name) for one, name in found if isinstance(name, str)]

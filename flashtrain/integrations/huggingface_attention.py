@@ -187,7 +187,7 @@ def register_with_transformers(name: str = NAME) -> str:
 
     May be called again, also with another name. UserError: transformers is not installed or too old, or a name that
     transformers gives a meaning of its own ("flash" or "/" or "|" in it, "eager", "sdpa" and the like). From then on a
-    model that would not ask for this attention (BLOOM, Falcon, MPT) is refused by a UserError when given the name.
+    model that does not call this attention (BLOOM, Falcon, MPT) is refused by a UserError when built for the name.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface

@@ -11,11 +11,9 @@ B batch, S sequence, n tokens of it on this device.
 from __future__ import annotations
 
 import inspect
-import re
-import sys
 import threading
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -30,8 +28,7 @@ from flashtrain.models.cache import SpreadSequence, spread_sequence
 UNDER = "under context parallelism"
 # Layers whose tokens see each other by attention alone.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-COUNTS_FROM_0 = re.compile(r"if position_ids is None:\n(?:.*\n){0,6}?\s+position_ids = torch\.arange\(")
-COUNTS_REAL_TOKENS = re.compile(r"position_ids = .*cumsum|create_position_ids_from")  # padding's are left out
+COUNT_FROM_0 = ("gpt2", "gpt_bigcode", "ctrl", "distilbert")  # models that do, beside those with rotary positions
 SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothing
 
@@ -109,8 +106,9 @@ def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple
     spread = spread_sequence()
     if not torch.compiler.is_compiling():
         given = len(args) > 1 or any(x is not None for name, x in kwargs.items() if "position_ids" in name)
-        kind: type = type(model)
-        counts = not given and spread is None and "forward" not in vars(model) and _counts_from_0(kind)
+        # A forward of a user's own may make those of packed documents.
+        theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith("transformers.")
+        counts = not given and spread is None and theirs
         _forwards().append(_Forward(model, counts))
     return None if spread is None else _shared(spread, model, args, kwargs)
 
@@ -137,8 +135,7 @@ def _shared(
     known = _WHOLE.setdefault(spread, WeakTensorKeyDictionary())
     positions = _part_and_whole(spread, given.get("position_ids"), "position_ids", tokens)
     if positions is None:
-        kind: type = type(model)
-        _check_counting(kind)
+        _check_counting(model)
         positions = spread.positions(spread.held, tokens.device), None
         known[positions[0]] = None
     padding = _part_and_whole(spread, given.get("attention_mask"), "attention_mask", tokens)
@@ -209,30 +206,14 @@ def _check_layers(model: nn.Module) -> None:
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-@cache
-def _counts_from_0(model_class: type) -> bool:
-    """Does a model's own forward, where it is given no positions, count its tokens?"""
-    source = _forward_source(model_class)
-    return bool(COUNTS_FROM_0.search(source)) and not COUNTS_REAL_TOKENS.search(source)
-
-
-@cache
-def _check_counting(model_class: type) -> None:
-    """UserError for a model that makes its positions in a way of its own; the source of its ancestors is read."""
-    sources = "".join(source_of(kind.__module__) for kind in model_class.__mro__ if hasattr(kind, "config_class"))
-    if not COUNTS_FROM_0.search(sources) or COUNTS_REAL_TOKENS.search(sources):
+def _check_counting(model: Any) -> None:
+    """UserError for a model that may make its positions in a way of its own: from padding, from an offset."""
+    config = model.config.get_text_config()
+    if getattr(config, "rope_parameters", None) is None and config.model_type not in COUNT_FROM_0:
         raise UserError(
-            f"{model_class.__name__} makes positions of its tokens in a way of its own {UNDER}. Possible: position_ids "
+            f"{type(model).__name__} makes positions of its tokens in a way of its own {UNDER}. Possible: position_ids "
             "(B, S) in the batch, given to the model."
         )
-
-
-def source_of(module: str) -> str:
-    """The text of a module that is loaded; "" where it has none."""
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # a notebook's, an interpreter's, a test's
-        return ""
 
 
 def _scales_with_length(module: nn.Module) -> bool:
@@ -351,19 +332,10 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _check_loss(model: Any) -> None:
     """UserError for a model that would shift, or pool, labels on each device by itself."""
-    kind: type = type(model)
-    of_whole = hasattr(model.loss_function, "of_whole") and "self.loss_function(" in _forward_source(kind)
+    forward: Any = inspect.unwrap(type(model).forward)
+    of_whole = hasattr(model.loss_function, "of_whole") and "loss_function" in forward.__code__.co_names
     if not of_whole and getattr(model, "loss_type", None) not in BY_TOKEN:
         raise UserError(
             f"labels given to {type(model).__name__}, which computes its loss in a way of its own, {UNDER}. Possible: "
             "the loss of its logits in your own step, with labels that are shifted before a batch is dealt."
         )
-
-
-@cache
-def _forward_source(model_class: type) -> str:
-    forward: Any = getattr(model_class, "forward", None)
-    try:
-        return inspect.getsource(forward)
-    except (OSError, TypeError):
-        return ""

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
-from flashtrain.integrations.huggingface_context import source_of
 from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights, read_json
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
@@ -105,7 +104,7 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
     known.update(ROTARY if "rope_parameters" in fields else ())
     # Older names, which a class takes from what is no field of it.
     classes = [one for one in own.__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]
-    sources = "".join(source_of(one.__module__) for one in classes)
+    sources = "".join(map(inspect.getsource, classes))
     for name in changes:
         if name not in known and f'"{name}"' not in sources:
             listed = fields.keys() - inspect.signature(PreTrainedConfig).parameters
@@ -288,14 +287,16 @@ def _part(value: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def check_architecture(model: Any, layers: Iterable[nn.Module], path: str) -> None:
-    """UserError where a layer mixes tokens by something else than attention that asks transformers' interface."""
-    from flashtrain.integrations.huggingface_architectures import own_attention
+def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> None:
+    """UserError where a layer mixes tokens by something else than attention that calls transformers' interface."""
+    from flashtrain.integrations.huggingface_architectures import attention_calls
 
-    kind: Any = type(model)
-    reason = own_attention(kind)
-    if reason is not None:
-        raise UserError(f"{path}: {type(model).__name__} {reason}, so that flashtrain's cannot take its place.")
+    calls = attention_calls(type(model), model.config)
+    if calls is not None and (calls == 0 or calls % len(layers)):
+        raise UserError(
+            f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
+            f"{len(layers)} layers: expected a model whose every layer is such attention."
+        )
     for number, layer in enumerate(layers):
         names = [type(module).__name__ for module in layer.modules()]
         other = [type(one).__name__ for one in layer.modules() if isinstance(one, nn.Conv1d)]

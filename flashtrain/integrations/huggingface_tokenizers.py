@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, processors
-from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import Tokenizer as Library
 
-from flashtrain.data.bpe import END_OF_TEXT, BPETokenizer
-from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
-from flashtrain.data.tokenizer_files import CONFIG, FILE, MARK
-from flashtrain.data.tokenizers import ByteTokenizer, Tokenizer
-from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
+from flashtrain.data.library_tokenizer import CONFIG, FILE, MARK, LibraryTokenizer
+from flashtrain.data.tokenizers import Tokenizer
+from flashtrain.data.wordpiece import SpecialTokens
 
 NAMES = {"pad": "[PAD]", "classify": "[CLS]", "separate": "[SEP]", "mask": "[MASK]"}  # of SpecialTokens
-READ = "AutoTokenizer reads its tokenizer"
+ROLES = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+READ, NONE = "AutoTokenizer reads its tokenizer", "it has no tokenizer that transformers could read"
 
 
 def save_tokenizer(
@@ -42,47 +41,34 @@ def save_tokenizer(
     model takes token_type_ids.
     OSError: an unwritable folder.
     """
-    folder = Path(folder)
-    library = _library_form(tokenizer, special)
-    if library is None:
-        return "it has no tokenizer that transformers could read"
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        # Without this transformers hands token_type_ids to a GPT-2 too, which would add an embedding for them.
-        "model_input_names": ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"],
-        MARK: {"kind": getattr(tokenizer, "kind", None)},
-    }
+    if not isinstance(tokenizer, LibraryTokenizer):
+        return NONE
+    library = tokenizer.library_form()
+    if special is not None and not _takes(library, special):
+        return NONE
+    config: dict[str, Any] = {**tokenizer.config, **({} if special is None else ROLES)}
+    if special is not None and library.token_to_id("[UNK]") is not None:
+        config["unk_token"] = "[UNK]"
+    # Without this transformers hands token_type_ids to a GPT-2 too, which would add an embedding for them.
+    config["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
+    config[MARK] = {"kind": tokenizer.kind}
     if context is not None:
         config["model_max_length"] = context
-    if isinstance(tokenizer, HuggingFaceTokenizer):
-        config = {**tokenizer.config, **config}
-    if special is None and not isinstance(tokenizer, HuggingFaceTokenizer):
-        config |= {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
-    if special is not None:
-        config |= {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-        config |= {"unk_token": "[UNK]"} if library.token_to_id("[UNK]") is not None else {}
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(library.to_str(), encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
     return READ
 
 
-def _library_form(tokenizer: Tokenizer, special: SpecialTokens | None) -> LibraryTokenizer | None:
-    """The Hugging Face library's tokenizer with the same ids, special tokens included; None where there is none."""
-    if not isinstance(tokenizer, ByteTokenizer | BPETokenizer | WordPieceTokenizer | HuggingFaceTokenizer):
-        return None
-    library = tokenizer.library_form()
-    if special is None:
-        return library
+def _takes(library: Library, special: SpecialTokens) -> bool:
+    """Give the library's tokenizer a BERT's four tokens, and put them around texts; whether they have these ids."""
     # Those past a tokenizer's own are added in the order of their ids; WordPiece has its own already.
     library.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in NAMES.values()])
-    if any(library.token_to_id(name) != getattr(special, field) for field, name in NAMES.items()):
-        return None
     if library.post_processor is None:
         library.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
             pair="[CLS] $A [SEP] $B:1 [SEP]:1",
             special_tokens=[("[CLS]", special.classify), ("[SEP]", special.separate)],
         )
-    return library
+    return all(library.token_to_id(name) == getattr(special, field) for field, name in NAMES.items())

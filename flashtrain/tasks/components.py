@@ -87,12 +87,7 @@ def build_files(settings: DataSettings) -> TextSource:
 def build_token_files(settings: DataSettings) -> TokenSource:
     from flashtrain.data.token_files import TokenFiles
 
-    return TokenFiles(
-        str(settings.path),
-        dtype=settings.dtype,
-        end_of_text=settings.end_of_text,
-        validation=settings.validation_path,
-    )
+    return TokenFiles(str(settings.path), dtype=settings.dtype, end_of_text=settings.end_of_text)
 
 
 @register("source", "mixture")
@@ -242,11 +237,11 @@ def make_source(settings: Settings) -> TextSource | TokenSource:
 
 
 def make_validation(settings: Settings) -> Any:
-    """The source that `data.validation_path` names; None where it names none, or data=tokens, which reads it itself."""
+    """The source that `data.validation_path` names; None where it names none."""
     data = settings.data
-    if data.validation_path is None or data.source == "tokens":
+    if data.validation_path is None:
         return None
-    kind = data.source if data.source == "chat" else "files"
+    kind = data.source if data.source in ("chat", "tokens") else "files"
     source = component("source", kind)(replace(data, path=data.validation_path, name=None))
     return held_out(source) or source
 

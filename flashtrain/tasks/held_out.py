@@ -9,8 +9,7 @@ from typing import Any
 
 from flashtrain.data.mixture import MixtureSource
 from flashtrain.data.sources import held_out
-from flashtrain.data.text_files import FilesSource
-from flashtrain.data.token_files import TokenFiles
+from flashtrain.data.split_names import SplitFiles
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.settings.settings import Settings
@@ -56,10 +55,7 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
     if isinstance(source, MixtureSource):
         for part in source.parts:
             yield from _paths_and_fingerprints((scored and held_out(part.source)) or part.source, scored=scored)
-    elif isinstance(source, TokenFiles):
-        splits = source.files()
-        yield from (file.path for file in (splits.get("validation") if scored else None) or splits["train"])
-    elif isinstance(source, FilesSource) and source.address is None:
+    elif isinstance(source, SplitFiles) and source.address is None:
         yield from source.files()
     elif hasattr(source, "fingerprint"):
         yield source.fingerprint()

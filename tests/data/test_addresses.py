@@ -13,7 +13,7 @@ import pytest
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.data.text_files import FilesSource
-from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import open_or_build
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.tasks.components import make_source
@@ -49,7 +49,7 @@ def test_every_format_is_read_as_in_a_folder(corpus):
 def test_settings_and_token_caches_take_an_address(corpus):
     source = make_source(compose_settings(["recipe=gpt2", "data=files", f"data.path={corpus}"]))
     cache = open_or_build(source, TokenizerSpec("bytes"))
-    assert cache.meta.documents == 5
+    assert cache.documents == 5
     assert open_or_build(FilesSource(corpus), TokenizerSpec("bytes")).folder == cache.folder
 
 

@@ -53,8 +53,8 @@ def test_streamed_documents_have_it_held_out_ones_too(folder, list_source):
         module = StreamingDataModule(list_source(TEXTS), str(folder), 4, 1, **options)
         module.prepare_data()
         documents = islice(module.train_dataloader().stream.documents(Place()), 12)
-        found = [ids for ids, _ in documents] if named is None else module._held_out
-        assert {tuple(ids.tolist()) for ids in found} == expected(folder)
+        found = in_cache(module) if named else {tuple(ids.tolist()) for ids, _ in documents}
+        assert found == expected(folder)
 
 
 def test_texts_among_conversations_have_it_once_and_none_where_it_is_off(folder, tmp_path):

@@ -6,13 +6,12 @@ import gzip
 import json
 import logging
 
-import numpy as np
 import pytest
 from chat_folders import ASKING, CHATML, ENDLESS, THINKING, save_tokenizer_folder
 
 from flashtrain.data.chat_source import ChatDataset, ChatFiles, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
-from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import open_or_build
 from flashtrain.data.tokenizers import huggingface_tokenizer
 from flashtrain.errors import UserError
 
@@ -114,26 +113,13 @@ def test_a_folder_without_conversations_is_told(template, tmp_path):
 def test_conversations_are_cached_as_tokens_with_a_mark_for_each(file, template, tmp_path, caplog):
     source = ChatSource(file(TALK, {"text": "plain"}), template)
     cache = open_or_build(source, template.tokenizer, tmp_path / "cache")
-    marks = np.fromfile(cache.marks_path, dtype=np.uint8)
+    marks = cache.marks[:]
     assert len(marks) == len(cache.tokens)
-    assert template.tokenizer.decode(cache.tokens[marks == 1]) == "Hi.<|im_end|>\nplain<|end|>"
+    assert template.tokenizer.decode(cache.tokens[:][marks == 1]) == "Hi.<|im_end|>\nplain<|end|>"
     again = open_or_build(source, template.tokenizer, tmp_path / "cache")
-    assert again.meta == cache.meta
+    assert again.folder == cache.folder
     other = ChatSource(source.rows, ChatTemplate(template.tokenizer, train_on="all"))
     assert open_or_build(other, template.tokenizer, tmp_path / "cache").folder != cache.folder
-
-
-@pytest.mark.parametrize("damage", ["shorter", "missing"])
-def test_damaged_marks_are_noticed_and_made_anew(file, template, tmp_path, damage, caplog):
-    source = ChatSource(file(TALK, TALK), template)
-    cache = open_or_build(source, template.tokenizer, tmp_path / "cache")
-    good = cache.marks_path.read_bytes()
-    if damage == "missing":
-        cache.marks_path.unlink()
-    else:
-        cache.marks_path.write_bytes(good[:-1])
-    assert open_or_build(source, template.tokenizer, tmp_path / "cache").marks_path.read_bytes() == good
-    assert "is damaged" in caplog.text
 
 
 def test_what_a_template_rewrites_is_told_in_a_line(file, tmp_path, caplog):

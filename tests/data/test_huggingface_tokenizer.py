@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from flashtrain.data import huggingface_tokenizer as module
-from flashtrain.data.token_builder import open_or_build
+from flashtrain.data.token_cache import open_or_build
 from flashtrain.data.tokenizers import (
     BPETokenizer,
     ByteTokenizer,

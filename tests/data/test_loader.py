@@ -15,12 +15,11 @@ from flashtrain.data.packing import PackedSamples, Spans
 
 
 @pytest.fixture
-def make(tmp_path):
-    np.arange(321, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+def make():
     spans = Spans(np.array([0]), np.array([321]))
 
     def make(*, workers=0, seed=0, context=4, batch_size=2, accumulate=2):
-        samples = PackedSamples(tmp_path / "tokens.bin", "uint16", spans, context)
+        samples = PackedSamples(np.arange(321, dtype=np.uint16), spans, context)
         sampler = StepSampler(len(samples), batch_size=batch_size, total_steps=5, accumulate=accumulate, seed=seed)
         return ResumableLoader(samples, sampler, num_workers=workers)
 

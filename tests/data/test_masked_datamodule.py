@@ -43,22 +43,15 @@ def test_batches_are_full_rows_of_masked_paragraphs(make):
     batches = list(data.train_dataloader())
     assert len(batches) == 20
     assert all(batch["tokens"].shape == (1024,) for batch in batches)
-    fill, imbalance = data.evenness
-    assert fill == pytest.approx(sum(batch["real_tokens"] for batch in batches) / 20 / 1024)
-    assert fill > 0.98
-    assert imbalance == 1
+    assert sum(batch["real_tokens"] for batch in batches) / 20 / 1024 > 0.98
     assert data.vocab_size == 261
     assert all((batch["tokens"] == data.special.mask).any() for batch in batches)
 
 
-def test_of_padded_batches_the_fill_counts_the_padding_and_so_does_what_memory_is_estimated_for(make):
+def test_what_memory_is_estimated_for_holds_the_padding(make):
     data = make(layout="padded")
-    batches = list(data.train_dataloader())
-    fills = [batch["real_tokens"] / batch["tokens"].numel() for batch in batches]
-    assert data.evenness[0] == pytest.approx(sum(fills) / len(fills))
-    assert fills != [1.0] * len(fills)
-    largest = max(batch["tokens"].numel() for batch in batches)
-    assert largest <= 1.25 * 1024 * data.padding()
+    largest = max(batch["tokens"].numel() for batch in data.train_dataloader())
+    assert 1024 < largest <= 1.25 * 1024 * data.padding()
 
 
 def test_all_devices_together_read_each_sample_once_and_agree_on_the_step(make):

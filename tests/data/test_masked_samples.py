@@ -23,12 +23,9 @@ PIECES = Pieces(ENDS - LENGTHS, ENDS, np.array(DOCUMENTS))
 
 
 @pytest.fixture
-def make(tmp_path):
-    path = tmp_path / "tokens.bin"
-    TOKENS.tofile(path)
-
+def make():
     def samples(**options) -> MaskedSamples:
-        return MaskedSamples(path, "uint16", PIECES, SPECIAL, **{"budget": 64, **options})
+        return MaskedSamples(TOKENS, PIECES, SPECIAL, **{"budget": 64, **options})
 
     return samples
 

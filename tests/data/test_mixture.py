@@ -81,7 +81,7 @@ def test_validation_is_mixed_by_weight_and_apart_from_training(mixed):
     rows = [bool(one) for batch in data.val_dataloader() for one in letters(batch)]
     assert len(rows) == 6
     assert set(rows) == {True, False}
-    assert data.train_tokens + data.validation_tokens == sum(cache.meta.tokens for cache in data.cache.caches)
+    assert data.train_tokens + data.validation_tokens == sum(len(cache.tokens) for cache in data.cache.caches)
 
 
 def test_the_epochs_of_each_are_said(mixed):

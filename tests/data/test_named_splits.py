@@ -128,8 +128,10 @@ def test_tokens_of_a_test_are_not_trained_on_and_a_path_validates(tmp_path: Path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         np.save(tmp_path / f"{name}.npy", np.arange(begin, begin + 50, dtype="uint16"))
     for validation in (None, tmp_path / "other"):
-        source = TokenFiles(tmp_path if validation is None else tmp_path / "train.npy", validation=validation)
-        data = TextDataModule(source, TokenizerSpec("none", vocab_size=300), 16, 2, validation_fraction=0.4)
+        source = TokenFiles(tmp_path if validation is None else tmp_path / "train.npy")
+        apart = None if validation is None else TokenFiles(validation)
+        spec = TokenizerSpec("none", vocab_size=300)
+        data = TextDataModule(source, spec, 16, 2, validation_fraction=0.4, validation=apart)
         data.setup()
         assert data.train_tokens + data.validation_tokens == 100
         assert 100 not in data.cache.tokens[0:100]
@@ -169,5 +171,6 @@ def test_conversations_of_a_folder_train_validate_and_test_apart(chats: Path, tm
 def test_held_out_files_that_are_too_short_are_named(folder: Path) -> None:
     write(folder / "validation.jsonl", ["x"])
     data = TextDataModule(FilesSource(folder), "bytes", 64, 2)
-    with pytest.raises(UserError, match=r"2 tokens to validate on"):
-        data.setup()
+    data.setup()
+    with pytest.raises(UserError, match=r"2 tokens are fewer than the 65 .* context=64"):
+        data.val_dataloader()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtrain.data.packing import PackedSamples, Spans
+from flashtrain.data.token_cache import MappedTokens, TokenFile
 from flashtrain.errors import UserError
 
 
@@ -30,7 +31,8 @@ def packed(folder, lengths, context, document_mask=False, kept=None):
     path, spans = write_tokens(folder, lengths)
     if kept is not None:
         spans = Spans(spans.begins[kept], spans.ends[kept])
-    return PackedSamples(path, "uint16", spans, context, document_mask)
+    tokens = MappedTokens([TokenFile(path, "uint16", 0, sum(lengths))])
+    return PackedSamples(tokens, spans, context, document_mask)
 
 
 def naive(lengths, kept, context, document_mask):
@@ -88,9 +90,8 @@ def test_with_a_mask_a_document_that_ends_with_the_row_has_no_last_label(folder)
 
 
 def test_tokens_beyond_two_bytes_are_read(folder):
-    np.array([70_000, 1, 2], dtype=np.uint32).tofile(folder / "wide.bin")
     spans = Spans(np.array([0]), np.array([3]))
-    assert PackedSamples(folder / "wide.bin", "uint32", spans, 2)[[0]]["tokens"].tolist() == [[70_000, 1]]
+    assert PackedSamples(np.array([70_000, 1, 2], "uint32"), spans, 2)[[0]]["tokens"].tolist() == [[70_000, 1]]
 
 
 def test_it_travels_to_worker_processes_without_its_file(folder):
@@ -120,7 +121,8 @@ def test_tokens_past_two_thousand_million_are_found(tmp_path):
         file.seek(2 * where)
         file.write(np.arange(1, size + 2).astype("uint16").tobytes())
     begins, ends = np.array([0, where - 10]), np.array([where - 10, where + size + 1])
-    samples = PackedSamples(path, "uint16", Spans(begins, ends), size)
+    tokens = MappedTokens([TokenFile(path, "uint16", 0, where + size + 1)])
+    samples = PackedSamples(tokens, Spans(begins, ends), size)
     last = samples[[len(samples) - 1]]
     begin = (len(samples) - 1) * size
     assert begin > 2**32

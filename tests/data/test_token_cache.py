@@ -1,10 +1,12 @@
-"""The token file on disk: found again, told apart, checked, and never half there."""
+"""The token file on disk: found again, checked, written in little memory, and never half there."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,8 +16,8 @@ import numpy as np
 import pytest
 from tiny_runs import wait_for
 
-from flashtrain.data.token_builder import open_or_build
-from flashtrain.data.token_cache import DamagedCacheError, open_cache
+from flashtrain.data import token_cache
+from flashtrain.data.token_cache import MappedTokens, TokenFile, open_or_build
 from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
@@ -23,23 +25,22 @@ ROOT = Path(__file__).parents[2]
 BYTES = TokenizerSpec("bytes")
 
 
+def left_behind(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.suffix != ".lock"]
+
+
 def test_every_document_lies_between_its_offsets_closed_by_end_of_text(list_source, tmp_path):
-    cache = open_or_build(list_source(["ab", "", "c", "ü"]), BYTES, tmp_path)
-    assert cache.tokens.tolist() == [97, 98, 256, 99, 256, 0xC3, 0xBC, 256]
-    assert cache.offsets.tolist() == [0, 3, 5, 8]
-    assert (cache.tokens.dtype, cache.offsets.dtype) == (np.uint16, np.int64)
-    assert isinstance(cache.tokenizer, ByteTokenizer)
-
-
-def test_meta_tells_source_tokenizer_and_counts(list_source, tmp_path):
-    source = list_source(["ab", "ü"])
+    source = list_source(["ab", "", "c", "ü"])
     cache = open_or_build(source, BYTES, tmp_path)
+    assert cache.tokens[:].tolist() == [97, 98, 256, 99, 256, 0xC3, 0xBC, 256]
+    assert cache.offsets.tolist() == [0, 3, 5, 8]
+    assert (cache.tokens[:].dtype, cache.offsets.dtype, cache.documents) == (np.uint16, np.int64, 3)
+    assert isinstance(cache.tokenizer, ByteTokenizer)
     meta = json.loads((cache.folder / "meta.json").read_text())
     assert meta["source"] == "a list of texts"
     assert meta["source_fingerprint"] == source.fingerprint()
     assert meta["tokenizer_fingerprint"] == ByteTokenizer().fingerprint()
-    assert (meta["tokens"], meta["documents"], meta["text_bytes"], meta["dtype"]) == (6, 2, 4, "uint16")
-    assert meta["files"]["tokens.bin"]["bytes"] == 12
+    assert (meta["tokens"], meta["documents"], meta["text_bytes"], meta["dtype"]) == (8, 3, 5, "uint16")
     assert set(meta["files"]) == {"tokens.bin", "documents.npy", "tokenizer/tokenizer_config.json"}
 
 
@@ -49,15 +50,29 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(list_source, tmp_path):
         end_of_text = 69_999
 
     cache = open_or_build(list_source(["a"]), Wide(), tmp_path)
-    assert cache.tokens.dtype == np.uint32
-    assert cache.tokens.tolist() == [97, 69_999]
+    assert cache.tokens[:].dtype == np.uint32
+    assert cache.tokens[:].tolist() == [97, 69_999]
 
 
-def test_an_unchanged_source_is_read_once(list_source, tmp_path):
+def test_several_files_are_one_array_that_travels_without_them(tmp_path):
+    files = []
+    for number, (size, dtype) in enumerate([(3, "uint16"), (1, "int64"), (5000, "uint32")]):
+        np.arange(size, dtype=dtype).tofile(tmp_path / f"{number}.bin")
+        files.append(TokenFile(tmp_path / f"{number}.bin", dtype, 0, size))
+    tokens, whole = MappedTokens(files), np.concatenate([np.arange(3), [0], np.arange(5000)])
+    for begin, end in [(0, 3), (1, 4), (2, 9), (3, 4), (4, 5004), (0, 5004), (5003, 6000)]:
+        assert tokens[begin:end].tolist() == whole[begin:end].tolist()
+    sent = pickle.dumps(tokens)
+    assert len(sent) < 2000
+    assert np.array_equal(pickle.loads(sent), whole)
+
+
+def test_an_unchanged_source_is_read_once_and_lies_in_the_default_folder(list_source, cache_home):
     source = list_source(["text"])
-    first = open_or_build(source, BYTES, tmp_path)
-    second = open_or_build(list_source(["text"]), BYTES, tmp_path)
+    first = open_or_build(source, BYTES)
+    second = open_or_build(list_source(["text"]), BYTES)
     assert first.folder == second.folder
+    assert first.folder.parent == cache_home
     assert source.readings == 1
 
 
@@ -71,8 +86,8 @@ def test_a_changed_source_or_tokenizer_is_another_cache(list_source, tmp_path):
     assert len(folders) == 4
 
 
-def test_caches_live_in_the_default_folder_unless_told_otherwise(list_source, cache_home):
-    assert open_or_build(list_source(["text"]), BYTES).folder.parent == cache_home
+def test_a_cache_has_the_name_that_it_always_had(list_source, tmp_path):
+    assert open_or_build(list_source(["text"]), BYTES, tmp_path).folder.name == "bytes-497f6ab1e7b6"
 
 
 def shorten_tokens(folder):
@@ -89,26 +104,16 @@ def remove_meta(folder):
 
 
 @pytest.mark.parametrize("damage", [shorten_tokens, cut_meta, remove_meta])
-def test_a_damaged_cache_is_found_told_in_one_line_and_rebuilt(list_source, tmp_path, damage, caplog):
+def test_a_damaged_cache_is_rebuilt_with_one_line(list_source, tmp_path, damage, caplog):
     source = list_source(["some text", "more"])
     cache = open_or_build(source, BYTES, tmp_path)
-    before = cache.tokens.tolist()
+    before = cache.tokens[:].tolist()
     damage(cache.folder)
-    with pytest.raises(DamagedCacheError):
-        open_cache(cache.folder)
-    rebuilt = open_or_build(source, BYTES, tmp_path)
-    assert rebuilt.tokens.tolist() == before
+    assert open_or_build(source, BYTES, tmp_path).tokens[:].tolist() == before
     assert source.readings == 2
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert "is damaged" in warnings[0].getMessage()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [cache.folder.name, f"{cache.folder.name}.lock"]
-
-
-def test_an_empty_corpus_is_told_and_leaves_nothing(list_source, tmp_path):
-    with pytest.raises(UserError, match="a list of texts holds no text: the corpus is empty"):
-        open_or_build(list_source(["", ""]), BYTES, tmp_path)
-    assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == []
+    (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)
+    assert "is damaged" in warning.getMessage()
+    assert left_behind(tmp_path) == [cache.folder.name]
 
 
 def test_a_cache_folder_that_cannot_be_written_is_named(list_source, tmp_path):
@@ -117,15 +122,79 @@ def test_a_cache_folder_that_cannot_be_written_is_named(list_source, tmp_path):
         open_or_build(list_source(["a"]), BYTES, tmp_path / "file" / "below")
 
 
+# ------------------------------------------------------------------ writing
+
+
+def test_documents_are_read_in_groups_of_bounded_size_that_do_not_change_the_tokens(list_source, tmp_path, monkeypatch):
+    texts = [f"text {number}" for number in range(50)]
+    spec = TokenizerSpec("bpe", vocab_size=270)
+    at_once = open_or_build(list_source(texts), spec, tmp_path / "a")
+    monkeypatch.setattr(token_cache, "GROUP_CHARACTERS", 10)
+    in_groups = open_or_build(list_source(texts), spec, tmp_path / "b")
+    assert at_once.tokens[:].tolist() == in_groups.tokens[:].tolist()
+    assert at_once.offsets.tolist() == in_groups.offsets.tolist()
+    groups = list(token_cache._groups(["aaaa", "bbbb", "cccc", "", "d" * 30, "e"]))
+    assert groups == [["aaaa", "bbbb", "cccc"], ["d" * 30], ["e"]]
+    monkeypatch.setattr(token_cache, "GROUP_DOCUMENTS", 2)
+    assert list(token_cache._groups("abc")) == [["a", "b"], ["c"]]
+
+
+def test_a_build_that_fails_leaves_nothing_and_the_next_one_works(list_source, tmp_path):
+    class Failing(list_source):
+        error = None
+
+        def documents(self):
+            yield "fine"
+            if self.error:
+                raise self.error
+
+    source = Failing(["fine"])
+    for source.error, message in (
+        (UserError("line 2 is no text"), "line 2 is no text"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            f"cannot write .*{tmp_path}: No space left .*data.cache_dir",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_or_build(source, BYTES, tmp_path)
+        assert left_behind(tmp_path) == []
+    source.error = None
+    assert open_or_build(source, BYTES, tmp_path).documents == 1
+
+
+def test_a_corpus_that_is_empty_or_changes_while_it_is_read_leaves_nothing(list_source, tmp_path):
+    class Growing(list_source):
+        def documents(self):
+            self.texts.append("new")
+            yield "old"
+
+    for source, message in (
+        (list_source(["", ""]), "a list of texts holds no text: the corpus is empty"),
+        (Growing(["old"]), "changed while it was read"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_or_build(source, BYTES, tmp_path)
+        assert left_behind(tmp_path) == []
+
+
+def test_progress_is_logged(list_source, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(token_cache, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(token_cache, "GROUP_DOCUMENTS", 1)
+    with caplog.at_level(logging.INFO):
+        open_or_build(list_source(["x" * 100] * 2), BYTES, tmp_path)
+    for part in ("tokenizing a list of texts", "0.0 MB of text (50%)", "202 tokens of 2 documents"):
+        assert part in caplog.text
+
+
 SLOW_BUILD = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from flashtrain.data import token_builder
-from flashtrain.data.token_builder import open_or_build
+from flashtrain.data import token_cache
 from flashtrain.data.tokenizers import TokenizerSpec
 
-token_builder.GROUP_DOCUMENTS = 1
+token_cache.GROUP_DOCUMENTS = 1
 
 class SlowSource:
     def describe(self): return "slow"
@@ -138,7 +207,7 @@ class SlowSource:
             yield f"document {number}"
             time.sleep(0.05)
 
-print(open_or_build(SlowSource(), TokenizerSpec("bytes"), sys.argv[2]).tokens.sum())
+print(token_cache.open_or_build(SlowSource(), TokenizerSpec("bytes"), sys.argv[2]).tokens[:].sum())
 """
 
 
@@ -159,15 +228,15 @@ def test_two_processes_started_together_build_once(tmp_path):
 @pytest.mark.integration
 def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_path):
     process = start_slow_build(tmp_path, 10_000)
-    assert wait_for(lambda: list(tmp_path.glob("*.building-*/tokens.bin")))
+    assert wait_for(lambda: list(tmp_path.glob("*.building/tokens.bin")) and (tmp_path / "readings").exists())
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    assert list(tmp_path.glob("*.building-*"))
-    assert not list(tmp_path.glob("*/meta.json"))
+    assert list(tmp_path.glob("*.building"))
+    assert not [path for path in tmp_path.glob("*/meta.json") if path.parent.suffix != ".building"]
 
     second = start_slow_build(tmp_path, 3)
     output, errors = second.communicate()
     assert second.returncode == 0, errors
     assert int(output) > 0
-    assert not list(tmp_path.glob("*.building-*"))
+    assert not list(tmp_path.glob("*.building"))
     assert (tmp_path / "readings").read_text() == "xx"

@@ -104,7 +104,6 @@ def test_tokens_without_a_tokenizer_are_written_as_their_ids(tmp_path):
 
 
 def test_the_documents_of_a_large_file_are_noted_and_looked_at_anew_when_it_changes(tmp_path, monkeypatch, cache_home):
-    monkeypatch.setattr(token_files, "REMEMBERED_FROM", 1)
     monkeypatch.setattr(token_files, "AT_ONCE", 7)
     path = tmp_path / "a.npy"
     np.save(path, IDS.astype("uint16"))
@@ -114,7 +113,6 @@ def test_the_documents_of_a_large_file_are_noted_and_looked_at_anew_when_it_chan
     monkeypatch.setattr(token_files, "_ends", None)
     assert opened(path, end_of_text=0).offsets.tolist() == first
     monkeypatch.undo()
-    monkeypatch.setattr(token_files, "REMEMBERED_FROM", 1)
     np.save(path, np.zeros(3, "uint16"))
     assert opened(path, end_of_text=0).offsets.tolist() == [0, 1, 2, 3]
 

@@ -64,7 +64,7 @@ FIGURES = {
     "attention-runtime": "attention-paper-h200",
     "attention-shapes": "attention-anchors-h200",
     "context-efficiency": "context-two-gpus-h200",
-    "curriculum": "pathfinder-training-h200",
+    "curriculum": "pathfinder-original-training-h200",
     "documents": "long-document-h200",
     "lengths": "gpt2-long-h200",
     "lengths-positions": "gpt2-long-h200",

@@ -17,7 +17,7 @@ from tiny_runs import TINY, TinyRuns
 
 from flashtrain import registry
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
-from flashtrain.data.bpe import byte_level_without_merges
+from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import read_checkpoint
 
@@ -38,7 +38,7 @@ SIZES = {
 
 
 def save_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text(byte_level_without_merges().to_str())
+    (folder / "tokenizer.json").write_text(ByteTokenizer().library_form().to_str())
     told = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
 

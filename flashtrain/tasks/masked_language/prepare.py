@@ -116,14 +116,14 @@ def _found(
     """The part of the row that the training told. Losses in nats a label; tokens are real ones."""
     if task.tokens_done:
         throughput.flops_per_token = task.flops_done / task.tokens_done
-    measured, evenness = throughput.columns(), data.evenness
-    rate = measured["tokens_per_second"]
+    measured = throughput.columns()
+    rate, tokens = measured["tokens_per_second"], task.tokens_done * settings.trainer.ranks
     rows = None if rate is None else rate * task.sequences_done / task.tokens_done
     return {
         "token_budget": data.token_budget,
         "parameters": task.bert.parameter_count(),
         "steps": trainer.global_step,
-        "tokens": task.tokens_done * settings.trainer.ranks,
+        "tokens": tokens,
         "samples": task.sequences_done * settings.trainer.ranks,
         "epochs": round(data.epochs_seen, 3),
         "train_loss_first": task.first_loss,
@@ -133,8 +133,7 @@ def _found(
         "target_accuracy": settings.target_accuracy,
         "seconds_to_target": None if target is None or target.seconds is None else round(target.seconds, 1),
         "rows_per_second": rows,
-        "fill": None if evenness is None else round(evenness[0], 4),
-        "evenness": None if evenness is None else round(evenness[1], 4),
+        "fill": round(tokens / max(1, trainer.global_step * settings.trainer.tokens_per_step), 4),
         **measured,
     }
 

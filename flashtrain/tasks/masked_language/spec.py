@@ -152,11 +152,8 @@ class MaskedTask(Task):
         elif row["target_accuracy"] is not None:
             lines.append(f"target accuracy {row['target_accuracy']:g} was not reached in {row['steps']} steps")
         if row["tokens_per_second"] is not None:
-            full = (
-                "" if row["fill"] is None else f", rows {row['fill']:.1%} full, costliest {row['evenness']:.3f} of mean"
-            )
             rates = f"{row['tokens_per_second']:,.0f} real tokens/s, {row['rows_per_second']:,.1f} samples/s"
-            lines.append(f"{rates}{measured_words(row)}{full}")
+            lines.append(f"{rates}{measured_words(row)}, rows {row['fill']:.1%} full")
         say_finished(folder, *lines, f"{row['seconds']:.0f} s for the whole command")
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:

@@ -4,10 +4,9 @@ Published are, in percent, of FlashAttention (Dao et al. 2022, arXiv 2205.14135)
 (arXiv 2310.02980) their Transformer with rotary positions, pre-trained on the task's own inputs, and the same trained
 from scratch.
 
-The papers' Pathfinder images are the original program's (github.com/drewlinsley/pathfinder), to which images of
-pathfinder.drawing=original are equal. Those of drawing=smooth are not, and weights trained on them are at chance on
-the original ones: the papers' figures of Pathfinder, Path-X and Path-256 stand beside rows of original images only
-(`images` of a row).
+The papers' Pathfinder images are the original program's (github.com/drewlinsley/pathfinder), to which those drawn here
+are equal: the papers' figures of Pathfinder, Path-X and Path-256 stand beside rows of such images only (`images` of a
+row), and not beside those of a file that another program drew.
 """
 
 from __future__ import annotations
@@ -69,27 +68,21 @@ CHANCE = {
 # What the papers' tasks are: Pathfinder of hard contours at these sides, the others of these lengths.
 PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
 HARD = ("hard", str(CONTOURS["hard"]))
-# What a row of Pathfinder says under "images": the original program's, or equal to them (drawing=original), or our own
-# (drawing=smooth). Rows that say nothing are of our own.
-ORIGINAL, OWN = "original", "own"
-_OWN_IMAGES = (
-    "images drawn by flashtrain's own generator; not the task's original images, on which weights trained on these are "
-    "at chance"
-)
+ORIGINAL = "original"  # what a row of Pathfinder says under "images": the original program's, or equal to them
 LENGTHS = {"listops": listops.LONGEST, "text": REVIEW_LENGTH, "retrieval": PAPER_LENGTH, "image": image.SIDE**2}
 
 
 def task_of(row: Mapping[str, Any]) -> str:
     """The name of a row's task in these tables: Path-X and Path-256 are pathfinder at side 128 and 256.
 
-    A task that is not the papers' says in what, such as "listops, length 128" or "pathx, own images": no figure of
-    theirs goes by that name.
+    A task that is not the papers' says in what, such as "listops, length 128" or "pathx, blender images": no figure
+    of theirs goes by that name.
     """
     task = str(row["task"])
     if task == "pathfinder":
         side, contour = row.get("side"), row.get("contour")
-        if side in PATHFINDERS and contour in HARD and not row.get("drawn_as"):  # of before: drawn as another side's
-            images = str(row.get("images") or OWN)
+        if side in PATHFINDERS and contour in HARD:
+            images = row.get("images") or "unknown"
             return PATHFINDERS[side] if images == ORIGINAL else f"{PATHFINDERS[side]}, {images} images"
         return f"{task}, side {side}, {contour_words(contour or 'unknown')}"
     length = row.get("length")
@@ -99,8 +92,6 @@ def task_of(row: Mapping[str, Any]) -> str:
 def papers_task(task: str) -> str:
     """What the papers' task is, for a name of `task_of` that says it is another; "" for all other names."""
     kind, _, difference = task.partition(", ")
-    if difference == f"{OWN} images":
-        return _OWN_IMAGES
     if difference and kind in PATHFINDERS.values() and difference.endswith(" images"):
         return "the papers' task has the images of its original program"
     if difference and kind == "pathfinder":

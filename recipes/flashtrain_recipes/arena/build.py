@@ -21,9 +21,9 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
 from flashtrain_recipes.arena.image import GreyImages
 from flashtrain_recipes.arena.listops import COUNTS, ListOps
-from flashtrain_recipes.arena.pathfinder.drawing import varied
 from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
+from flashtrain_recipes.arena.pathfinder.variation import varied
 from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
 from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.text import ByteText, Retrieval
@@ -151,7 +151,6 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
         "stage": stage.number,
         "data": settings.sequence.data,
         "contour": settings.pathfinder.contour,
-        "drawing": settings.pathfinder.drawing,
         "shape": asdict(model.config),
         **({"sequence": _parts(settings.sequence)} if settings.sequence.data == "listops" else {}),
     }
@@ -183,7 +182,6 @@ def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> Seq
         asked.seed,
         counts={name: counts[name] for name in splits},
         contour=asked.contour,
-        drawing=asked.drawing,
         variation=asked.variation,
         workers=asked.workers,
         cache_dir=asked.cache_dir,

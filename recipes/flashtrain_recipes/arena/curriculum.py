@@ -197,8 +197,7 @@ def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: 
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
     write_result(folder / RESULT, settings.recipe, command, rows)
     if settings.sequence.data == "pathfinder" and rows:
-        drawn = None if settings.sequence.path else settings.pathfinder.drawing  # files do not say
-        curriculum_figure(rows, (folder / CURVE).with_suffix(".png"), drawing=drawn)
+        curriculum_figure(rows, (folder / CURVE).with_suffix(".png"))
 
 
 def _logged(stage: Stage, folder: Path) -> Settings:

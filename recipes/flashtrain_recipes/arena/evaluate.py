@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from hydra.core.override_parser.types import Override
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from flashtrain.announce import say
@@ -27,12 +29,10 @@ from flashtrain.report.rows import RESULT, Row, command_line, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Loaded
 from flashtrain.tasks.batching import compiles
-from flashtrain.training.hardware import Hardware, duration
-from flashtrain_recipes.arena.accuracy import ORIGINAL, OWN, accuracy_rows, accuracy_table, papers_task, task_of, wilson
+from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.arena.accuracy import ORIGINAL, accuracy_rows, accuracy_table, papers_task, task_of, wilson
 from flashtrain_recipes.arena.build import PARTS, classifier_config, make_sequence_source
 from flashtrain_recipes.arena.figures import answers_picture
-from flashtrain_recipes.arena.pathfinder.parameters import BOTH, DRAWINGS, SMOOTH
-from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL as DRAWN_ORIGINAL
 from flashtrain_recipes.arena.settings import IMAGES
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
@@ -43,13 +43,6 @@ _NAMES = {
     "pathfinder": ("apart", "joined"),
     "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
-# Images of drawing=original are those of the task's own program, pixel by pixel, from the same random numbers.
-_IMAGES_OF = {DRAWN_ORIGINAL: ORIGINAL, SMOOTH: OWN}
-DRAWN = {
-    DRAWN_ORIGINAL: ", drawn as the task's own program draws them",
-    SMOOTH: ", drawn by flashtrain's own generator",
-}
-_EVERY_SECONDS = 20.0  # between two lines that say how far it is
 
 
 class Answers(NamedTuple):
@@ -71,7 +64,6 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
     notes = read_notes(path)
     data = notes.get("data", "pathfinder")
     taken = {"sequence.data": data, "pathfinder.contour": notes.get("contour", "hard")}
-    taken["pathfinder.drawing"] = notes.get("drawing", SMOOTH)  # the only one when weights did not say which
     name, key = ("pathfinder.side", "side") if data in IMAGES else ("sequence.length", "length")
     taken |= {name: notes["shape"].get(key)} | {f"sequence.{one}": notes.get("sequence", {}).get(one) for one in PARTS}
     taken |= {} if "recipe" in given else {"recipe": notes.get("recipe", "pathx")}
@@ -94,85 +86,64 @@ def of_last_stage(settings: Settings) -> Settings:
 
 
 def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate or export. UserError: a mode that classifiers have not."""
-    if settings.mode == "evaluate":
-        rows = evaluate_classifier(settings, hardware)
-        return rows[0] if len(rows) == 1 else {"rows": rows}
-    return _export(settings)
+    """Evaluate or export."""
+    return evaluate_classifier(settings, hardware) if settings.mode == "evaluate" else _export(settings)
 
 
-def evaluate_classifier(settings: Settings, hardware: Hardware) -> list[Row]:
-    """Test accuracy with its 95% interval, on test samples of the settings' seed; the rows, and a picture of answers.
+def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
+    """Test accuracy with its 95% interval, on test samples of the settings' seed; a row, and a picture of answers.
 
     Weights of another side than pathfinder.side are carried to it, as a curriculum's next stage would start from them.
-    pathfinder.drawing=both: a row for each drawing, in one table and one file.
     """
     saved, folder = _saved(settings)
-    drawn = [settings]
-    if settings.pathfinder.drawing == BOTH:
-        drawn = [settings.having(pathfinder=replace(settings.pathfinder, drawing=name)) for name in DRAWINGS]
-    found = [(one, *_tested(one, hardware, saved)) for one in drawn]
-    target = make_unique(folder, "evaluate")
-    rows = [row for _, row, _ in found]
-    write_result(target / RESULT, settings.recipe, _command(settings), rows)
-    for one, row, given in found:
-        _say_tested(one, row, given, saved, target / (PICTURE if len(found) == 1 else f"{row['images']}-{PICTURE}"))
-    say(f"  rows: {target / RESULT}")
-    if len(rows) > 1 or any(other["implementation"].endswith("(paper)") for other in accuracy_rows(rows)):
-        accuracy_table(rows).print()
-    elif theirs := papers_task(task_of(rows[0])):
-        say(f"  {task_of(rows[0])}: not beside the papers' accuracies, since {theirs}")
-    return rows
-
-
-def _tested(settings: Settings, hardware: Hardware, saved: SavedClassifier) -> tuple[Row, Answers]:
-    """The row of one kind of samples."""
     source = make_sequence_source(settings, fixed=compiles(settings, hardware), splits=("test",))
     source.prepare()
     say(source.describe())
     model = _model(saved, settings, hardware, source)
     began = time.monotonic()
     found = answers(model, source, settings, hardware)
-    accuracy = found.correct / found.total
     low, high = wilson(found.correct, found.total)
-    image, read = settings.sequence.data == "pathfinder", settings.sequence.path is not None
-    return {
+    drawn = settings.sequence.data == "pathfinder" and settings.sequence.path is None
+    row: Row = {
         "implementation": "flashtrain",
         "task": settings.sequence.data,
-        "side": settings.pathfinder.side if image else None,
-        "contour": settings.pathfinder.contour if image else None,
-        **({"images": drawn_by(settings)} if image else {}),
+        **_images(settings),
         "length": source.shape.length,
-        "seed": settings.sequence.seed if read or not image else settings.pathfinder.seed,
+        "seed": settings.pathfinder.seed if drawn else settings.sequence.seed,
         "samples": found.total,
-        "accuracy": round(accuracy, 5),
+        "accuracy": round(found.correct / found.total, 5),
         "accuracy_low": round(low, 5),
         "accuracy_high": round(high, 5),
         "parameters": model.parameter_count(),
         "weights": saved.path.name,
         "seconds": round(time.monotonic() - began, 1),
-    }, found
-
-
-def _say_tested(settings: Settings, row: Row, found: Answers, saved: SavedClassifier, picture: Path) -> None:
-    """The row in a line, and its first samples' answers as a picture."""
-    drawn = settings.sequence.data == "pathfinder" and settings.sequence.path is None
+    }
+    target = make_unique(folder, "evaluate")
+    write_result(target / RESULT, settings.recipe, _command(settings), [row])
     say(
-        f"{saved.path}: accuracy {row['accuracy']:.2%} on {found.total:,} test samples of seed {row['seed']}"
-        f"{DRAWN[settings.pathfinder.drawing] if drawn else ''} "
-        f"(95% interval {row['accuracy_low']:.2%} to {row['accuracy_high']:.2%}), {row['seconds']:.0f} s"
+        f"{saved.path}: accuracy {row['accuracy']:.2%} on {found.total:,} test samples of seed {row['seed']} "
+        f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s"
     )
     if len(found.pixels):
         title = f"{task_of(row)}, seed {row['seed']}: {row['accuracy']:.2%} of {found.total:,} right"
-        names = _NAMES[settings.sequence.data]
+        names, picture = _NAMES[settings.sequence.data], target / PICTURE
         answers_picture(found.pixels, found.labels, found.logits, picture, names=names, title=title)
         say(f"  the first {len(found.pixels)} test images with the model's answers: {picture}")
+    say(f"  rows: {target / RESULT}")
+    if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
+        accuracy_table([row]).print()
+    elif theirs := papers_task(task_of(row)):
+        say(f"  {task_of(row)}: not beside the papers' accuracies, since {theirs}")
+    return row
 
 
-def drawn_by(settings: Settings) -> str:
-    """What the tables say of Pathfinder images: whose program drew them."""
-    asked = settings.sequence
-    return _IMAGES_OF[settings.pathfinder.drawing] if asked.path is None else asked.name or Path(asked.path).stem
+def _images(settings: Settings) -> Row:
+    """What the row says of Pathfinder's images: side, contour, and whose program drew them."""
+    images, asked = settings.pathfinder, settings.sequence
+    if asked.data != "pathfinder":
+        return {"side": None, "contour": None}
+    drawn_by = ORIGINAL if asked.path is None else asked.name or Path(asked.path).stem
+    return {"side": images.side, "contour": images.contour, "images": drawn_by}
 
 
 @torch.no_grad()
@@ -180,34 +151,22 @@ def answers(model: Classifier, source: SequenceSource, settings: Settings, hardw
     """What the model answers to the test samples, in evaluation mode, in the precision it is trained in here."""
     device = next(model.parameters()).device
     samples = source.split("test")
-    batch_size = settings.sequence.evaluation_batch or settings.sequence.batch
-    sampler = FixedSampler(len(samples), batch_size=batch_size)
+    sampler = FixedSampler(len(samples), batch_size=settings.sequence.evaluation_batch or settings.sequence.batch)
     dtype = autocast_dtype(hardware.precision)
-    shown = PREVIEW if source.shape.side is not None else 0
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
     correct = torch.zeros((), dtype=torch.int64, device=device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
-    began = said = time.monotonic()
-    count = 0
-    for loaded in evaluation_loader(samples, sampler):
-        batch = source.finish(_to(loaded, device))
+    console = Console(stderr=True)
+    loader = evaluation_loader(samples, sampler)
+    for loaded in track(loader, "evaluating", console=console, transient=True, disable=not console.is_terminal):
+        batch = source.finish({name: value.to(device) for name, value in loaded.items()})
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             logits = forward(batch["tokens"], batch.get("lengths"))
         correct += (logits.argmax(dim=1) == batch["labels"]).sum()
-        if count < shown:
+        if source.shape.side is not None and sum(map(len, (labels for _, labels, _ in kept))) < PREVIEW:
             kept.append((batch["tokens"].cpu(), batch["labels"].cpu(), logits.float().cpu()))
-        count += len(logits)
-        if time.monotonic() - said > _EVERY_SECONDS:
-            said = time.monotonic()
-            left = (said - began) / count * (len(samples) - count)
-            say(f"  {count:,} of {len(samples):,}: {int(correct) / count:.2%}, {duration(left)} left")
-    first = [torch.cat(parts)[:shown] for parts in zip(*kept, strict=True)] if kept else [torch.zeros(0, 0)] * 3
-    return Answers(int(correct), count, *first)
-
-
-def _to(batch: Any, device: torch.device) -> Any:
-    """A loader's batch on the device."""
-    return {name: value.to(device) for name, value in batch.items()}
+    first = [torch.cat(parts)[:PREVIEW] for parts in zip(*kept, strict=True)] if kept else [torch.zeros(0, 0)] * 3
+    return Answers(int(correct), len(samples), *first)
 
 
 def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:
@@ -266,7 +225,7 @@ def _command(settings: Settings) -> str:
         words += [f"sequence.{name}={_as_value(given)}" for name, given in of_files.items() if given is not None]
         words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
     elif settings.sequence.data == "pathfinder":
-        names = ("side", "contour", "drawing", "seed", "test_images")
+        names = ("side", "contour", "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
     return command_line(words)
 

@@ -60,12 +60,11 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
     return save(figure, Path(path))
 
 
-def curriculum_figure(rows: Rows, path: str | Path, *, drawing: str | None = None) -> Path:
+def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     """Held-out accuracy through all stages of a training, a line a stage with its contour above it, against time.
 
     rows: of a learning curve (side, contour, validation_accuracy; gpu_minutes, or minutes; piece and stage, where it
-    has them), in order; colour bands tell the sides. drawing: of the images (pathfinder.drawing), for the title.
-    Returns the path. UserError: other rows.
+    has them), in order; colour bands tell the sides. Returns the path. UserError: other rows.
     """
     time = "gpu_minutes" if values_of(rows, "gpu_minutes") else "minutes"
     missing = [key for key in (time, "side", "contour", "validation_accuracy") if not values_of(rows, key)]
@@ -107,9 +106,7 @@ def curriculum_figure(rows: Rows, path: str | Path, *, drawing: str | None = Non
     axis.set_xlim(0, max(1.01 * whole, 0.01))
     axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
     axis.set_ylabel("held-out accuracy, %")
-    drawn = "" if drawing is None else f"drawing={drawing}; "
-    explained = f"{drawn}numbers: dashes of the contours; red: 14, as the Arena's"
-    axis.set_title(explained, fontsize=8, loc="left")
+    axis.set_title("numbers: dashes of the contours; red: 14, as the Arena's", fontsize=8, loc="left")
     axis.grid(axis="y", color=_GRID, zorder=1)
     axis.spines[["top", "right"]].set_visible(False)
     return save(figure, Path(path))

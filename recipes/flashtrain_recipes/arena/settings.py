@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
 from flashtrain_recipes.arena.pathfinder.parameters import (
-    BOTH,
-    DRAWINGS,
     FEWEST_DASHES,
     MOST_DASHES,
-    ORIGINAL,
     SMALLEST_SIDE,
     dashes_in,
     of_side,
@@ -23,20 +20,17 @@ class PathfinderSettings:
     """side: of the square images; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes.
 
     contour: hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or a range such as 3-6, of
-    which every length has as many images. drawing: original (the images of the task's own program, pixel by pixel) or
-    smooth (of a generator of our own, as all images were before there was a choice: round ends, even brightness, no
-    halo, other curves); both in mode=evaluate, for a row each.
+    which every length has as many images.
     variation: how much the drawing of each training image is changed at random, from 0 (not at all) to 1
-    (drawing.py); images that are validated or tested on never are. seed: of the images; train, validation and test
+    (variation.py); images that are validated or tested on never are. seed: of the images; train, validation and test
     images are different ones.
-    train_images, validation_images, test_images: how many. workers: processes that generate (None: one a core).
+    train_images, validation_images, test_images: how many. workers: threads that generate (None: one a core).
     cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
     preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).
     """
 
     side: int = 32
     contour: str = "hard"
-    drawing: str = ORIGINAL
     variation: float = 0.0
     seed: int = 0
     train_images: int = 160_000
@@ -50,7 +44,6 @@ class PathfinderSettings:
         """Raise UserError for the first setting that cannot work."""
         at_least("pathfinder.side", self.side, SMALLEST_SIDE)
         of_side(self.side, self.contour)
-        one_of("pathfinder.drawing", self.drawing, (*DRAWINGS, BOTH))
         between("pathfinder.variation", self.variation, 0, 1)
         at_least("pathfinder.seed", self.seed, 0)
         for name in ("train_images", "validation_images", "test_images", "preview"):

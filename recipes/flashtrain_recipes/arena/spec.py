@@ -168,7 +168,7 @@ RULES = (
         "classifiers of sequence.data=pathfinder, and recipe=pathfinder-preview",
     ),
     Rule(
-        "pathfinder.drawing pathfinder.seed pathfinder.train_images pathfinder.validation_images "
+        "pathfinder.seed pathfinder.train_images pathfinder.validation_images "
         "pathfinder.test_images pathfinder.workers pathfinder.cache_dir",
         lambda settings: not _from_files(settings),
         "images that are drawn; those of sequence.path have sequence.seed, sequence.validation and sequence.test",

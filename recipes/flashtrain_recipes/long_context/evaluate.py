@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.data.packing import PackedSamples, Spans
-from flashtrain.data.token_cache import TokenCache
+from flashtrain.data.token_cache import OpenTokens
 from flashtrain.errors import UserError
 from flashtrain.files.disk import replacing
 from flashtrain.folders.run_folder import read_settings
@@ -46,7 +46,7 @@ class Windows:
         return len(np.unique(self.units))
 
 
-def held_out_windows(cache: TokenCache, held_out: Spans, *, window: int, most: int) -> Windows:
+def held_out_windows(cache: OpenTokens, held_out: Spans, *, window: int, most: int) -> Windows:
     """Up to `most` windows of `window` tokens (and a label) of the held-out documents.
 
     Each lies in one document, and windows do not overlap; documents take turns, so that few windows are of many
@@ -68,8 +68,8 @@ def held_out_windows(cache: TokenCache, held_out: Spans, *, window: int, most: i
     return Windows(torch.from_numpy(tokens), documents, "documents")
 
 
-def _across_documents(cache: TokenCache, held_out: Spans, window: int, most: int) -> Windows:
-    samples = PackedSamples(cache.tokens_path, cache.meta.dtype, held_out, window)
+def _across_documents(cache: OpenTokens, held_out: Spans, window: int, most: int) -> Windows:
+    samples = PackedSamples(cache.tokens, held_out, window)
     count = min(most, len(samples))
     batch = samples[range(count)]
     tokens = torch.cat((batch["tokens"], batch["labels"][:, -1:]), dim=1)

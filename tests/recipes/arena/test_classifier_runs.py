@@ -212,21 +212,6 @@ def test_a_run_and_its_exported_weights_have_one_accuracy_on_fresh_images(
     assert next(finished.glob("evaluate*/answers.png")).stat().st_size > 10_000
 
 
-def test_weights_are_tested_on_the_drawing_that_they_were_trained_on(tmp_path) -> None:
-    from_before = "recipes/results/pathx-h200.safetensors"  # weights of when there was one drawing, and no name for it
-    assert "drawing" not in read_notes(from_before)
-    config = ClassifierConfig(classes=2, length=784, embed=8, layers=1, heads=1, ffn=8, side=28, positions="axial")
-    state = Classifier(config, attention="sdpa").state_dict()
-    notes = {"task": "classification", "recipe": "pathx", "data": "pathfinder", "contour": "hard", "step": 1}
-    saved = SavedClassifier(config, state, {**notes, "drawing": "original"}, tmp_path)
-    since = write_classifier(saved, tmp_path / "since.safetensors")
-    for file, drawing in ((from_before, "smooth"), (since, "original")):
-        found = settings_from_checkpoint(["mode=evaluate", f"weights={file}"])
-        assert found.pathfinder.drawing == drawing
-        other = settings_from_checkpoint(["mode=evaluate", f"weights={file}", "pathfinder.drawing=smooth"])
-        assert other.pathfinder.drawing == "smooth"
-
-
 def test_what_weights_say_becomes_values_of_few_settings(tmp_path) -> None:
     config = ClassifierConfig(classes=10, length=32, embed=8, layers=1, heads=1, ffn=8, positions="rotary")
     state = Classifier(config, attention="sdpa").state_dict()
@@ -240,31 +225,12 @@ def test_what_weights_say_becomes_values_of_few_settings(tmp_path) -> None:
         settings_from_checkpoint(["mode=evaluate", f"weights={write_classifier(other, tmp_path / 'o.safetensors')}"])
 
 
-def test_both_drawings_are_tested_by_one_command_in_one_table(finished, capsys, caplog) -> None:
-    before = set(finished.glob("evaluate*"))
-    with caplog.at_level("INFO", logger="flashtrain"):
-        run_mode(settings_from_checkpoint(["mode=evaluate", f"checkpoint={finished}", "pathfinder.drawing=both"]))
-    (made,) = set(finished.glob("evaluate*")) - before
-    result = json.loads((made / "result.json").read_text())
-    assert [row["images"] for row in result["rows"]] == ["original", "own"]
-    assert "pathfinder.drawing=both" in result["command"]
-    assert {path.name for path in made.glob("*.png")} == {"original-answers.png", "own-answers.png"}
-    assert caplog.text.count("test samples of seed 0") == 2
-    assert capsys.readouterr().out.count("contours") >= 1  # the table
-
-
 def test_the_command_of_a_row_can_be_typed_again(tmp_path) -> None:
     name = "it's mine, brighter"
     words = ["recipe=pathx", "mode=evaluate", "weights=w.safetensors", f"sequence.path={tmp_path}/x.npz"]
     command = _command(compose_settings([*words, f"sequence.name={quoted(name)}"]))
     values = {override.key_or_group: override.value() for override in parse_overrides(shlex.split(command)[3:])}
     assert values["sequence.name"] == name
-
-
-def test_a_training_takes_one_drawing(curriculum: TinyRuns, capsys) -> None:
-    status, _ = curriculum.run("both", "pathfinder.drawing=both")
-    assert status == 2
-    assert "unknown pathfinder.drawing 'both'" in capsys.readouterr().err
 
 
 def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:

@@ -1,7 +1,7 @@
 """Pathfinder: are the two marked tips joined by one of the dashed curves? Images made from a seed, stored as strokes.
 
-`parameters` (PathfinderParameters, of_side), `store` (ensure, PathfinderImages), `records` (Strokes) and `drawing`
-(rasterise: strokes to grey pixels on any device; changes of training images). There are two drawings, each with its
-generator (`walk`, compiled by numba): `original`, a package of its own, and smooth, in the modules here. Importing them
-imports no numba: that happens where images are generated.
+Images are those of the task's own program (Linsley et al. 2018), made anew: equal to its pixels, given the same random
+numbers. `walk` (compiled by numba, with `walk_tables`) says where dashes lie, `windows` what a dash and a disc look
+like, `raster` draws whole images on any device. `store` (ensure, PathfinderImages) keeps sets of them; numba is
+imported where images are generated only.
 """

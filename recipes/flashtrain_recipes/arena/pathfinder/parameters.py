@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
-from flashtrain.errors import UserError, at_least, unknown
+from flashtrain.errors import at_least, unknown
 
 # Dashes of each of the two long curves: the more, the harder to follow from end to end.
 CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}
 FEWEST_DASHES, MOST_DASHES = 2, 20
-# Where dashes lie and how they are drawn: by the rules of the task's own program, or by ours, of before.
-ORIGINAL, SMOOTH = "original", "smooth"
-DRAWINGS = (ORIGINAL, SMOOTH)
-BOTH = "both"  # one after the other, where weights are evaluated
 SMALLEST_SIDE = 24
 
 
@@ -30,9 +25,9 @@ class PathfinderParameters:
     side: of the square image. padding: width of the frame that nothing may enter. seed_distance: between the first
     tips of the two long curves; the first one's is at least twice as far from every edge. marker_radius: of the disc
     on a tip. dash_length, thickness: of a dash. margins: the free space around a dash is one of these, drawn for each
-    image. continuity: the larger, the straighter the curves. distractors: short curves, at most so many. contrast:
-    brightness of a dash's middle, where a marker has 1, of drawing=smooth (original: arena_contrasts).
-    contour_dashes: of a long curve; distractor_dashes: of a short.
+    image. continuity: the larger, the straighter the curves. distractors: short curves, at most so many.
+    long_contrast, short_contrast: what dashes of the long curves and of the short ones are multiplied by; 1 is a
+    marker's. contour_dashes: of a long curve; distractor_dashes: of a short.
     """
 
     side: int
@@ -44,7 +39,8 @@ class PathfinderParameters:
     margins: tuple[int, ...]
     continuity: float
     distractors: int
-    contrast: float
+    long_contrast: float
+    short_contrast: float
     contour_dashes: int = CONTOURS["hard"]
     distractor_dashes: int = CONTOURS["hard"] // 3
 
@@ -53,63 +49,20 @@ class PathfinderParameters:
         """Dashes that an image has at most: two long curves and all distractors."""
         return 2 * self.contour_dashes + self.distractors * self.distractor_dashes
 
-    def check(self) -> None:
-        """Raise UserError for what cannot be drawn."""
-        at_least("side", self.side, SMALLEST_SIDE)
-        for name in ("padding", "seed_distance", "dash_length", "contour_dashes", "distractor_dashes"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("marker_radius", "thickness"):
-            at_least(name, getattr(self, name), 0.5)
-        at_least("distractors", self.distractors, 0)
-        if not self.margins or min(self.margins) < 1:
-            raise UserError(f"margins={list(self.margins)} must be one or more whole numbers from 1.")
-        if not 0 < self.contrast <= 1:
-            raise UserError(f"contrast={self.contrast:g} must be above 0 and at most 1.")
-        if not self.continuity > 0:
-            raise UserError(f"continuity={self.continuity:g} must be above 0.")
-        if self.side <= 4 * self.seed_distance:
-            raise UserError(
-                f"seed_distance={self.seed_distance} leaves no room: the first tip is twice as far from every edge, "
-                f"so side={self.side} allows at most {(self.side - 1) // 4}."
-            )
-        if self.most_dashes > 255:
-            raise UserError(f"{self.most_dashes} dashes an image are too many: at most 255 are stored.")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for a file's header."""
-        return {**asdict(self), "margins": list(self.margins)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> PathfinderParameters:
-        """The inverse of as_dict."""
-        return cls(**{**values, "margins": tuple(values["margins"])})
-
-
+# The Arena's settings (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py). Its snake_contrast_list is
+# the short curves' contrast, and times paddle_contrast_list the long ones'. At side 32 dashes are one fine pixel wide,
+# which leaves half of it.
 _ARENA = {
-    32: PathfinderParameters(32, 1, 7, 1.5, 2, 0.5, (1,), 1.0, 5, 0.75),
-    64: PathfinderParameters(64, 1, 12, 2.5, 5, 1.0, (1,), 1.8, 5, 0.8),
-    128: PathfinderParameters(128, 1, 20, 3.0, 5, 1.5, (2, 3), 1.8, 8, 0.9),
-    256: PathfinderParameters(256, 22, 27, 5.0, 5, 2.0, (3,), 1.8, 7, 1.0),
+    32: PathfinderParameters(32, 1, 7, 1.5, 2, 0.5, (1,), 1.0, 5, 1.5, 2.0),
+    64: PathfinderParameters(64, 1, 12, 2.5, 5, 1.0, (1,), 1.8, 5, 0.8, 0.8),
+    128: PathfinderParameters(128, 1, 20, 3.0, 5, 1.5, (2, 3), 1.8, 8, 0.9, 0.9),
+    256: PathfinderParameters(256, 22, 27, 5.0, 5, 2.0, (3,), 1.8, 7, 1.0, 1.0),
 }
 
 
-# The Arena's settings (google-research/long-range-arena, lra_benchmarks/data/pathfinder.py): snake_contrast_list, which
-# is the short curves' contrast, and times paddle_contrast_list the long ones'. 1 is a marker's; at side 32 dashes are
-# one fine pixel wide, which leaves half of it.
-_LONG_AND_SHORT = {32: (1.5, 2.0), 64: (0.8, 0.8), 128: (0.9, 0.9), 256: (1.0, 1.0)}
-
-
-def arena_contrasts(side: int) -> tuple[float, float]:
-    """Of drawing=original, what dashes of the long curves and of the short ones are multiplied by, as the Arena has it
-    at this side; between two of its sides in proportion to log2(side)."""
-    below, above, share = _neighbours(side)
-    pairs = zip(_LONG_AND_SHORT[below.side], _LONG_AND_SHORT[above.side], strict=True)
-    long, short = ((1 - share) * first + share * last for first, last in pairs)
-    return long, short
-
-
-def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParameters:
-    """The parameters of a side, checked; `changes` replaces single ones.
+def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
+    """The parameters of a side.
 
     32, 64, 128 and 256 are the Long Range Arena's. Between two of them, every figure lies between theirs in proportion
     to log2(side), rounded to what can be drawn (whole pixels; half ones for thickness and radius); the margins are
@@ -120,13 +73,7 @@ def of_side(side: int, contour: str = "hard", **changes: Any) -> PathfinderParam
     """
     dashes = dashes_in(contour)[-1]
     at_least("side", side, SMALLEST_SIDE)
-    found = replace(_sized(side), contour_dashes=dashes, distractor_dashes=max(1, dashes // 3))
-    unknown_names = sorted(set(changes) - set(found.as_dict()))
-    if unknown_names:
-        raise UserError(f"no Pathfinder parameter is called {unknown_names[0]}: {', '.join(found.as_dict())}.")
-    found = replace(found, **changes)
-    found.check()
-    return found
+    return replace(_sized(side), contour_dashes=dashes, distractor_dashes=max(1, dashes // 3))
 
 
 def contours_in(contour: str) -> list[str]:
@@ -138,10 +85,9 @@ def contours_in(contour: str) -> list[str]:
     return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
 
-def contour_words(contour: str, drawing: str = ORIGINAL) -> str:
-    """Such as "hard contours" or "contours of 3 to 6 dashes, smooth drawing"."""
-    words = f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
-    return words if drawing == ORIGINAL else f"{words}, {drawing} drawing"
+def contour_words(contour: str) -> str:
+    """Such as "hard contours" or "contours of 3 to 6 dashes"."""
+    return f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
 
 
 def dashes_in(contour: str) -> range:
@@ -157,9 +103,9 @@ def dashes_in(contour: str) -> range:
 
 
 def _sized(side: int) -> PathfinderParameters:
+    smallest, largest = min(_ARENA), max(_ARENA)
     if side in _ARENA:
         return _ARENA[side]
-    smallest, largest = min(_ARENA), max(_ARENA)
     if side < smallest or side > largest:
         nearest = _ARENA[smallest if side < smallest else largest]
         scale = side / nearest.side
@@ -169,7 +115,9 @@ def _sized(side: int) -> PathfinderParameters:
             padding=max(1, round(nearest.padding * scale)),
             seed_distance=min((side - 1) // 4, round(nearest.seed_distance * scale)),
         )
-    below, above, share = _neighbours(side)
+    below = _ARENA[max(known for known in _ARENA if known < side)]
+    above = _ARENA[min(known for known in _ARENA if known > side)]
+    share = math.log2(side / below.side)
 
     def between(name: str, step: float = 1.0) -> float:
         first, last = getattr(below, name), getattr(above, name)
@@ -185,13 +133,6 @@ def _sized(side: int) -> PathfinderParameters:
         margins=(below if share < 0.5 else above).margins,
         continuity=between("continuity", 0.1),
         distractors=int(between("distractors")),
-        contrast=between("contrast", 0.05),
+        long_contrast=(1 - share) * below.long_contrast + share * above.long_contrast,
+        short_contrast=(1 - share) * below.short_contrast + share * above.short_contrast,
     )
-
-
-def _neighbours(side: int) -> tuple[PathfinderParameters, PathfinderParameters, float]:
-    """The Arena's sides below and above, and how far this one is from the first to the second, by log2; a side outside
-    of them all, or one of them, is its own neighbour."""
-    low = max((known for known in _ARENA if known <= side), default=min(_ARENA))
-    high = min((known for known in _ARENA if known >= side), default=max(_ARENA))
-    return _ARENA[low], _ARENA[high], math.log2(side / low) if low < side < high else 0.0

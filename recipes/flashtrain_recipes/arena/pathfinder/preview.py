@@ -23,8 +23,8 @@ from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image
-from flashtrain_recipes.arena.pathfinder.drawing import rasterise
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
+from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.store import ensure
 
 IMAGES = 24  # where nothing says how many
@@ -49,13 +49,12 @@ def preview(
         asked.seed,
         _count(settings),
         contour=asked.contour,
-        drawing=asked.drawing,
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )
     strokes = images.strokes(slice(None)).to(hardware.kind)
-    drawn = rasterise(strokes, images.parameters, asked.drawing).cpu().numpy()
-    labels, contours = images.labels.tolist(), contour_words(asked.contour, asked.drawing)
+    drawn = rasterise(strokes, images.parameters).cpu().numpy()
+    labels, contours = images.labels.tolist(), contour_words(asked.contour)
     path = image_grid(
         drawn,
         [ANSWERS[label] for label in labels],
@@ -77,7 +76,7 @@ def preview_plan(settings: Settings, hardware: Hardware) -> str:
 
 def _describe(settings: Settings) -> str:
     asked = settings.pathfinder
-    what = f"side {asked.side}, {contour_words(asked.contour, asked.drawing)}, seed {asked.seed}"
+    what = f"side {asked.side}, {contour_words(asked.contour)}, seed {asked.seed}"
     return f"Pathfinder preview: {_count(settings)} images of {what}"
 
 

@@ -1,16 +1,16 @@
-"""Pathfinder images drawn smooth: from dashes to grey pixels, a batch at a time, on the device that the strokes are on.
+"""Drawing the images on any device, a batch at a time, all in whole numbers: equal to a pixel everywhere.
 
-A dash is drawn into a small window around it and the windows are put together by their maximum: 60 dashes of 11 x 11
-pixels are 130 times fewer distances than each pixel of a 128 x 128 image to each dash. A maximum does not depend on the
-order, so that the image is the same in every run, and shapes do not depend on the data: torch.compile takes all of it.
-The generator's small tables of shapes need the same coverage of pixels in plain NumPy.
+A shape is looked up in a table of windows, one for each margin and direction of a dash and for each place of a disc.
+Windows hold levels, numbers of the few brightnesses that a pixel may have in the order of their brightness, and are put
+together by their maximum. The last step, whole images scaled so that their extremes are 0 and 255, is a table too.
 
-Letters: B images, N dashes of an image, W width of a window, Q points a window has along each side (2 W).
+Letters: B images, N dashes of an image, W width of a window.
 """
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,96 +18,146 @@ from torch import Tensor
 
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 from flashtrain_recipes.arena.pathfinder.records import Strokes
+from flashtrain_recipes.arena.pathfinder.windows import dash_windows, disc_windows, half_window
 
-SUPERSAMPLING = 2
+# Pixels of windows at once: some hundred MB of temporary tensors, and enough work for a GPU.
+PIXELS_AT_ONCE = 8_000_000
 
 
-def capsule_coverage(tail: np.ndarray, head: np.ndarray, radius: float, reach: int) -> np.ndarray:
-    """Coverage in [0, 1] of the pixels around (0, 0) by all points within `radius` of the segment from tail to head.
+class DrawingTables(NamedTuple):
+    """On one device. dashes: (1 + 2 M D, W, W) int32 levels: nothing, then D directions of each of M margins as the
+    long curves have them, and all again as the short ones do; corners: (1 + 2 M D, 2) int64, (x, y), from a dash's tip
+    to its window's first pixel. discs: (C * C, V, V) int32 levels.
+    grey: (L, L) uint8, [an image's brightest level, level]. light: (L,) float32, each level's brightness."""
 
-    tail, head: (2,) as (x, y), in pixels. Returns (2 reach + 1, 2 reach + 1), [y, x], pixel (0, 0) in its middle.
-    A point of the finer grid counts in full inside the shape and fades over one step of that grid at its rim.
+    dashes: Tensor
+    corners: Tensor
+    discs: Tensor
+    grey: Tensor
+    light: Tensor
+
+    @property
+    def border(self) -> int:
+        """Pixels that windows reach beyond the image at most."""
+        return max(self.dashes.shape[-1], self.discs.shape[-1])
+
+
+def rasterise(strokes: Strokes, parameters: PathfinderParameters, brightness: Tensor | None = None) -> Tensor:
+    """(B, side, side) uint8, [row, column], on the strokes' device: the pixels that the task's own program draws.
+
+    brightness: (B, 2) float32, by how much brighter than they are the dashes of each image's long curves are, and those
+    of its short ones (None: as they are).
     """
-    fine = (np.arange((2 * reach + 1) * SUPERSAMPLING) + 0.5) / SUPERSAMPLING - 0.5 - reach
-    x, y = fine[None, :], fine[:, None]
-    along = head - tail
-    length_squared = float(along @ along)
-    share = ((x - tail[0]) * along[0] + (y - tail[1]) * along[1]) / (length_squared or 1.0)
-    share = np.clip(share, 0.0, 1.0)
-    distance = np.hypot(x - tail[0] - share * along[0], y - tail[1] - share * along[1])
-    points = np.clip((radius - distance) * SUPERSAMPLING + 0.5, 0.0, 1.0)
-    size = 2 * reach + 1
-    return points.reshape(size, SUPERSAMPLING, size, SUPERSAMPLING).mean(axis=(1, 3))
-
-
-# Points whose distances are held at once: some hundred MB of temporary tensors, and enough work for a GPU.
-POINTS_AT_ONCE = 16_000_000
-
-
-def rasterise(strokes: Strokes, parameters: PathfinderParameters) -> Tensor:
-    """(B, side, side) uint8, [row, column]: dashes at `contrast`, discs at 255, black ground.
-
-    Each shape's coverage is taken at 2 x 2 points of a pixel, where it fades over one step of that finer grid at the
-    rim, then averaged. A dash is brightened until its brightest pixel has the full contrast (a thin one covers no
-    pixel wholly). Equal on every device but for rounding, which may change a pixel by one grey level.
-    """
-    window = _window(parameters.dash_length / 2 + parameters.thickness / 2)
-    points = strokes.segments.shape[1] * (SUPERSAMPLING * window) ** 2
-    at_once = max(1, POINTS_AT_ONCE // points)
-    parts = [draw(strokes[start : start + at_once], parameters) for start in range(0, len(strokes), at_once)]
+    contrasts = parameters.long_contrast, parameters.short_contrast
+    if brightness is not None:
+        return _in_contrasts(strokes, parameters, brightness * brightness.new_tensor(contrasts))
+    side, device = parameters.side, strokes.windows.device
+    tables = drawing_tables(parameters, contrasts, device)
+    at_once = max(1, PIXELS_AT_ONCE // (strokes.windows.shape[1] * tables.dashes.shape[-1] ** 2))
+    parts = [draw(strokes[start : start + at_once], side, tables) for start in range(0, len(strokes), at_once)]
     if not parts:
-        side = parameters.side
-        return torch.zeros(0, side, side, dtype=torch.uint8, device=strokes.segments.device)
+        return torch.zeros(0, side, side, dtype=torch.uint8, device=device)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def draw(strokes: Strokes, parameters: PathfinderParameters) -> Tensor:
+def draw(strokes: Strokes, side: int, tables: DrawingTables) -> Tensor:
     """rasterise(), all images at once."""
-    images, dashes = strokes.segments.shape[:2]
-    device = strokes.segments.device
-    reach = parameters.dash_length / 2 + parameters.thickness / 2
-    border = max(_window(reach), _window(parameters.marker_radius))
-    width = parameters.side + 2 * border
-    canvas = torch.zeros(images, width * width, device=device)
+    levels = drawn_levels(strokes, side, tables)
+    brightest = levels.amax(dim=(1, 2), keepdim=True)
+    return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
 
-    tail, head = strokes.segments[..., :2], strokes.segments[..., 2:]
-    shapes, corner = _coverage(tail, head, parameters.thickness / 2, _window(reach))
-    brightest = shapes.amax(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
-    real = torch.arange(dashes, device=device) < strokes.count[:, None]
-    shapes = shapes / brightest * parameters.contrast * real[..., None, None]
-    _put(canvas, shapes, corner + border, width)
 
-    discs, corner = _coverage(
-        strokes.markers, strokes.markers, parameters.marker_radius, _window(parameters.marker_radius)
+def _in_contrasts(strokes: Strokes, parameters: PathfinderParameters, contrasts: Tensor) -> Tensor:
+    """rasterise(), each image in contrasts of its own: (B, 2) float32, of the long curves' dashes and the short."""
+    side, tables = parameters.side, drawing_tables(parameters, (1.0, 1.0), strokes.windows.device)
+    long = 2 * parameters.contour_dashes
+    of_long, of_short = contrasts[:, :, None, None].unbind(dim=1)
+    light = torch.maximum(
+        of_long * tables.light[drawn_levels(strokes, side, tables, slice(long), discs=False)],
+        of_short * tables.light[drawn_levels(strokes, side, tables, slice(long, None), discs=False)],
     )
-    _put(canvas, discs, corner + border, width)
-    inside = slice(border, border + parameters.side)
-    grey = canvas.view(images, width, width)[:, inside, inside]
-    return (grey * 255).round().to(torch.uint8)
+    light = torch.maximum(light, tables.light[drawn_levels(strokes, side, tables, slice(0))])
+    brightest = light.amax(dim=(1, 2), keepdim=True).clamp(min=1e-9)
+    return (light * (255 / brightest) + 0.5).to(torch.uint8)
 
 
-def _window(reach: float) -> int:
-    """Pixels along each side of a window around a shape that reaches so far from its middle."""
-    return 2 * math.ceil(reach + 1) + 1
+def drawn_levels(
+    strokes: Strokes, side: int, tables: DrawingTables, dashes: slice = slice(None), *, discs: bool = True
+) -> Tensor:
+    """(B, side, side) int32: each pixel's level, before the image is scaled. dashes, discs: what is drawn."""
+    images, border = len(strokes), tables.border
+    width = side + 2 * border
+    canvas = torch.zeros(images, width * width, dtype=torch.int32, device=strokes.windows.device)
+    windows = strokes.windows[:, dashes]
+    tips, shapes = windows[..., :2].long(), windows[..., 2].long()
+    _put(canvas, tables.dashes[shapes], tips + tables.corners[shapes] + border, width)
+    if discs:
+        tips = strokes.markers.long()
+        places, reach = round(len(tables.discs) ** 0.5), tables.discs.shape[-1] // 2
+        place = disc_place(tips, side, places)
+        _put(canvas, tables.discs[place[..., 1] * places + place[..., 0]], tips - reach + border, width)
+    inside = slice(border, border + side)
+    return canvas.view(images, width, width)[:, inside, inside]
 
 
-def _coverage(tail: Tensor, head: Tensor, radius: float, window: int) -> tuple[Tensor, Tensor]:
-    """Coverage (B, N, W, W), [y, x], of all within `radius` of the segments (B, N, 2), and the windows' corners.
+def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
+    """Which of the windows.disc_windows() a coordinate takes: its distance from the first edge, or from the last."""
+    middle = places // 2
+    return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
 
-    corner: (B, N, 2) int64, (x, y) of each window's first pixel.
+
+@lru_cache(maxsize=16)
+def drawing_tables(
+    parameters: PathfinderParameters, contrasts: tuple[float, float], device: torch.device
+) -> DrawingTables:
+    """The tables of images with these parameters and contrasts."""
+    windows, corners = [], []
+    for margin in parameters.margins:
+        half = half_window(parameters, margin)
+        drawn, first = _cropped(dash_windows(parameters, margin))
+        windows.append(drawn)
+        corners.append(first - half)
+    width = max(drawn.shape[-1] for drawn in windows)
+    padded = [np.pad(drawn, ((0, 0), *((0, width - drawn.shape[-1]),) * 2)) for drawn in windows]
+    dashes, nothing = np.concatenate(padded), np.zeros((1, width, width), dtype=np.int32)
+    discs = disc_windows(parameters.marker_radius)
+    brightness, (of_long, of_short), of_disc = _levels(contrasts)
+    scaled = brightness[None, :] * (255 / np.maximum(brightness[:, None], 1e-9))
+    tables = (
+        np.concatenate([nothing, of_long[dashes], of_short[dashes]]),
+        np.concatenate([np.zeros((1, 2), dtype=np.int64), *corners, *corners]),
+        of_disc[discs].reshape(-1, *discs.shape[-2:]),
+        np.floor(np.clip(scaled, 0, 255) + 0.5).astype(np.uint8),
+        brightness.astype(np.float32),
+    )
+    return DrawingTables(*(torch.from_numpy(table).to(device) for table in tables))
+
+
+def _levels(contrasts: tuple[float, float]) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Brightness (L,) of the levels, and the level (256,) int32 of a dash's byte, at each contrast, and of a disc's.
+
+    The program keeps dashes as 32-bit fractions, times the contrast, and discs as 64-bit ones. (A later version of it
+    keeps both in 32 bits, and a few pixels that lie at a half then round to the other side: one grey level.)
     """
-    corner = torch.floor((tail + head) / 2 + 0.5) - window // 2
-    fine = (torch.arange(SUPERSAMPLING * window, device=tail.device) + 0.5) / SUPERSAMPLING - 0.5
-    start, along = tail - corner, head - tail  # (B, N, 2)
-    length_squared = (along * along).sum(-1)[..., None, None].clamp(min=1e-6)
-    from_x = (fine - start[..., :1])[..., None, :]  # (B, N, 1, Q)
-    from_y = (fine - start[..., 1:])[..., None]  # (B, N, Q, 1)
-    along_x, along_y = along[..., :1, None], along[..., 1:, None]
-    share = ((from_x * along_x + from_y * along_y) / length_squared).clamp(0, 1)  # (B, N, Q, Q)
-    distance = ((from_x - share * along_x).square() + (from_y - share * along_y).square()).sqrt()
-    points = ((radius - distance) * SUPERSAMPLING + 0.5).clamp(0, 1)
-    blocks = points.unflatten(-1, (window, SUPERSAMPLING)).unflatten(-3, (window, SUPERSAMPLING))
-    return blocks.mean(dim=(-3, -1)), corner.long()
+    fractions = np.arange(256) / 255
+    dashes = [(fractions * contrast).astype(np.float32).astype(np.float64) for contrast in contrasts]
+    brightness = np.unique(np.concatenate([*dashes, fractions]))
+    *of_dashes, of_disc = (np.searchsorted(brightness, of).astype(np.int32) for of in (*dashes, fractions))
+    return brightness, of_dashes, of_disc
+
+
+def _cropped(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Windows (D, w, w) cut to the smallest width W that holds each, and (D, 2) what was cut off before, (x, y)."""
+    firsts, widths = [], []
+    for axis in (1, 2):  # the axis that is summed over: columns remain, then rows
+        seen = windows.max(axis=axis) > 0
+        first = seen.argmax(axis=1)
+        firsts.append(first)
+        widths.append(windows.shape[1] - seen[:, ::-1].argmax(axis=1) - first)
+    width = int(max(map(np.max, widths)))
+    padded = np.pad(windows, ((0, 0), (0, width), (0, width)))
+    cut = [window[y : y + width, x : x + width] for window, x, y in zip(padded, *firsts, strict=True)]
+    return np.stack(cut), np.stack(firsts, axis=1)
 
 
 def _put(canvas: Tensor, shapes: Tensor, corner: Tensor, width: int) -> None:

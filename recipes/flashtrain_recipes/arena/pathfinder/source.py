@@ -11,17 +11,11 @@ import torch
 from torch import Tensor
 
 from flashtrain.data.sequences import SequenceBatch, SequenceShape
-from flashtrain.errors import one_of
-from flashtrain_recipes.arena.pathfinder.drawing import rasterise, varied_brightness
-from flashtrain_recipes.arena.pathfinder.parameters import (
-    DRAWINGS,
-    ORIGINAL,
-    contour_words,
-    contours_in,
-    of_side,
-)
+from flashtrain_recipes.arena.pathfinder.parameters import contour_words, contours_in, of_side
+from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.records import Strokes, together
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
+from flashtrain_recipes.arena.pathfinder.variation import varied_brightness
 
 
 class _Undrawn(TypedDict):
@@ -29,7 +23,7 @@ class _Undrawn(TypedDict):
 
 
 class StrokeBatch(_Undrawn, total=False):
-    """What a loader hands over: images that are not drawn yet. brightness: as drawing.rasterise has it, of images for
+    """What a loader hands over: images that are not drawn yet. brightness: as raster.rasterise has it, of images for
     training."""
 
     brightness: Tensor
@@ -39,7 +33,7 @@ class StrokeSamples:
     """The images of one or several stored sets by number (what flashtrain.data.loader calls Samples).
 
     Of several sets the numbers go round, so that any run of them has as many of each; the first sets may have one more.
-    variation: of the brightness of their dashes (drawing.varied_brightness); 0: none.
+    variation: of the brightness of their dashes (variation.varied_brightness); 0: none.
     """
 
     def __init__(self, *sets: PathfinderImages, variation: float = 0.0) -> None:
@@ -55,7 +49,7 @@ class StrokeSamples:
         numbers = np.asarray(samples, dtype=np.int64)
         batch = StrokeBatch(strokes=self._strokes(numbers))
         if self.variation:
-            batch["brightness"] = varied_brightness(self.variation, self.sets[0].header.seed, numbers)
+            batch["brightness"] = varied_brightness(self.variation, self.sets[0].stream.seed, numbers)
         return batch
 
     def _strokes(self, numbers: np.ndarray) -> Strokes:
@@ -68,8 +62,8 @@ class StrokeSamples:
 
 
 class Pathfinder:
-    """side, contour, drawing, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split.
-    variation: of the brightness of training images' dashes, of drawing=original.
+    """side, contour, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split. variation: of the
+    brightness of training images' dashes.
 
     Images are made once and kept as strokes of about 200 bytes; a batch is drawn after it has reached the device.
     """
@@ -81,16 +75,13 @@ class Pathfinder:
         *,
         counts: Mapping[str, int],
         contour: str = "hard",
-        drawing: str = ORIGINAL,
         variation: float = 0.0,
         workers: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        one_of("pathfinder.drawing", drawing, DRAWINGS)
         self.parameters = of_side(side, contour)
-        self.side, self.seed, self.contour, self.drawing = side, seed, contour, drawing
-        self.variation = variation if drawing == ORIGINAL else 0.0
-        self.counts = dict(counts)
+        self.side, self.seed, self.contour = side, seed, contour
+        self.variation, self.counts = variation, dict(counts)
         self.workers, self.cache_dir = workers, cache_dir
 
     @property
@@ -99,8 +90,7 @@ class Pathfinder:
 
     def describe(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-        what = contour_words(self.contour, self.drawing)
-        return f"Pathfinder-{self.side}, {what}, seed {self.seed}: {counts} images"
+        return f"Pathfinder-{self.side}, {contour_words(self.contour)}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
         """Generate what is missing of every split."""
@@ -117,7 +107,6 @@ class Pathfinder:
                 len(range(place, count, len(contours))),
                 split=name,
                 contour=contour,
-                drawing=self.drawing,
                 workers=self.workers,
                 cache_dir=self.cache_dir,
             )
@@ -129,5 +118,5 @@ class Pathfinder:
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
         """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
         brightness = batch.get("brightness")
-        pixels: Tensor = rasterise(batch["strokes"], self.parameters, self.drawing, brightness)
+        pixels: Tensor = rasterise(batch["strokes"], self.parameters, brightness)
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["strokes"].labels)

@@ -14,51 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flashtrain.errors import UserError, at_least, one_of
+from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir, only_writer
-from flashtrain_recipes.arena.pathfinder.original.windows import DEGREES, directions
-from flashtrain_recipes.arena.pathfinder.parameters import (
-    DRAWINGS,
-    ORIGINAL,
-    PathfinderParameters,
-    contours_in,
-    of_side,
-)
-from flashtrain_recipes.arena.pathfinder.records import (
-    GENERATOR_VERSIONS,
-    HEADER_BYTES,
-    Header,
-    Strokes,
-    read_header,
-    record_type,
-    sound,
-)
-from flashtrain_recipes.arena.pathfinder.tables import unit_vectors
+from flashtrain_recipes.arena.pathfinder.generate import HEADER_BYTES, VERSION, ImageStream, grow_file
+from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters, contours_in, of_side
+from flashtrain_recipes.arena.pathfinder.records import Strokes, record_type, sound
+from flashtrain_recipes.arena.pathfinder.windows import directions
 
 SPLITS = ("train", "validation", "test")
 
 
 class PathfinderImages:
-    """A stored set, or its first `count` images.
+    """The first `count` images of a stored set, all that are whole if None.
 
     Raises UserError where it holds fewer than `count` whole images.
     """
 
-    def __init__(self, path: str | os.PathLike[str], count: int | None = None) -> None:
-        self.path = Path(path)
-        self.header = read_header(self.path)
-        self._records, whole = _read(self.path, self.header)
+    def __init__(self, path: Path, stream: ImageStream, count: int | None = None) -> None:
+        self.path, self.stream, self.parameters = path, stream, stream.parameters
+        records, whole = _read(path, self.parameters)
         if count is not None and whole < count:
-            raise UserError(f"{self.path} holds {whole:,} whole images, not {count:,}.")
-        self._records = self._records[: whole if count is None else count]
-
-    @property
-    def drawing(self) -> str:
-        return self.header.drawing
-
-    @property
-    def parameters(self) -> PathfinderParameters:
-        return self.header.parameters
+            raise UserError(f"{path} holds {whole:,} whole images, not {count:,}.")
+        self._records = records[: whole if count is None else count]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -76,7 +53,7 @@ class PathfinderImages:
     def strokes(self, indices: Sequence[int] | np.ndarray | Tensor | slice) -> Strokes:
         """The images of these numbers, in this order."""
         chosen = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
-        return strokes_of(np.array(self._records[chosen]), self.parameters, self.drawing)
+        return strokes_of(np.array(self._records[chosen]), self.parameters)
 
 
 def ensure(
@@ -86,26 +63,24 @@ def ensure(
     *,
     split: str = "train",
     contour: str = "hard",
-    drawing: str = ORIGINAL,
     workers: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PathfinderImages:
     """The first `count` images of a set, after generating those that its file does not hold yet.
 
-    The same (side, contour, drawing, seed, split) has the same images everywhere, whatever `count` and `workers`;
-    splits share none. Processes that ask at one time generate once, the others wait. workers: None is one a core.
+    The same (side, contour, seed, split) has the same images everywhere, whatever `count` and `workers`; splits share
+    none. Processes that ask at one time generate once, the others wait. workers: threads, None is one a core.
     cache_dir: where sets are kept, FLASHTRAIN_CACHE by default.
     Raises UserError: wrong settings, no numba where images are missing, a folder that cannot be written.
     """
-    one_of("split", split, SPLITS)
-    one_of("drawing", drawing, DRAWINGS)
-    at_least("seed", seed, 0)
-    at_least("count", count, 1)
-    header = Header(of_side(side, contour), seed, split, drawing)
-    path = set_path(side, seed, split=split, contour=contour, drawing=drawing, cache_dir=cache_dir)
-    if _whole(path) < count:
-        _generate(path, header, count, workers)
-    return PathfinderImages(path, count)
+    stream = ImageStream(of_side(side, contour), seed, split)
+    path = set_path(side, seed, split=split, contour=contour, cache_dir=cache_dir)
+    if _whole(path, stream.parameters) < count:
+        with only_writer(path, "pathfinder.cache_dir"):
+            have = _whole(path, stream.parameters)
+            if have < count:
+                grow_file(path, stream, have, count, workers)
+    return PathfinderImages(path, stream, count)
 
 
 def set_path(
@@ -114,7 +89,6 @@ def set_path(
     *,
     split: str = "train",
     contour: str = "hard",
-    drawing: str = ORIGINAL,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Where the file of a set lies, whether or not it exists yet."""
@@ -122,55 +96,29 @@ def set_path(
     if more:
         raise UserError(f"contour={contour} is of several sets of images: here it takes one length.")
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{GENERATOR_VERSIONS[drawing]}.bin"
+    return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"
 
 
-def strokes_of(records: np.ndarray, parameters: PathfinderParameters, drawing: str) -> Strokes:
+def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:
     """The records' images as tensors."""
-    count = records["count"].astype(np.int64)
-    places = _of_windows if drawing == ORIGINAL else _of_heads
-    segments, windows, tips = places(records, parameters)
-    past = np.arange(segments.shape[1]) >= count[:, None]
-    segments[past], windows[past] = 0, 0
+    tips, shapes = records["heads"].astype(np.int32), records["angles"].astype(np.int32)
+    # The table of windows: an empty one, each margin's directions, and all of them again at the short curves' contrast.
+    before = np.cumsum([1, *(len(directions(parameters, margin)) for margin in parameters.margins)])
+    shapes += before[np.searchsorted(parameters.margins, records["margin"])][:, None]
+    shapes[:, 2 * parameters.contour_dashes :] += before[-1] - 1
+    windows = np.concatenate([tips, shapes[..., None]], axis=-1, dtype=np.int32)
+    windows[np.arange(windows.shape[1]) >= records["count"].astype(np.int64)[:, None]] = 0
+    # A curve's first dash starts from its tail, every other from its head: the marked tips are where dashes start.
     image, dashes = np.arange(len(records)), parameters.contour_dashes
     start, label = records["start"].astype(np.int64), records["label"].astype(np.int64)
     end = np.where(label == 1, start, 1 - start)  # the curve whose last tip is marked
-    first, last = start * dashes, end * dashes + dashes - 1
-    markers = np.stack([tips[0][image, first], tips[1][image, last]], axis=1)
-    return Strokes(*(torch.from_numpy(values) for values in (segments, windows, count, markers, label)))
+    markers = np.stack([tips[image, start * dashes], tips[image, end * dashes + dashes - 1]], axis=1)
+    return Strokes(*(torch.from_numpy(values) for values in (windows, markers, label)))
 
 
-Places = tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]  # segments, windows, (tails, heads)
-
-
-def _of_heads(records: np.ndarray, parameters: PathfinderParameters) -> Places:
-    """Of drawing=smooth, where a dash is a head and an angle."""
-    heads = records["heads"].astype(np.float32)
-    tails = heads - parameters.dash_length * unit_vectors(records["angles"].astype(np.float64)).astype(np.float32)
-    windows = np.zeros((*heads.shape[:2], 3), dtype=np.int32)
-    return np.concatenate([tails, heads], axis=-1), windows, (tails, heads)
-
-
-def _of_windows(records: np.ndarray, parameters: PathfinderParameters) -> Places:
-    """Of drawing=original, where a dash is the tip that it is drawn from and one of its margin's directions."""
-    tips, numbers = records["heads"].astype(np.float32), records["angles"].astype(np.int64)
-    tables = [directions(parameters, margin) for margin in parameters.margins]
-    before = np.cumsum([1, *map(len, tables)])  # window 0 is empty
-    margin = np.searchsorted(parameters.margins, records["margin"])
-    angles = np.concatenate([np.zeros(1), *tables])[before[margin][:, None] + numbers]
-    along = parameters.dash_length * np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
-    begins = (numbers < DEGREES)[..., None]
-    tails, heads = np.where(begins, tips, tips - along), np.where(begins, tips + along, tips)
-    shapes = before[margin][:, None] + numbers
-    # The same windows stand in the table again, at the short curves' contrast.
-    shapes[:, 2 * parameters.contour_dashes :] += before[-1] - 1
-    windows = np.concatenate([tips, shapes[..., None]], axis=-1).astype(np.int32)
-    return np.concatenate([tails, heads], axis=-1), windows, (tails, heads)
-
-
-def _read(path: Path, header: Header) -> tuple[np.ndarray, int]:
+def _read(path: Path, parameters: PathfinderParameters) -> tuple[np.ndarray, int]:
     """The file's records, mapped, and how many of them are whole, from the first."""
-    kind = record_type(header.parameters)
+    kind = record_type(parameters)
     count = max(0, path.stat().st_size - HEADER_BYTES) // kind.itemsize
     if not count:
         return np.zeros(0, dtype=kind), 0
@@ -178,18 +126,6 @@ def _read(path: Path, header: Header) -> tuple[np.ndarray, int]:
     return records, sound(records)
 
 
-def _whole(path: Path) -> int:
+def _whole(path: Path, parameters: PathfinderParameters) -> int:
     """How many whole images the file holds; 0 where there is none."""
-    if not path.exists() or path.stat().st_size < HEADER_BYTES:
-        return 0
-    return _read(path, read_header(path))[1]
-
-
-def _generate(path: Path, header: Header, count: int, workers: int | None) -> None:
-    # the generator, which a stored set does not need
-    from flashtrain_recipes.arena.pathfinder.generate import grow_file
-
-    with only_writer(path, "pathfinder.cache_dir"):
-        have = _whole(path)
-        if have < count:
-            grow_file(path, header, have, count, workers)
+    return _read(path, parameters)[1] if path.exists() else 0

@@ -1,13 +1,10 @@
-"""The random walks of drawing=smooth, compiled by numba, and the random numbers of both drawings' walks.
+"""The random walks of the task's own program, compiled by numba: the same dashes from the same random numbers.
 
-Two long curves of dashes grow in turn, then short ones fill the room that is left. A curve never enters the margin of
-another dash. Where one of the two long curves cannot grow, both begin anew: what images look like depends on that.
+Two long curves of dashes grow in turn, then short ones fill the room that is left. Where one of the two long curves
+cannot grow, both begin anew: what images look like depends on that. Its oddities are kept, each named where it is:
+curves and their last dashes may touch and cross.
 
-An image depends on its key and its number alone: nothing is carried from one image to the next. Masks hold 0 (free) to
-255 (occupied). Two masks are kept while the long curves grow, each without the last dash of the curve that it blocks:
-consecutive dashes of a curve may touch one another's margin.
-
-Random numbers are SplitMix64 (Steele, Lea, Flood 2014), a stream for each image of each key.
+An image depends on its key and its number alone. Masks hold 0 (free) to 255 (occupied).
 """
 
 from __future__ import annotations
@@ -15,237 +12,311 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from flashtrain_recipes.arena.pathfinder.tables import DEGREES, FULL
+from flashtrain_recipes.arena.pathfinder.random_numbers import begun, below, uniform
+from flashtrain_recipes.arena.pathfinder.walk_tables import FULL
+from flashtrain_recipes.arena.pathfinder.windows import DEGREES
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-@njit(cache=True, inline="always")
-def _mixed(value):
-    """Its output function: a bijection of 64-bit words that looks random."""
-    value = (value ^ (value >> np.uint64(30))) * _MIX_1
-    value = (value ^ (value >> np.uint64(27))) * _MIX_2
-    return value ^ (value >> np.uint64(31))
-
-
-@njit(cache=True, inline="always")
-def begun(key, number):
-    """The state (1,) uint64 of stream `number` of `key`, at its beginning."""
-    state = np.zeros(1, dtype=np.uint64)
-    state[0] = _mixed(key ^ _mixed(np.uint64(number) + _GAMMA))
-    return state
-
-
-@njit(cache=True, inline="always")
-def uniform(state):
-    """A float64 in [0, 1); the state is moved on."""
-    state[0] += _GAMMA
-    return (_mixed(state[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
-
-
-@njit(cache=True, inline="always")
-def below(state, count):
-    """A whole number in [0, count)."""
-    return int(uniform(state) * count)
-
-
-# A dash must not enter occupied pixels by more than antialiased rims: mask + dash stays below 1.8 of full.
-COLLISION = int(1.8 * FULL)
 TRIES_A_DASH = 3
 TRIES_A_TIP = 3
 TRIES_A_DISTRACTOR = 5
 LEAST_FREE = 0.01
+LEAST_TOTAL = 1e-4  # of all next heads' weights together
+OCCUPIED = 77  # a mask from 0.3 on keeps a curve from beginning there
 # The hardest of the Arena's sides, 64, needs a few thousand; beyond this the curves cannot be made to fit.
 MOST_ATTEMPTS = 1_000_000
 
 
+@njit(cache=True, inline="always")
+def _at(tables, y, x):
+    return (y + tables.border) * tables.stride + x + tables.border
+
+
+@njit(cache=True, inline="always")
+def _inside(side, y, x):
+    return 0 <= y < side and 0 <= x < side
+
+
+@njit(cache=True, inline="always")
+def _moved(y, x, step):
+    return int(np.ceil(y + step[0])), int(np.ceil(x + step[1]))
+
+
 @njit(cache=True)
-def _fits(mask, tables, head, direction):
-    """Whether the dash that ends in `head` stays out of what is occupied."""
+def _occupy(mask, tables, y, x, direction):
+    at = _at(tables, y, x)
     for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
-        if int(mask[head + tables.dash_pixels[place]]) + int(tables.dash_values[place]) >= COLLISION:
+        pixel = at + tables.dash_pixels[place]
+        mask[pixel] = max(mask[pixel], tables.dash_values[place] & tables.inside[pixel])
+
+
+@njit(cache=True)
+def _clear(mask, tables, y, x, direction):
+    """Undo _occupy, where all else on the mask is cleared too: the pixels are the empty frame's again."""
+    at = _at(tables, y, x)
+    for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
+        pixel = at + tables.dash_pixels[place]
+        mask[pixel] = tables.frame[pixel]
+
+
+@njit(cache=True)
+def _fits(mask, tables, y, x, direction):
+    at = _at(tables, y, x)
+    for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
+        if tables.dash_values[place] >= tables.limits[mask[at + tables.dash_pixels[place]]]:
             return False
     return True
 
 
 @njit(cache=True)
-def _occupy(mask, tables, head, direction):
-    for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
-        at = head + tables.dash_pixels[place]
-        mask[at] = max(mask[at], tables.dash_values[place])
-
-
-@njit(cache=True)
-def _clear(mask, tables, head, direction):
-    """Undo _occupy, where all else on the mask is cleared too: the pixels are the empty frame's again."""
-    for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
-        at = head + tables.dash_pixels[place]
-        mask[at] = tables.frame[at]
-
-
-@njit(cache=True)
-def _next_dash(mask, tables, head, direction, state, cumulative):
-    """The dash after the one that ends in `head`, as (head, direction); (-1, -1) where none is possible."""
-    pivot = head + tables.ahead[direction]
+def _next_dash(mask, tables, side, pivot, direction, state, cumulative):
+    """The dash after the one at `pivot` as (its pivot's y, x, its head's y, x, direction); direction -1: impossible."""
+    pivot_y, pivot_x = _moved(pivot[0], pivot[1], tables.ahead[direction])
     total = 0.0
-    count = tables.follower_count[direction]
+    count = len(tables.ring)
     for number in range(count):
-        candidate = pivot + tables.ring[tables.followers[direction, number]]
-        highest = np.uint8(0)
-        for step in tables.disc:
-            highest = max(highest, mask[candidate + step])
-            if highest == FULL:
-                break
-        total += tables.follower_weights[direction, number] * ((FULL - int(highest)) / FULL)
+        weight = tables.weights[direction, number]
+        y, x = pivot_y + tables.ring[number, 0], pivot_x + tables.ring[number, 1]
+        if weight > 0.0 and _inside(side, y, x):
+            candidate = _at(tables, y, x)
+            highest = np.uint8(0)
+            for step in tables.disc:
+                highest = max(highest, mask[candidate + step])
+                if highest == FULL:
+                    break
+            total += weight * tables.open_share[highest]
         cumulative[number] = total
-    if total <= 0.0:
-        return -1, -1
+    if total < LEAST_TOTAL:
+        return 0, 0, 0, 0, -1
     for _ in range(TRIES_A_DASH):
-        wanted = uniform(state) * total
+        wanted = uniform(state)
         number = 0
-        while number < count - 1 and cumulative[number] <= wanted:
+        while number < count - 1 and cumulative[number] / total <= wanted:
             number += 1
-        follower = tables.followers[direction, number]
-        found, turned = pivot + tables.ring[follower], DEGREES + follower
-        if _fits(mask, tables, found, turned):
-            return found, turned
-    return -1, -1
+        y, x = pivot_y + tables.ring[number, 0], pivot_x + tables.ring[number, 1]
+        if _fits(mask, tables, y, x, DEGREES + number):
+            return pivot_y, pivot_x, y, x, DEGREES + number
+    return 0, 0, 0, 0, -1
 
 
 @njit(cache=True)
-def _grow_pair(parameters, tables, state, heads, directions, masks, cumulative):
-    """Two long curves, one attempt. heads, directions: (2, dashes), filled; masks (2, ...): the empty frame at first.
+def _in_bounds(tables, side, y, x, degree):
+    """Whether a first dash's head and pivot lie in the image."""
+    y, x = _moved(y, x, tables.to_head[degree])
+    if not _inside(side, y, x):
+        return False
+    y, x = _moved(y, x, tables.to_pivot[degree])
+    return _inside(side, y, x)
 
-    Returns how many dashes of each curve were placed, as (first, second): all, where it succeeded.
-    """
-    side, seed_distance, dashes = parameters[0], parameters[1], parameters[2]
-    near, room = 2 * seed_distance, side - 4 * seed_distance
-    for attempt in range(TRIES_A_TIP):
-        x, y = near + below(state, room), near + below(state, room)
-        first_tail = (y + tables.border) * tables.stride + x + tables.border
-        directions[0, 0] = below(state, DEGREES)
-        heads[0, 0] = first_tail + tables.first_step[directions[0, 0]]
-        if _fits(tables.frame, tables, heads[0, 0], directions[0, 0]):
+
+@njit(cache=True)
+def _begin(tables, y, x, degree, tips, directions, pivot):
+    tips[0, 0], tips[0, 1] = y, x
+    directions[0] = degree
+    y, x = _moved(y, x, tables.to_head[degree])
+    pivot[0], pivot[1] = _moved(y, x, tables.to_pivot[degree])
+
+
+@njit(cache=True)
+def _first_tips(parameters, tables, state, tips, directions, pivots):
+    """The long curves' first dashes; whether they succeeded. What the first one occupies keeps twice the seed distance
+    from every edge; the second's tip lies around the first's, wherever its dash may then lie."""
+    side, seed_distance, padding = parameters[0], parameters[1], parameters[5]
+    near = max(2 * seed_distance, padding)
+    found = False
+    for _ in range(TRIES_A_TIP):
+        degree = (180 + below(state, DEGREES)) % DEGREES
+        if not tables.possible[degree]:
+            return False
+        lowest_y, highest_y, lowest_x, highest_x = 0, 0, 0, 0
+        for place in range(tables.run_start[degree], tables.run_start[degree + 1]):
+            y, x, length = tables.runs[place, 0], tables.runs[place, 1], tables.runs[place, 2]
+            first = place == tables.run_start[degree]
+            lowest_y, highest_y = y if first else min(lowest_y, y), y if first else max(highest_y, y)
+            lowest_x = x if first else min(lowest_x, x)
+            highest_x = x + length - 1 if first else max(highest_x, x + length - 1)
+        # Places at the image's edge, from where all of it lies outside, are not asked for: seed_distance is larger.
+        height, width = side - 2 * near - (highest_y - lowest_y), side - 2 * near - (highest_x - lowest_x)
+        if height <= 0 or width <= 0:
+            return False
+        chosen = below(state, height * width)
+        y, x = near - lowest_y + chosen // width, near - lowest_x + chosen % width
+        if _in_bounds(tables, side, y, x, degree):
+            _begin(tables, y, x, degree, tips[0], directions[0], pivots[0])
+            found = True
             break
-        if attempt == TRIES_A_TIP - 1:
-            return 0, 0
-    around = below(state, DEGREES)
-    directions[1, 0] = below(state, DEGREES)
-    angle = around * (2.0 * np.pi / DEGREES)
-    x += int(np.rint(seed_distance * np.cos(angle)))
-    y += int(np.rint(seed_distance * np.sin(angle)))
-    heads[1, 0] = (y + tables.border) * tables.stride + x + tables.border + tables.first_step[directions[1, 0]]
-    if not _fits(tables.frame, tables, heads[1, 0], directions[1, 0]):
+    if not found:
+        return False
+    for _ in range(TRIES_A_TIP):
+        degree = (180 + below(state, DEGREES)) % DEGREES
+        around = below(state, DEGREES) * np.pi / 180
+        y = int(np.rint(tips[0, 0, 0] + seed_distance * np.sin(around)))
+        x = int(np.rint(tips[0, 0, 1] + seed_distance * np.cos(around)))
+        if _in_bounds(tables, side, y, x, degree):
+            _begin(tables, y, x, degree, tips[1], directions[1], pivots[1])
+            return True
+    return False
+
+
+@njit(cache=True)
+def _grow_pair(parameters, tables, state, tips, directions, mask, cumulative):
+    """Two long curves, one attempt, on one mask that lacks the last dash of each: they may touch and cross there.
+
+    tips (2, dashes, 2), directions (2, dashes): filled; mask: the empty frame at first. Returns how many dashes of each
+    curve were placed, as (first, second): all, where it succeeded.
+    """
+    side, dashes = parameters[0], parameters[2]
+    pivots = np.zeros((2, 2), dtype=np.int64)
+    if not _first_tips(parameters, tables, state, tips, directions, pivots):
         return 0, 0
-    for curve in range(2):  # each blocks the other
-        _occupy(masks[1 - curve], tables, heads[curve, 0], directions[curve, 0])
     for dash in range(1, dashes):
         for curve in range(2):
-            head, direction = _next_dash(
-                masks[curve], tables, heads[curve, dash - 1], directions[curve, dash - 1], state, cumulative
-            )
-            if head < 0:
+            last = directions[curve, dash - 1]
+            pivot_y, pivot_x, y, x, direction = _next_dash(mask, tables, side, pivots[curve], last, state, cumulative)
+            if direction < 0:
                 return dash + curve, dash
-            heads[curve, dash], directions[curve, dash] = head, direction
-            _occupy(masks[curve], tables, heads[curve, dash - 1], directions[curve, dash - 1])
-            _occupy(masks[1 - curve], tables, head, direction)
+            _occupy(mask, tables, tips[curve, dash - 1, 0], tips[curve, dash - 1, 1], last)
+            pivots[curve, 0], pivots[curve, 1] = pivot_y, pivot_x
+            tips[curve, dash, 0], tips[curve, dash, 1], directions[curve, dash] = y, x, direction
     return dashes, dashes
 
 
 @njit(cache=True)
-def _grow_short(mask, trial, parameters, tables, state, heads, directions, cumulative):
-    """A distractor, one attempt, its dashes into heads, directions (dashes,). trial: room for a copy of the mask."""
+def _free_run(mask, side, tables, free):
+    """Fills free (as mask, int16) with how many free pixels follow to the right, itself included; outside of the image
+    all are free. Returns how many of the image are."""
+    stride, border, count = tables.stride, tables.border, 0
+    for row in range(len(mask) // stride):
+        run = stride  # as free as can be asked for
+        for column in range(stride - 1, -1, -1):
+            at = row * stride + column
+            run = 0 if mask[at] >= OCCUPIED else run + 1
+            free[at] = min(run, 255)
+            if run > 0 and _inside(side, row - border, column - border):
+                count += 1
+    return count
+
+
+@njit(cache=True)
+def _fitting(side, tables, free, degree, y, fits):
+    """Fills fits (side,) with whether a first dash from (y, x) touches nothing occupied; returns of how many x."""
+    fits[:] = True
+    for place in range(tables.run_start[degree], tables.run_start[degree + 1]):
+        start = _at(tables, y + tables.runs[place, 0], tables.runs[place, 1])
+        length = np.int16(tables.runs[place, 2])
+        row = free[start : start + side]
+        for x in range(side):  # one run at a time, all x: the compiler takes many of them at once
+            fits[x] &= row[x] >= length
+    return fits.sum()
+
+
+@njit(cache=True)
+def _choose_free(side, tables, free, degree, state):
+    """A tail at random, (y, x), of all whose dash touches nothing occupied; (-1, -1) where there is none."""
+    fits = np.empty(side, dtype=np.bool_)
+    counts = np.empty(side, dtype=np.int64)
+    for y in range(side):
+        counts[y] = _fitting(side, tables, free, degree, y, fits)
+    total = counts.sum()
+    if total == 0:
+        return -1, -1
+    chosen, y = below(state, total), 0
+    while chosen >= counts[y]:
+        chosen -= counts[y]
+        y += 1
+    _fitting(side, tables, free, degree, y, fits)
+    return y, np.flatnonzero(fits)[chosen]
+
+
+@njit(cache=True)
+def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, cumulative):
+    """A distractor, one attempt, its dashes into tips, directions (dashes, ...). trial: room for a copy of the mask;
+    free: _free_run's of the mask."""
     side, dashes = parameters[0], parameters[4]
-    at = 0
-    while True:  # at least LEAST_FREE of the image is free
-        x, y = below(state, side), below(state, side)
-        at = (y + tables.border) * tables.stride + x + tables.border
-        if mask[at] == 0:
+    pivot = np.zeros(2, dtype=np.int64)
+    found = False
+    for _ in range(TRIES_A_TIP):
+        degree = (180 + below(state, DEGREES)) % DEGREES
+        if not tables.possible[degree]:
+            return False
+        y, x = _choose_free(side, tables, free, degree, state)
+        if y < 0:
+            return False
+        if _in_bounds(tables, side, y, x, degree):
+            _begin(tables, y, x, degree, tips, directions, pivot)
+            found = True
             break
-    directions[0] = below(state, DEGREES)
-    heads[0] = at + tables.first_step[directions[0]]
-    if not _fits(mask, tables, heads[0], directions[0]):
+    if not found:
         return False
     trial[:] = mask
     for dash in range(1, dashes):
-        head, direction = _next_dash(trial, tables, heads[dash - 1], directions[dash - 1], state, cumulative)
-        if head < 0:
+        last = directions[dash - 1]
+        pivot_y, pivot_x, y, x, direction = _next_dash(trial, tables, side, pivot, last, state, cumulative)
+        if direction < 0:
             return False
-        _occupy(trial, tables, heads[dash - 1], directions[dash - 1])
-        heads[dash], directions[dash] = head, direction
+        _occupy(trial, tables, tips[dash - 1, 0], tips[dash - 1, 1], last)
+        pivot[0], pivot[1] = pivot_y, pivot_x
+        tips[dash, 0], tips[dash, 1], directions[dash] = y, x, direction
     return True
 
 
-@njit(cache=True)
-def _free_share(mask, side, tables):
-    free = 0
-    for y in range(side):
-        row = (y + tables.border) * tables.stride + tables.border
-        for x in range(side):
-            free += mask[row + x] == 0
-    return free / (side * side)
-
-
-@njit(cache=True)
-def grow_images(key, first, parameters, margin_tables, out_heads, out_angles, out_facts):
+@njit(cache=True, nogil=True)
+def grow_images(key, first, parameters, margin_tables, out_tips, out_directions, out_facts):
     """Images number `first`, `first` + 1, ... of the stream `key`, as many as the outputs have rows.
 
-    parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of a distractor).
-    margin_tables: WalkTables of every margin that an image may have. out_heads: (n, N, 2), the dashes' heads as (x, y);
-    out_angles: (n, N) uint16, their angle codes. out_facts: (n, 5) int64: dashes, label, the curve whose first tip is
+    parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of a distractor, padding).
+    margin_tables: WalkTables of every margin that an image may have. out_tips: (n, N, 2), where each dash's window
+    lies, as (x, y); out_directions: (n, N) uint16. out_facts: (n, 5) int64: dashes, label, the curve whose first tip is
     marked, which margin, attempts (0: none succeeded, and nothing was made from there on).
     """
-    side, _, dashes, distractors, short = parameters
-    for image in range(len(out_heads)):
+    side, _, dashes, distractors, short, _ = parameters
+    for image in range(len(out_tips)):
         state = begun(key, first + image)
-        label, start = below(state, 2), below(state, 2)
-        chosen = below(state, len(margin_tables))
+        label = below(state, 2)
+        chosen = below(state, len(margin_tables)) if len(margin_tables) > 1 else 0
         tables = margin_tables[chosen]
-        cumulative = np.zeros(tables.followers.shape[1])
-        heads = np.zeros((2, dashes), dtype=np.int64)
+        cumulative = np.zeros(len(tables.ring))
+        tips = np.zeros((2, dashes, 2), dtype=np.int64)
         directions = np.zeros((2, dashes), dtype=np.int64)
-        masks = np.empty((2, len(tables.frame)), dtype=np.uint8)
-        masks[0], masks[1] = tables.frame, tables.frame
+        mask = tables.frame.copy()
         attempts, succeeded = 0, False
         while attempts < MOST_ATTEMPTS and not succeeded:
             attempts += 1
-            placed = _grow_pair(parameters, tables, state, heads, directions, masks, cumulative)
+            placed = _grow_pair(parameters, tables, state, tips, directions, mask, cumulative)
             succeeded = placed[0] == dashes and placed[1] == dashes
             if not succeeded:
                 for curve in range(2):
                     for dash in range(placed[curve]):
-                        for blocked in range(2):
-                            _clear(masks[blocked], tables, heads[curve, dash], directions[curve, dash])
-        out_facts[image, 0] = 0
-        out_facts[image, 1], out_facts[image, 2], out_facts[image, 3] = label, start, chosen
+                        _clear(mask, tables, tips[curve, dash, 0], tips[curve, dash, 1], directions[curve, dash])
+        out_facts[image, 1], out_facts[image, 3] = label, chosen
         out_facts[image, 4] = attempts if succeeded else 0
         if not succeeded:
             return  # the next image would not fit either
         count = 0
         for curve in range(2):
             for dash in range(dashes):
-                _put(out_heads[image], out_angles[image], count, heads[curve, dash], directions[curve, dash], tables)
+                _put(out_tips[image], out_directions[image], count, tips[curve, dash], directions[curve, dash])
                 count += 1
-        mask = masks[0]  # all but the last dash of the first curve
-        _occupy(mask, tables, heads[0, dashes - 1], directions[0, dashes - 1])
-        trial = masks[1]
+        # Of the last dashes, only the second curve's keeps the distractors away.
+        _occupy(mask, tables, tips[1, dashes - 1, 0], tips[1, dashes - 1, 1], directions[1, dashes - 1])
+        trial, free = mask.copy(), np.zeros(len(mask), dtype=np.int16)
+        share = _free_run(mask, side, tables, free) / (side * side)
         for _ in range(distractors):
-            if _free_share(mask, side, tables) < LEAST_FREE:
-                break
             for _ in range(TRIES_A_DISTRACTOR):
-                if _grow_short(mask, trial, parameters, tables, state, heads[0], directions[0], cumulative):
+                if share < LEAST_FREE:
+                    below(state, DEGREES)  # the program chooses a direction before it looks
+                    continue
+                if _grow_short(mask, trial, free, parameters, tables, state, tips[0], directions[0], cumulative):
                     for dash in range(short):
-                        _occupy(mask, tables, heads[0, dash], directions[0, dash])
-                        _put(out_heads[image], out_angles[image], count, heads[0, dash], directions[0, dash], tables)
+                        _occupy(mask, tables, tips[0, dash, 0], tips[0, dash, 1], directions[0, dash])
+                        _put(out_tips[image], out_directions[image], count, tips[0, dash], directions[0, dash])
                         count += 1
+                    share = _free_run(mask, side, tables, free) / (side * side)
                     break
         out_facts[image, 0] = count
+        out_facts[image, 2] = below(state, 2)
 
 
 @njit(cache=True)
-def _put(heads, angles, number, head, direction, tables):
-    heads[number, 0] = head % tables.stride - tables.border
-    heads[number, 1] = head // tables.stride - tables.border
-    angles[number] = tables.angle_codes[direction]
+def _put(tips, directions, number, tip, direction):
+    tips[number, 0], tips[number, 1] = tip[1], tip[0]
+    directions[number] = direction

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 from image_sets import ImagesOf
 
-from flashtrain_recipes.arena.pathfinder.parameters import SMOOTH
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
 
 
 @pytest.fixture(scope="session")
 def images_of(tmp_path_factory: pytest.TempPathFactory) -> ImagesOf:
-    """images_of(side, contour, count, drawing): the first images of seed 7; drawing: smooth if not said."""
+    """images_of(side, contour, count): the first images of seed 7."""
     folder: Path = tmp_path_factory.mktemp("pathfinder")
 
-    def make(side: int, contour: str, count: int, drawing: str = SMOOTH) -> PathfinderImages:
-        return ensure(side, 7, count, contour=contour, drawing=drawing, workers=1, cache_dir=folder)
+    def make(side: int, contour: str, count: int) -> PathfinderImages:
+        return ensure(side, 7, count, contour=contour, workers=1, cache_dir=folder)
 
     return make
 

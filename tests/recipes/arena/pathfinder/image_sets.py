@@ -6,6 +6,6 @@ from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
 
 
 class ImagesOf(Protocol):
-    """(side, contour, count, drawing) -> the first images of seed 7."""
+    """(side, contour, count) -> the first images of seed 7."""
 
-    def __call__(self, side: int, contour: str, count: int, drawing: str = ...) -> PathfinderImages: ...
+    def __call__(self, side: int, contour: str, count: int) -> PathfinderImages: ...

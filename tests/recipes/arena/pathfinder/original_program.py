@@ -85,11 +85,10 @@ def picture(
     markers: list[Place],
     parameters: PathfinderParameters,
     margin: int,
-    contrasts: tuple[float, float],
 ) -> np.ndarray:
-    """(side, side) uint8 of dashes, each where it starts and its angle, and of markers. contrasts: of the dashes of the
-    two long curves, which come first, and of the others."""
-    size = parameters.side
+    """(side, side) uint8 of dashes, each where it starts and its angle, and of markers. The dashes of the two long
+    curves come first."""
+    size, contrasts = parameters.side, (parameters.long_contrast, parameters.short_contrast)
     shapes = [
         dash(size, start, angle, parameters, margin, contrasts[number >= 2 * parameters.contour_dashes])[0]
         for number, (start, angle) in enumerate(dashes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.pathfinder.drawing import rasterise
+from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.pathfinder.store import ensure
 
@@ -22,7 +22,7 @@ def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> No
     for row, (contour, number) in enumerate([("4", 2), ("3", 0), ("3", 1), ("4", 0), ("5", 0), ("4", 1)]):
         alone = ensure(32, 7, number + 1, contour=contour, workers=1, cache_dir=tmp_path)
         strokes = alone.strokes([number])
-        assert torch.equal(drawn["tokens"][row], rasterise(strokes, alone.parameters, alone.drawing).flatten())
+        assert torch.equal(drawn["tokens"][row], rasterise(strokes, alone.parameters).flatten())
         assert drawn["labels"][row] == strokes.labels[0]
     assert "contours of 3 to 5 dashes" in source.describe()
 

@@ -1,123 +1,155 @@
-"""drawing=smooth: the same grey pixels as a slow and plain drawing, on any device, in any portion."""
+"""The pixels of the task's own program, each of them, on any device."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
+import original_program as program
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from image_sets import ImagesOf
 
 from flashtrain_recipes.arena.pathfinder import raster
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters, of_side
-from flashtrain_recipes.arena.pathfinder.raster import draw, rasterise
+from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.records import Strokes
-
-
-def plain_drawing(strokes: Strokes, image: int, parameters: PathfinderParameters) -> np.ndarray:
-    """One image, float64 (side, side) in 0..255: every shape on the whole square, one after the other."""
-    fine = (np.arange(2 * parameters.side) + 0.5) / 2 - 0.5
-    x, y = np.meshgrid(fine, fine)
-
-    def shape(tail: np.ndarray, head: np.ndarray, radius: float) -> np.ndarray:
-        along = head - tail
-        share = ((x - tail[0]) * along[0] + (y - tail[1]) * along[1]) / max(along @ along, 1e-6)
-        share = share.clip(0, 1)
-        distance = np.hypot(x - tail[0] - share * along[0], y - tail[1] - share * along[1])
-        points = ((radius - distance) * 2 + 0.5).clip(0, 1)
-        return points.reshape(parameters.side, 2, parameters.side, 2).mean(axis=(1, 3))
-
-    canvas = np.zeros((parameters.side, parameters.side))
-    for segment in strokes.segments[image, : int(strokes.count[image])].double().numpy():
-        dash = shape(segment[:2], segment[2:], parameters.thickness / 2)
-        canvas = np.maximum(canvas, dash / dash.max() * parameters.contrast)
-    for marker in strokes.markers[image].double().numpy():
-        canvas = np.maximum(canvas, shape(marker, marker, parameters.marker_radius))
-    return canvas * 255
-
-
-@settings(max_examples=30, derandomize=True)
-@given(
-    side=st.integers(24, 80),
-    dashes=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 6.3)), min_size=1, max_size=5),
-    discs=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
+from flashtrain_recipes.arena.pathfinder.windows import (
+    DEGREES,
+    dash_windows,
+    directions,
+    disc_windows,
+    half_window,
+    mask_windows,
+    turned_back,
 )
-def test_dashes_and_discs_anywhere_agree_with_a_plain_drawing(
-    side: int, dashes: list[tuple[float, float, float]], discs: list[float]
-) -> None:
+
+SIDES = (24, 32, 40, 64, 96, 128, 160, 256, 320)
+
+
+def drawn_angles(parameters: PathfinderParameters, margin: int) -> np.ndarray:
+    """Of each direction, the angle that its dash is drawn in: a curve's first forwards, every other backwards."""
+    angles = directions(parameters, margin)
+    return np.concatenate([angles[:DEGREES], turned_back(angles[DEGREES:])])
+
+
+def choices(images: PathfinderImages, number: int) -> tuple[list[tuple[program.Place, float]], list[program.Place]]:
+    """An image's dashes, each where it starts and its angle, and its markers."""
+    parameters, margin = images.parameters, int(images.margins[number])
+    strokes = images.strokes([number])
+    before = 1 + sum(len(directions(parameters, other)) for other in parameters.margins if other < margin)
+    angles, shapes = drawn_angles(parameters, margin), sum(len(directions(parameters, m)) for m in parameters.margins)
+    windows = strokes.windows[0][strokes.windows[0, :, 2] > 0].tolist()
+    dashes = [((y, x), float(angles[(shape - 1) % shapes + 1 - before])) for x, y, shape in windows]
+    return dashes, [(int(y), int(x)) for x, y in strokes.markers[0].tolist()]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_dash_in_each_direction_and_what_it_keeps_free_have_pillows_pixels(side: int) -> None:
     parameters = of_side(side)
-    inset = parameters.dash_length / 2 + 1.5  # dashes lie inside the square, as all that are generated
-    middle = inset + torch.tensor([dash[:2] for dash in dashes]) * (side - 1 - 2 * inset)
-    half = parameters.dash_length / 2 * torch.tensor([[np.cos(dash[2]), np.sin(dash[2])] for dash in dashes]).float()
-    strokes = Strokes(
-        segments=torch.cat([middle - half, middle + half], dim=1)[None],
-        windows=torch.zeros(1, len(dashes), 3, dtype=torch.int32),
-        count=torch.tensor([len(dashes)]),
-        markers=(torch.tensor(discs) * (side - 1)).view(1, 2, 2),
+    for margin in parameters.margins:
+        lines, masks = dash_windows(parameters, margin), mask_windows(parameters, margin)
+        half = half_window(parameters, margin)
+        for number, angle in list(enumerate(drawn_angles(parameters, margin)))[:: 1 if side == 32 else 23]:
+            line, mask = program.dash(2 * half + 1, (half, half), float(angle), parameters, margin)
+            assert np.array_equal(lines[number], np.rint(line * 255))
+            assert np.array_equal(masks[number], np.rint(mask * 255))
+
+
+@pytest.mark.parametrize(("side", "radius"), [(32, 1.5), (64, 2.5), (64, 3.0), (96, 5.0)])
+def test_a_disc_anywhere_has_pillows_pixels_at_the_edges_too(side: int, radius: float) -> None:
+    windows = disc_windows(radius)
+    reach = windows.shape[-1] // 2
+    places = torch.arange(side)
+    chosen = raster.disc_place(places, side, len(windows)).tolist()
+    for y, x in [(0, 0), (1, side - 1), (2, 5), (side - 2, 3), (side - 6, side // 2), (side // 2, side // 2 + 1)]:
+        expected = np.pad(np.rint(program.marker(side, (y, x), radius) * 255), reach)
+        found = windows[chosen[y], chosen[x]]
+        assert np.array_equal(found, expected[y : y + 2 * reach + 1, x : x + 2 * reach + 1])
+        assert found.sum() == expected.sum()
+
+
+@pytest.mark.parametrize(
+    ("side", "contour", "count"), [(32, "hard", 40), (64, "easy", 3), (128, "easy", 4), (256, "hard", 3), (48, "3", 5)]
+)
+def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, contour: str, count: int) -> None:
+    images = images_of(side, contour, count)
+    drawn = rasterise(images.strokes(slice(None)), images.parameters)
+    assert (drawn.dtype, drawn.shape) == (torch.uint8, (count, side, side))
+    for number in range(count):
+        dashes, markers = choices(images, number)
+        expected = program.picture(dashes, markers, images.parameters, int(images.margins[number]))
+        assert np.array_equal(drawn[number].numpy(), expected)
+
+
+def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_itself(images_of: ImagesOf) -> None:
+    images = images_of(64, "easy", 3)
+    factors = torch.tensor([[1.0, 1.0], [1.2, 0.8], [0.75, 1.3]])
+    drawn = rasterise(images.strokes(slice(None)), images.parameters, brightness=factors)
+    for number, (of_long, of_short) in enumerate(factors.tolist()):
+        parameters = images.parameters
+        brighter = replace(
+            parameters,
+            long_contrast=parameters.long_contrast * of_long,
+            short_contrast=parameters.short_contrast * of_short,
+        )
+        expected = program.picture(*choices(images, number), brighter, int(images.margins[number]))
+        assert np.abs(drawn[number].numpy().astype(int) - expected).max() <= 1
+
+
+def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
+    parameters = of_side(32)
+    edge = Strokes(
+        windows=torch.tensor([[[0, 0, 1 + 225], [31, 31, 1 + 40], [9, 9, 0]]], dtype=torch.int32),
+        markers=torch.tensor([[[0, 30], [31, 2]]]),
         labels=torch.tensor([0]),
     )
-    expected = plain_drawing(strokes, 0, parameters)
-    assert np.abs(rasterise(strokes, parameters)[0].numpy() - expected).max() <= 0.52
+    angles = drawn_angles(parameters, 1)
+    dashes = [((0, 0), float(angles[225])), ((31, 31), float(angles[40]))]
+    expected = program.picture(dashes, [(30, 0), (2, 31)], parameters, 1)
+    assert np.array_equal(rasterise(edge, parameters)[0].numpy(), expected)
 
 
-def test_a_known_image_has_known_pixels() -> None:
-    parameters = of_side(64)
-    strokes = Strokes(
-        segments=torch.tensor([[[20.0, 30.0, 25.0, 30.0], [0.0, 0.0, 0.0, 0.0]]]),
-        windows=torch.zeros(1, 2, 3, dtype=torch.int32),
-        count=torch.tensor([1]),
-        markers=torch.tensor([[[50.0, 10.0], [10.0, 50.0]]]),
-        labels=torch.tensor([0]),
-    )
-    drawn = rasterise(strokes, parameters)[0]
-    assert drawn[30, 22] == round(0.8 * 255)  # row, column: a dash lies flat, at the contrast of its side
-    assert (drawn[10, 50], drawn[50, 10]) == (255, 255)
-    assert drawn[0, 0] == 0  # dashes past an image's own are not drawn
-    assert drawn[:20, :20].sum() == 0
+@pytest.mark.parametrize(("side", "long", "short"), [(32, 1.5, 2.0), (64, 0.8, 0.8), (128, 0.9, 0.9), (256, 1.0, 1.0)])
+def test_long_and_short_curves_have_the_arenas_contrasts(side: int, long: float, short: float) -> None:
+    parameters = of_side(side)
+    assert (parameters.long_contrast, parameters.short_contrast) == (long, short)
 
 
-def test_the_brightest_pixel_of_each_dash_has_the_full_contrast(images_of: ImagesOf) -> None:
-    images = images_of(32, "hard", 60)
-    strokes = images.strokes(slice(None))
-    unmarked = replace(strokes, markers=torch.full_like(strokes.markers, -3.0))
-    drawn = rasterise(unmarked, images.parameters)
-    assert (drawn.amax(dim=(1, 2)) == round(0.75 * 255)).all()
+def test_dashes_are_faint_and_have_a_halo_as_the_programs() -> None:
+    """At side 32 a line is one fine pixel wide: half as bright as its contrast."""
+    lines = dash_windows(of_side(32), 1) * 0.75
+    assert 64 <= lines[:, 4, 4].max() <= 96
+    assert ((lines > 0) & (lines < 16)).sum() > (lines >= 16).sum()
 
 
 def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = images_of(32, "hard", 60)
+    images = images_of(32, "hard", 40)
     strokes = images.strokes(slice(None))
     whole = rasterise(strokes, images.parameters)
-    monkeypatch.setattr(raster, "POINTS_AT_ONCE", 60_000)
+    monkeypatch.setattr(raster, "PIXELS_AT_ONCE", 12_000)
     assert torch.equal(rasterise(strokes, images.parameters), whole)
     assert torch.equal(rasterise(strokes[7:9], images.parameters), whole[7:9])
-
-
-def test_no_images_are_an_empty_batch(images_of: ImagesOf) -> None:
-    images = images_of(32, "hard", 60)
-    assert rasterise(images.strokes([]), images.parameters).shape == (0, 32, 32)
+    assert rasterise(strokes[:0], images.parameters).shape == (0, 32, 32)
 
 
 def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
-    images = images_of(32, "hard", 60)
+    images = images_of(32, "hard", 40)
     strokes = images.strokes([1, 2, 3])
+    tables = raster.drawing_tables(images.parameters, (1.5, 2.0), torch.device("cpu"))
 
-    def of_tensors(segments: torch.Tensor, count: torch.Tensor, markers: torch.Tensor) -> torch.Tensor:
-        return draw(Strokes(segments, strokes.windows, count, markers, count), images.parameters)
+    def of_tensors(windows: torch.Tensor, markers: torch.Tensor) -> torch.Tensor:
+        return raster.draw(Strokes(windows, markers, strokes.labels), 32, tables)
 
     whole = torch.compile(of_tensors, fullgraph=True, backend="eager")
-    assert torch.equal(whole(strokes.segments, strokes.count, strokes.markers), rasterise(strokes, images.parameters))
+    assert torch.equal(whole(strokes.windows, strokes.markers), rasterise(strokes, images.parameters))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("side", [32, 128, 256])
-def test_a_gpu_draws_the_same_but_for_rounding(images_of: ImagesOf, side: int) -> None:
-    images = images_of(side, "hard", 60)
+def test_a_gpu_draws_the_same_to_the_pixel(images_of: ImagesOf, side: int) -> None:
+    images = images_of(side, "easy", 20)
     strokes = images.strokes(slice(None))
-    here = rasterise(strokes, images.parameters).int()
-    there = rasterise(strokes.to("cuda"), images.parameters)
-    assert (here - there.cpu().int()).abs().max() <= 1
-    assert torch.equal(there, rasterise(strokes.to("cuda"), images.parameters))
+    here = rasterise(strokes, images.parameters)
+    assert torch.equal(rasterise(strokes.to("cuda"), images.parameters).cpu(), here)

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.pathfinder.drawing import MOST_CONTRAST, rasterise, varied, varied_brightness
-from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL
+from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
+from flashtrain_recipes.arena.pathfinder.variation import MOST_CONTRAST, varied, varied_brightness
 
 
 @pytest.fixture(scope="module")
 def drawn(images_of: ImagesOf) -> Tensor:
     """(40, 1024) uint8."""
-    images = images_of(32, "hard", 40, ORIGINAL)
-    return rasterise(images.strokes(slice(None)), images.parameters, ORIGINAL).flatten(1)
+    images = images_of(32, "hard", 40)
+    return rasterise(images.strokes(slice(None)), images.parameters).flatten(1)
 
 
 def changed(drawn: Tensor, strength: float, seed: int = 0) -> Tensor:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashtrain_recipes.arena.pathfinder.original.windows import (
+from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
+from flashtrain_recipes.arena.pathfinder.windows import (
     DEGREES,
     directions,
     disc_pixels,
@@ -16,7 +17,6 @@ from flashtrain_recipes.arena.pathfinder.original.windows import (
     steps,
     turned_back,
 )
-from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 
 FULL = 255  # an occupied pixel of a mask
 _COLLISION = 1.8  # of two masks' sum, where each is at most 1

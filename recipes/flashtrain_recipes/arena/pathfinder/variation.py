@@ -1,4 +1,4 @@
-"""Drawing a batch of Pathfinder images as pathfinder.drawing says, and training images changed a little at random.
+"""pathfinder.variation: training images changed a little at random, their curves where they were.
 
 A model is to learn curves, not one program's pens. The changes are of grey levels, and not of where curves lie: half of
 the images are shifted, thickened or thinned, made brighter or darker, and their faint ring (halo) is strengthened or
@@ -19,30 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.data.keyed_random import uniform
-from flashtrain_recipes.arena.pathfinder import raster as smooth
-from flashtrain_recipes.arena.pathfinder.original import raster as original
-from flashtrain_recipes.arena.pathfinder.parameters import ORIGINAL, PathfinderParameters, arena_contrasts
-from flashtrain_recipes.arena.pathfinder.records import Strokes
-
-
-def rasterise(
-    strokes: Strokes,
-    parameters: PathfinderParameters,
-    drawing: str,
-    brightness: Tensor | None = None,
-) -> Tensor:
-    """(B, side, side) uint8, [row, column], on the strokes' device. Strokes of drawing=original may be drawn smooth.
-
-    brightness: (B, 2) float32, of drawing=original, by how much brighter than they are the dashes of each image's long
-    curves are, and those of its short ones (None: as they are).
-    """
-    if drawing == ORIGINAL:
-        contrasts = arena_contrasts(parameters.side)
-        if brightness is not None:
-            return original.rasterise_in_contrasts(strokes, parameters, brightness * brightness.new_tensor(contrasts))
-        return original.rasterise(strokes, parameters, contrasts)
-    return smooth.rasterise(strokes, parameters)
-
 
 MOST_SHIFTED = 0.5  # pixels, in each direction
 MOST_THICKER = 0.3  # of the way to the brightest, or darkest, of a pixel's neighbours

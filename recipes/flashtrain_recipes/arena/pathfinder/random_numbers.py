@@ -1,0 +1,39 @@
+"""Random numbers of compiled walks: SplitMix64 (Steele, Lea, Flood 2014), a stream for each number of each key."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+@njit(cache=True, inline="always")
+def mixed(value):
+    """Its output function: a bijection of 64-bit words that looks random."""
+    value = (value ^ (value >> np.uint64(30))) * _MIX_1
+    value = (value ^ (value >> np.uint64(27))) * _MIX_2
+    return value ^ (value >> np.uint64(31))
+
+
+@njit(cache=True, inline="always")
+def begun(key, number):
+    """The state (1,) uint64 of stream `number` of `key`, at its beginning."""
+    state = np.zeros(1, dtype=np.uint64)
+    state[0] = mixed(key ^ mixed(np.uint64(number) + GAMMA))
+    return state
+
+
+@njit(cache=True, inline="always")
+def uniform(state):
+    """A float64 in [0, 1); the state is moved on."""
+    state[0] += GAMMA
+    return (mixed(state[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
+
+
+@njit(cache=True, inline="always")
+def below(state, count):
+    """A whole number in [0, count)."""
+    return int(uniform(state) * count)
