@@ -13,7 +13,6 @@ from typing import Any
 
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.caches import default_cache_dir
-from flashtrain.files.content_hashes import hash_of_contents
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import read_json
 
@@ -164,4 +163,6 @@ def _ask_hub(name: str, revision: str | None) -> str:
 
 
 def _folder_version(folder: Path) -> str:
+    from flashtrain.files.content_hashes import hash_of_contents  # when text is read: not for a plan
+
     return hash_of_contents(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
