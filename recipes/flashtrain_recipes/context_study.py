@@ -15,15 +15,14 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import quieten, say
 from flashtrain.command.compose import override_keys, parse_overrides, quoted
-from flashtrain.command.job import settle, write_report
+from flashtrain.command.job import held, settle, write_report
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
@@ -36,11 +35,9 @@ from flashtrain.folders.run_folder import (
     new_run_folder,
     newest_first,
     read_summary,
-    remove_unused,
     write_config,
     write_summary,
 )
-from flashtrain.folders.run_lock import hold, let_go
 from flashtrain.registry import component
 from flashtrain.report.rows import RESULT, Row, command_line, has_failed, write_result
 from flashtrain.run.job_process import JobProcesses
@@ -53,19 +50,19 @@ from flashtrain.training.loggers import log_figure
 # Of the command line, what is the comparison's own and not a training's.
 NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
 
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
 Start = Callable[[list[str]], int]
 
 
 def start_training(words: list[str]) -> int:
-    """Run the command with these words as a process of its own; its exit status, negative for a signal.
+    """Run the command with these words as a process of its own; its exit status, 128 + N where a signal ended it.
 
     A signal that ends this command is passed on, and waited for: the training writes its checkpoint.
     """
     with JobProcesses() as processes:
         status = processes.run(words)
-    if processes.stopped_by is None:
-        return status
-    return -signal.SIGINT if processes.stopped_by == signal.SIGINT else -signal.SIGTERM
+    return status if processes.stopped_by is None else 128 + processes.stopped_by
 
 
 def run_study(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
@@ -90,8 +87,8 @@ class ContextStudy(ABC):
     Raises UserError, when it is made, for what no context could be trained by.
     """
 
-    word = "context"  # what one of lengths.contexts is called
     many_values: tuple[str, ...] = ("context",)  # of a training's summary row, what is not one value here
+    words: Sequence[str] = ()  # what a training is asked for besides
 
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
         self.settings, self.hardware, self.overrides = settings, hardware, overrides
@@ -103,7 +100,7 @@ class ContextStudy(ABC):
             )
         if "context" in override_keys(overrides):
             raise UserError(
-                f"recipe={settings.recipe} trains every {self.word} of lengths.contexts="
+                f"recipe={settings.recipe} trains every context of lengths.contexts="
                 f"{list(settings.lengths.contexts or [])}: change those, or add mode=train to train one context."
             )
 
@@ -119,14 +116,6 @@ class ContextStudy(ABC):
     def best(self, rows: Sequence[Row], started: float) -> dict[str, Any]:
         """The summary row's own figures, and the seconds that the study took."""
 
-    def words(self, run: Path) -> list[str]:
-        """What a training in this folder is told besides, and removed from there before."""
-        return []
-
-    def trained(self, run: Path, context: int) -> None:
-        """Called when a context's training has ended, however it did."""
-        return
-
     def last_words(self, rows: Sequence[Row]) -> list[str]:
         """Lines said at the very end, where something was scored."""
         return []
@@ -137,7 +126,8 @@ class ContextStudy(ABC):
         started: time.time() at the command's start. start: runs the command with the words it is given, in a process of
         its own, and returns its exit status. Running out of memory is a result, not a failure.
         """
-        with self._folder() as folder:
+        folder = self._folder()
+        with held(folder):
             write_config(self.settings, folder)
             planned = planned_row(self.settings, self.hardware, self.overrides)
             planned.update(dict.fromkeys(self.many_values), contexts=" ".join(map(str, self.contexts)))
@@ -145,13 +135,12 @@ class ContextStudy(ABC):
             say(f"comparing contexts {', '.join(f'{context:,}' for context in self.contexts)} in {folder}")
             for context in self.contexts:
                 status = self._train(context, folder, start)
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    if status in (-number, 128 + number):
-                        again = f"with resume=auto or resume={folder}, goes on at context {context:,}."
-                        say(f"stopped: the same command, {again}")
-                        write_summary(folder, {**planned, "status": STOPPED, "error": f"stopped by {number.name}"})
-                        return 128 + number
-                self.trained(run_of(folder, context), context)
+                if status in _STOPPED:
+                    again = f"with resume=auto or resume={folder}, goes on at context {context:,}."
+                    say(f"stopped: the same command, {again}")
+                    error = f"stopped by {signal.Signals(status - 128).name}"
+                    write_summary(folder, {**planned, "status": STOPPED, "error": error})
+                    return status
             rows = self.rows(folder)
             write_result(folder / RESULT, self.settings.recipe, self._command(rows), rows)
             self._report(folder, rows)
@@ -161,25 +150,15 @@ class ContextStudy(ABC):
             write_summary(folder, row)
             return 1 if failed else 0
 
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        """The folder of the comparison to go on with, or a new one, held by this process within the context.
+    def _folder(self) -> Path:
+        """The folder of the comparison to go on with, or a new one; a sweep over comparisons names its own.
 
-        A sweep over comparisons names its own. Raises UserError where another process runs in the folder named.
+        Raises UserError where another process runs in the folder named.
         """
-        folder = self._find_folder()
-        try:
-            hold(folder)
-            yield folder
-        finally:
-            let_go(folder)
-            remove_unused(folder)
-
-    def _find_folder(self) -> Path:
         settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
-        for override in parse_overrides(self.overrides):
-            if override.get_key_element() == "hydra.run.dir":
-                return Path(str(override.value()))
+        named = [word.value() for word in parse_overrides(self.overrides) if word.get_key_element() == "hydra.run.dir"]
+        if named:
+            return Path(str(named[-1]))
         if settings.resume is None:
             return new_run_folder(parent)
         if settings.resume != "auto":
@@ -206,7 +185,7 @@ class ContextStudy(ABC):
         own = (*(f"{key}=" for key in NOT_FOR_TRAINING), "lengths.")
         words = [word for word in self.overrides if not word.lstrip("+~").startswith(own)]
         words += ["mode=train", f"context={context}", "resume=auto", f"logger.group={quoted(self._group(folder))}"]
-        words += [f"hydra.run.dir={quoted(str(run))}", *self.words(run)]
+        words += [f"hydra.run.dir={quoted(str(run))}", *self.words]
         status = start(words)
         note_failure(run, words, status)
         return status

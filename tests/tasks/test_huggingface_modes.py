@@ -18,12 +18,10 @@ from flashtrain.command import modes
 from flashtrain.command.calls import words_of
 from flashtrain.command.given import settings_of
 from flashtrain.command.words import plain_words
-from flashtrain.data.tokenizers import huggingface_tokenizer
 from flashtrain.integrations import transformers_decoder
 from flashtrain.report import read_result
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
-from flashtrain_recipes.long_context.passkey_run import ANSWER, SPARE_TOKENS, make_prompt
 
 
 def logits(model, ids: torch.Tensor) -> torch.Tensor:
@@ -36,22 +34,6 @@ def test_a_run_of_a_transformers_model_is_asked_for_passkeys(lora: Path) -> None
     rows = flashtrain.evaluate(lora, mode="passkey", passkey={"lengths": [400], "depths": [0.5], "trials": 1})["rows"]
     assert [(row["length"], row["trials"]) for row in rows] == [(400, 1)]
     assert read_result(lora / "passkey" / "result.json").rows == rows
-
-
-def test_passkey_answers_are_transformers_own_greedy_ones(base: Path) -> None:
-    from flashtrain_recipes.long_context.passkey_run import greedy
-
-    tokenizer = huggingface_tokenizer(base)
-    prompt = make_prompt(tokenizer, "48213", length=400, depth=0.5)
-    assert prompt.answer == len(tokenizer.encode(ANSWER.format(key="48213"))) + SPARE_TOKENS
-    ids = torch.tensor([prompt.tokens])
-    model = transformers_decoder(str(base))
-    model.materialise(torch.device("cpu"))
-    theirs = AutoModelForCausalLM.from_pretrained(base)
-    wanted = theirs.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0
-    )
-    assert torch.equal(greedy(model.eval(), ids, 9), wanted[:, -9:])
 
 
 def test_a_decoder_that_has_no_weights_yet_is_given_them_to_generate(base: Path) -> None:

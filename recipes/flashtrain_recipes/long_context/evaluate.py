@@ -6,8 +6,8 @@ N windows, W tokens of a window, T scored tokens of a window, V vocabulary rows.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import OpenTokens
 from flashtrain.errors import UserError
-from flashtrain.files.disk import replacing
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trained_decoders import MaskMaker, row_mask
@@ -79,6 +78,7 @@ def _across_documents(cache: OpenTokens, held_out: Spans, window: int, most: int
 TOKENS_AT_ONCE = 65536
 
 
+@torch.no_grad()
 def score_windows(
     model: GPT2,
     windows: Tensor,
@@ -91,88 +91,39 @@ def score_windows(
 ) -> Tensor:
     """Losses in nats of the last `scored` tokens of each window: (N, T) float32 on the CPU.
 
-    windows (N, W + 1) int64. The scored tokens are windows[:, -scored:] for every context, so that models of different
-    contexts predict the same. stride None: in one pass over the `context` tokens before the window's last, as in
-    training: the first scored token is predicted from context - scored + 1 tokens, the last from all of them. stride s:
-    s tokens a pass, each pass reading the `context` tokens before its own last, so that every token is predicted from
-    more than context - s tokens (from fewer only where the window begins later), near all that the context can hold.
-    autocast: dtype of the blocks' matrix products (None: the weights'); the output head keeps the weights' own. mask:
-    as it was trained with (None: causal).
-    Raises UserError for a context that does not fit between `scored` and W.
+    windows (N, W + 1) int64. The scored tokens are windows[:, -scored:] for every context (scored to W), so that models
+    of different contexts predict the same. stride None: in one pass over the `context` tokens before the window's last,
+    as in training: the first scored token is predicted from context - scored + 1 tokens, the last from all of them.
+    stride s: s tokens a pass, each pass reading the `context` tokens before its own last, so that every token is
+    predicted from more than context - s tokens (from fewer only where the window begins later), near all that the
+    context can hold. autocast: dtype of the blocks' matrix products (None: the weights'); the output head keeps the
+    weights' own. mask: as it was trained with (None: causal).
     """
-    size = windows.shape[1] - 1
-    if not scored <= context <= size:
-        raise UserError(
-            f"a context of {context}, of which {scored} tokens are scored, in windows of {size}. "
-            f"Possible: {scored} to {size}."
-        )
+    size, device = windows.shape[1] - 1, next(model.parameters()).device
     step = scored if stride is None else min(stride, scored)
-    device = next(model.parameters()).device
     rows = max(1, TOKENS_AT_ONCE // context)
     losses = torch.empty(len(windows), scored)
-    was_training = model.training
     model.eval()
-    try:
-        with torch.no_grad():
-            for first in range(0, len(windows), rows):
-                part = windows[first : first + rows].to(device)
-                for begin in range(0, scored, step):
-                    count = min(step, scored - begin)
-                    end = size - scored + begin + count
-                    with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                        read = part[:, max(0, end - context) : end]
-                        seen = None if mask is None else row_mask(mask, read.shape[1], device)
-                        hidden = model.hidden(read, mask=seen)[:, -count:]
-                    losses[first : first + rows, begin : begin + count] = _losses(
-                        model, hidden, part[:, end - count + 1 : end + 1]
-                    )
-    finally:
-        model.train(was_training)
+    for first in range(0, len(windows), rows):
+        part = windows[first : first + rows].to(device)
+        for begin in range(0, scored, step):
+            count = min(step, scored - begin)
+            end = size - scored + begin + count
+            read = part[:, max(0, end - context) : end]
+            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                seen = None if mask is None else row_mask(mask, read.shape[1], device)
+                hidden = model.hidden(read, mask=seen)[:, -count:]
+            for row, (states, labels) in enumerate(zip(hidden, part[:, end - count + 1 : end + 1], strict=True)):
+                logits = model.logits(states[None].to(model.token_embedding.weight.dtype))[0]  # V is large: row by row
+                exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                losses[first + row, begin : begin + count] = F.cross_entropy(exact, labels, reduction="none")
     return losses
 
 
-def _losses(model: GPT2, hidden: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each label, (rows, tokens) on the CPU; one row at a time, since V is large."""
-    found = []
-    for states, wanted in zip(hidden, labels, strict=True):
-        logits = model.logits(states[None].to(model.token_embedding.weight.dtype))[0]
-        found.append(
-            F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), wanted, reduction="none")
-        )
-    return torch.stack(found).float().cpu()
-
-
-KEPT_SCORES = "scores.npz"
-
-
-@dataclass(frozen=True)
-class Scores:
-    """One length's losses in nats, (N, T) each: in one pass, and sliding (see score_windows)."""
-
-    whole: np.ndarray
-    sliding: np.ndarray
-
-
-def kept_scores(
-    run: Path, checkpoint: str, windows: Tensor, hardware: Hardware, *, context: int, scored: int, stride: int
-) -> Scores:
-    """score_run, or what it found before: RUN/scores.npz holds the losses, and stands in for a checkpoint taken away.
-
-    Losses on other windows, or scored otherwise, are not taken for these.
-    """
-    key = hashlib.blake2b(windows.numpy().tobytes(), digest_size=16)
-    key.update(f"{context} {scored} {stride}".encode())
-    file = run / KEPT_SCORES
-    if file.is_file():
-        with np.load(file, allow_pickle=False) as kept:
-            if str(kept["key"]) == key.hexdigest():
-                return Scores(kept["whole"], kept["sliding"])
-    found = score_run(run / checkpoint, windows, hardware, context=context, scored=scored, stride=stride)
-    if hardware.kind == "cuda":
-        torch.cuda.empty_cache()  # the next training is another process, and needs the memory
-    with replacing(file) as unfinished, unfinished.open("wb") as opened:
-        np.savez(opened, key=np.array(key.hexdigest()), whole=found.whole, sliding=found.sliding)
-    return found
+# One length's losses in nats, (N, T) float64 each: in one pass, and sliding (score_windows). A kind is what ends the
+# names of its columns.
+Scores = dict[str, np.ndarray]
+WHOLE, SLIDING = "", "_sliding"
 
 
 def score_run(
@@ -187,11 +138,8 @@ def score_run(
         raise UserError(f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can.")
     model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
     dtype, mask = autocast_dtype(hardware.precision), make_mask(read_settings(trained.folder), packed=False)
-    whole, sliding = (
-        score_windows(model, windows, context=context, scored=scored, stride=step, autocast=dtype, mask=mask).numpy()
-        for step in (None, stride)
-    )
-    return Scores(whole, sliding)
+    score = partial(score_windows, model, windows, context=context, scored=scored, autocast=dtype, mask=mask)
+    return {kind: score(stride=step).double().numpy() for kind, step in ((WHOLE, None), (SLIDING, stride))}
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:

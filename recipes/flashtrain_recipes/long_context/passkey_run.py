@@ -2,7 +2,7 @@
 asked for it at the end; a table by length and depth.
 
 The task is Mohtashami and Jaggi's (2023, "Landmark Attention", section 4.2); the words are our own.
-L tokens of prompt and answer together, B prompts at once.
+A model reads one prompt at a time.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, as_prompt
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import make_unique
-from flashtrain.models.trainable import Trainable
-from flashtrain.models.trained_decoders import MaskMaker, row_mask
+from flashtrain.models.trained_decoders import generate
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.report.table import View
 from flashtrain.settings.settings import Settings
@@ -36,10 +34,9 @@ HIDDEN = "\nThe pass key is {key}. Keep it in mind: {key} is the pass key.\n"
 QUESTION = "\nWhat is the pass key? The pass key is"
 ANSWER = " {key}"
 SPARE_TOKENS = 2  # read beyond the answer, to see that the number ends there
-TOKENS_AT_ONCE = 65536
 
-# (prompts (B, L') int64, how many tokens) -> the tokens (B, count) that a model continues with.
-Continue = Callable[[Tensor, int], Tensor]
+# (a prompt's tokens, how many) -> that many tokens with which a model continues it.
+Continue = Callable[[list[int], int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -91,44 +88,17 @@ def passkey_rows(
     for length in lengths:
         for depth in depths:
             keys = [str(drawn.randrange(10 ** (digits - 1), 10**digits)) for _ in range(trials)]
-            prompts = [make_prompt(tokenizer, key, length=length, depth=depth) for key in keys]
-            found = sum(_found(answer, tokenizer, group) for group in _groups(prompts, length))
+            found = sum(
+                _answers(answer, tokenizer, make_prompt(tokenizer, key, length=length, depth=depth)) for key in keys
+            )
             rows.append({"length": length, "depth": depth, "accuracy": found / trials, "trials": trials})
     return rows
 
 
-def greedy(model: Trainable, prompts: Tensor, count: int, mask: MaskMaker | None = None) -> Tensor:
-    """The likeliest next token, `count` times: (B, count) int64, after prompts (B, L'). Reads a prompt whole, once."""
-    cache = model.new_cache(prompts.shape[1] + count)
-    written = []
-    unread = prompts
-    with torch.no_grad():
-        for _ in range(count):
-            read = cache.length
-            seen = None if mask is None else row_mask(mask, read + unread.shape[1], unread.device, read)
-            options = {} if seen is None else {"mask": seen}
-            unread = model(unread, cache=cache, last_only=True, **options)[:, -1].argmax(dim=-1, keepdim=True)
-            written.append(unread)
-    return torch.cat(written, dim=1)
-
-
-def _groups(prompts: list[Prompt], length: int) -> list[list[Prompt]]:
-    """Prompts of one token count each, as many at once as a batch should hold."""
-    by_size: dict[tuple[int, int], list[Prompt]] = {}
-    for prompt in prompts:
-        by_size.setdefault((len(prompt.tokens), prompt.answer), []).append(prompt)
-    most = max(1, TOKENS_AT_ONCE // length)
-    return [alike[i : i + most] for alike in by_size.values() for i in range(0, len(alike), most)]
-
-
-def _found(answer: Continue, tokenizer: Tokenizer, prompts: list[Prompt]) -> int:
-    """How many of these prompts, of equal length, are answered with their key."""
-    written = answer(torch.tensor([prompt.tokens for prompt in prompts]), prompts[0].answer)
-    texts = [tokenizer.decode(row.tolist()).lstrip() for row in written]
-    return sum(
-        text.startswith(prompt.key) and not text[len(prompt.key) :][:1].isdigit()
-        for text, prompt in zip(texts, prompts, strict=True)
-    )
+def _answers(answer: Continue, tokenizer: Tokenizer, prompt: Prompt) -> bool:
+    """Whether the prompt is answered with its key."""
+    text = tokenizer.decode(answer(prompt.tokens, prompt.answer)).lstrip()
+    return text.startswith(prompt.key) and not text[len(prompt.key) :][:1].isdigit()
 
 
 def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
@@ -142,13 +112,12 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
     longest = replace(settings, context=max(settings.context, *lengths))
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=longest)
     model = move(trained.model, hardware.kind, hardware.precision)
-    if not model.generates:
-        raise UserError(f"{type(model).__name__} cannot write an answer: only decoders can.")
-    dtype = autocast_dtype(hardware.precision)
+    dtype, mask = autocast_dtype(hardware.precision), make_mask(settings, packed=False)
 
-    def answer(prompts: Tensor, count: int) -> Tensor:
+    def answer(prompt: list[int], count: int) -> list[int]:
         with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):
-            return greedy(model, prompts.to(hardware.kind), count, make_mask(settings, packed=False)).cpu()
+            written = generate(model, torch.tensor([prompt]), count, temperature=0, mask=mask)
+        return written[0, len(prompt) :].tolist()
 
     found = passkey_rows(
         answer,

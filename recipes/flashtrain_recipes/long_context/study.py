@@ -1,7 +1,7 @@
 """recipe=gpt2-long: train each context (context_study.py), score all on the same held-out tokens.
 
-Each training's folder has its losses in scores.npz besides; the study's has lengths.png, perplexity and time against
-context, and positions.png, loss along the scored tokens.
+The study's folder has lengths.png, perplexity and time against context, and positions.png, loss along the scored
+tokens.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from flashtrain_recipes.long_context.compare import (
     meets_the_paper,
     paper_columns,
     position_rows,
-    remarks,
 )
-from flashtrain_recipes.long_context.evaluate import KEPT_SCORES, Scores, Windows, held_out_windows, kept_scores
+from flashtrain_recipes.long_context.evaluate import Windows, held_out_windows, score_run
 
 COLUMNS = (
     "context", "tokens", "perplexity", "perplexity_low", "perplexity_high", "against_shorter", "perplexity_sliding",
@@ -119,34 +118,28 @@ class LengthsStudy(ContextStudy):
         for context in self.contexts:
             replace(settings, context=context).check_step()
         self.settings = replace(settings, data=replace(settings.data, split_context=settings.lengths.longest))
+        self.words = [f"data.split_context={settings.lengths.longest}"]
         self.windows = self._windows()
-
-    def words(self, run: Path) -> list[str]:
-        (run / KEPT_SCORES).unlink(missing_ok=True)
-        return [f"data.split_context={self.settings.data.split_context}"]
-
-    def trained(self, run: Path, context: int) -> None:
-        self._scores(run, context)
 
     def rows(self, folder: Path) -> list[Row]:
         asked = self.settings.lengths
         contexts = [context for context in trained_contexts(folder) if asked.scored <= context <= asked.longest]
         trained = {context: read_summary(run_of(folder, context)) for context in contexts}
-        found = {context: self._scores(run_of(folder, context), context) for context in contexts}
-        scores = {context: losses for context, losses in found.items() if losses is not None}
+        scores = {
+            context: score_run(
+                run_of(folder, context) / CHECKPOINTS / LAST, self.windows.tokens, self.hardware, context=context,
+                scored=asked.scored, stride=asked.stride,
+            )
+            for context in contexts
+            if trained[context].get("status") == FINISHED
+        }  # fmt: skip
         rows = length_rows(trained, scores, self.windows, resamples=asked.resamples, seed=self.settings.seed)
         return [*rows, *position_rows(scores, asked.bins)]
 
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
         if not any(row.get("perplexity") is not None for row in rows):
             return []
-        shown = lengths_table(rows)
-        shown.print()
-        lines = remarks(rows)
-        if not lines and len(shown.rows) > 1:
-            lines = ["every longer context was better than the next shorter one"]
-        for line in lines:
-            say(line)
+        lengths_table(rows).print()
         return [lengths_figure(rows, folder / "lengths.png"), positions_figure(rows, folder / "positions.png")]
 
     def best(self, rows: Sequence[Row], started: float) -> dict[str, Any]:
@@ -176,13 +169,3 @@ class LengthsStudy(ContextStudy):
         what = f"the last {asked.scored:,} of {asked.longest:,} held-out tokens, {len(windows.tokens)} times"
         say(f"scored: {what}, {how}")
         return windows
-
-    def _scores(self, run: Path, context: int) -> Scores | None:
-        """The losses of one length's model; None where its training has not finished."""
-        if read_summary(run).get("status") != FINISHED:
-            return None
-        checkpoint, asked = f"{CHECKPOINTS}/{LAST}", self.settings.lengths
-        return kept_scores(
-            run, checkpoint, self.windows.tokens, self.hardware, context=context, scored=asked.scored,
-            stride=asked.stride,
-        )  # fmt: skip

@@ -15,15 +15,13 @@ from flashtrain_recipes.long_context.compare import (
     EQUAL,
     UNKNOWN,
     WORSE,
-    Scores,
     draws,
     length_rows,
     mean_interval,
     per_unit,
     position_rows,
-    remarks,
 )
-from flashtrain_recipes.long_context.evaluate import Windows
+from flashtrain_recipes.long_context.evaluate import SLIDING, WHOLE, Scores, Windows
 from flashtrain_recipes.long_context.study import lengths_table as table
 
 
@@ -73,7 +71,7 @@ def trained(rate: float, **changes):
 
 def scores(level: float, change: float | np.ndarray = 0.0) -> Scores:
     losses = 3 + NOISE + level + change
-    return Scores(losses, losses - 0.1)
+    return {WHOLE: losses, SLIDING: losses - 0.1}
 
 
 def rows_of(**levels):
@@ -108,21 +106,11 @@ def test_differences_in_loss_are_told_with_their_intervals() -> None:
     assert rows[2]["loss_less_shorter_low"] == pytest.approx(0.05, abs=1e-4)  # a constant shift has no spread
 
 
-def test_where_longer_is_not_better_a_line_says_so() -> None:
-    rows = rows_of(c1024=0.0, c2048=-0.02, c4096=0.03)
-    lines = remarks(rows)
-    assert len(lines) == 2
-    assert lines[0].startswith("context 4,096 is worse than 2,048, reading each window once: perplexity ")
-    assert lines[1].startswith("context 4,096 is worse than 2,048, with its full context for every token")
-    assert remarks(rows[:2]) == []
-
-
 def test_one_window_is_too_little_text_to_tell() -> None:
     single = Windows(WINDOWS.tokens[:1], np.array([0]), "windows")
-    found = {c: Scores(NOISE[:1] + 3, NOISE[:1] + 3) for c in (1024, 2048)}
+    found = {c: {WHOLE: NOISE[:1] + 3, SLIDING: NOISE[:1] + 3} for c in (1024, 2048)}
     rows = length_rows({c: trained(500.0) for c in found}, found, single, resamples=10, seed=0)
     assert (rows[1]["against_shorter"], rows[1]["perplexity_low"]) == (UNKNOWN, None)
-    assert "cannot, with so little text, be told from 1,024" in remarks(rows)[0]
 
 
 def test_time_is_a_tokens_relative_to_the_shortest_context() -> None:
@@ -154,7 +142,7 @@ def test_a_length_that_did_not_finish_stays_a_row_that_says_so() -> None:
 
 def test_loss_by_position_is_the_mean_of_each_bin() -> None:
     losses = np.tile(np.arange(8, dtype="float32"), (3, 1))
-    rows = position_rows({64: Scores(losses, losses + 1)}, bins=3)
+    rows = position_rows({64: {WHOLE: losses, SLIDING: losses + 1}}, bins=3)
     assert [row["position"] for row in rows] == [0, 3, 5]
     assert [row["loss"] for row in rows] == [1.0, 3.5, 6.0]
     assert [row["loss_sliding"] for row in rows] == [2.0, 4.5, 7.0]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flashtrain.models import GPT2, GPT2Config, RotaryPositions
+from flashtrain.models.trained_decoders import generate
 from flashtrain_recipes.long_context.evaluate import score_windows
-from flashtrain_recipes.long_context.passkey_run import greedy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -51,7 +51,7 @@ def test_greedy_writing_after_a_long_prompt_is_that_of_sdpa(family) -> None:
     with torch.no_grad():
         first = [model(prompts, last_only=True)[:, -1, :257] for model in (flash, sdpa)]
     torch.testing.assert_close(first[0], first[1], atol=2e-2, rtol=0)
-    assert greedy(flash, prompts, 5).shape == (2, 5)
+    assert generate(flash, prompts, 5, temperature=0).shape == (2, 8005)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "modern"])

@@ -103,22 +103,18 @@ def test_the_scored_tokens_are_each_windows_last() -> None:
     torch.testing.assert_close(losses, whole[:, -8:])
 
 
-def test_one_pass_reads_the_contexts_last_tokens(windows) -> None:
+@pytest.mark.parametrize(
+    ("context", "stride", "read"),
+    [
+        (12, None, [range(20, 32)]),  # the context's last tokens, once
+        (12, 4, [range(16, 28), range(20, 32)]),  # nearly the whole context for every token
+        (32, 4, [range(28), range(32)]),  # not before the window's beginning
+    ],
+)
+def test_what_is_read_ends_with_what_is_asked(windows, context, stride, read) -> None:
     model = Watched()
-    score_windows(model, windows, context=12, scored=8)
-    assert model.read == [list(range(20, 32)), list(range(120, 132))]
-
-
-def test_sliding_gives_every_token_nearly_the_whole_context(windows) -> None:
-    model = Watched()
-    score_windows(model, windows[:1], context=12, scored=8, stride=4)
-    assert model.read == [list(range(16, 28)), list(range(20, 32))]
-
-
-def test_sliding_stops_at_the_windows_beginning(windows) -> None:
-    model = Watched()
-    score_windows(model, windows[:1], context=32, scored=8, stride=4)
-    assert model.read == [list(range(28)), list(range(32))]
+    score_windows(model, windows[:1], context=context, scored=8, stride=stride)
+    assert model.read == [list(tokens) for tokens in read]
 
 
 def test_many_windows_are_read_in_portions_with_the_same_losses(monkeypatch) -> None:
@@ -130,14 +126,12 @@ def test_many_windows_are_read_in_portions_with_the_same_losses(monkeypatch) -> 
     torch.testing.assert_close(score_windows(model, windows, context=16, scored=4), together)
 
 
-def test_the_models_mode_is_restored_and_dropout_is_off() -> None:
+def test_dropout_is_off() -> None:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", vocab_size=50, context=16, dropout=0.5)
-    model = GPT2(config, attention="sdpa").train()
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=16, dropout=0.5), attention="sdpa")
     windows = torch.randint(0, 50, (2, 17))
-    first, second = (score_windows(model, windows, context=16, scored=4) for _ in range(2))
+    first, second = (score_windows(model.train(), windows, context=16, scored=4) for _ in range(2))
     assert torch.equal(first, second)
-    assert model.training
 
 
 def test_autocast_stays_near_the_exact_losses() -> None:
@@ -148,9 +142,3 @@ def test_autocast_stays_near_the_exact_losses() -> None:
     half = score_windows(model, windows, context=16, scored=4, autocast=torch.bfloat16)
     torch.testing.assert_close(half, exact, atol=0.03, rtol=0)
     assert half.dtype == torch.float32
-
-
-@pytest.mark.parametrize("context", [7, 33])
-def test_a_context_that_cannot_be_scored_is_refused(windows, context) -> None:
-    with pytest.raises(UserError, match=rf"a context of {context}, .* Possible: 8 to 32"):
-        score_windows(Watched(), windows, context=context, scored=8)
