@@ -1,0 +1,105 @@
+"""Work in processes of its own, one a rank: what they send, and one line when one of them fails.
+
+torch.multiprocessing starts and ends them. It names whichever failed rank it sees first (torch 2.13), though that may
+have failed because another did: here each rank sends when it failed, and the first is named.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
+
+from torch.multiprocessing import ProcessExitedException, get_context, start_processes
+
+from flashtrain.announce import quieten
+from flashtrain.errors import RunFailed, causes, first_line
+from flashtrain.training.out_of_memory import is_out_of_memory
+
+START_METHOD = "spawn"  # CUDA allows no other
+_LAST_WORDS = 1.0  # seconds in which the others may send, too, why they failed
+
+
+class Failure(NamedTuple):
+    """Why a rank ended: a line, and where. moment: of time.time(). full: there was no memory. title: as the error's."""
+
+    moment: float
+    rank: int
+    line: str
+    trace: str = ""
+    full: bool = False
+    title: str = ""
+
+    @classmethod
+    def of(cls, error: Exception, rank: int, size: int) -> Failure:
+        line = f"rank {rank} of {size} failed: {first_line(error)}"
+        full = any(is_out_of_memory(one) for one in causes(error))
+        return cls(time.time(), rank, line, traceback.format_exc(), full, getattr(error, "title", ""))
+
+
+class RankFailed(RunFailed):
+    """A rank failed, in one line; the log has where."""
+
+    def __init__(self, failure: Failure, more: str = "") -> None:
+        super().__init__(failure.line + more)
+        self.failure = failure
+        self.add_note(failure.trace)
+
+
+def in_ranks(
+    work: Callable[..., None], arguments: tuple[Any, ...], size: int, *, until: float = math.inf
+) -> Generator[Any, None, None]:
+    """Run work(rank, send, *arguments) in `size` processes; what they send until all have ended.
+
+    until: a moment of time.monotonic(), after which TimeoutError is raised. Raises RankFailed for the first rank that
+    failed. The processes are gone however this ends.
+    """
+    failures: list[Failure] = []
+    with get_context(START_METHOD).Manager() as manager:
+        sent = manager.Queue()
+        ranks: Any = start_processes(_rank, (work, size, sent, arguments), size, join=False, start_method=START_METHOD)
+        over, error = False, None
+        try:
+            while not over:
+                try:
+                    over = ranks.join(timeout=0.1, grace_period=_LAST_WORDS)
+                except ProcessExitedException as raised:
+                    over, error = True, raised
+                while not sent.empty():
+                    message = sent.get()
+                    if isinstance(message, Failure):
+                        failures.append(message)
+                    else:
+                        yield message
+                if not over and time.monotonic() >= until:
+                    raise TimeoutError
+        finally:
+            for process in ranks.processes:
+                process.kill()
+                process.join()
+    if error is not None:
+        raise RankFailed(_first([process.exitcode for process in ranks.processes], error, failures))
+
+
+def _first(codes: Sequence[int], error: ProcessExitedException, failures: Sequence[Failure]) -> Failure:
+    """The rank that was killed, or the first of those that failed."""
+    size = len(codes)
+    for rank, code in enumerate(codes):
+        if code < 0 and code != -signal.SIGTERM:  # by which join ends those that wait
+            return Failure(0, rank, f"rank {rank} of {size} died ({signal.Signals(-code).name})")
+    line = f"rank {error.error_index} of {size} ended with status {error.exit_code}"
+    return min(failures, default=Failure(0, error.error_index, line))
+
+
+def _rank(rank: int, work: Callable[..., None], size: int, sent: Any, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which torch sends where the first process is gone: ends all waiting
+    quieten()
+    try:
+        work(rank, sent.put, *arguments)
+    except Exception as error:  # noqa: BLE001 - sent to the process that started this one
+        sent.put(Failure.of(error, rank, size))
+        os._exit(1)
