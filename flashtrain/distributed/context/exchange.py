@@ -7,7 +7,7 @@ rows of an index (B, or 1 that all rows share), m and p tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,16 +20,14 @@ class ContextGroup:
 
     group: a torch.distributed process group (None: all ranks). Rank r = ring * U + place: the U ranks of one `ring`
     index divide the heads among them, the R / U ranks of one `place` pass keys and values around.
-    parts: {U: (heads, ring)} made beforehand: for a job in which not every rank has made as many process groups, since
-    torch names those of some ranks alone by that number.
     """
 
-    def __init__(self, group: Any = None, parts: Mapping[int, tuple[Any, Any]] | None = None) -> None:
+    def __init__(self, group: Any = None) -> None:
         self.group = dist.group.WORLD if group is None else group
         self.size = dist.get_world_size(self.group)
         self.rank = dist.get_rank(self.group)
         self.ranks = dist.get_process_group_ranks(self.group)
-        self._parts: dict[int, tuple[Any, Any]] = dict(parts or {})
+        self._parts: dict[int, tuple[Any, Any]] = {}
 
     def parts(self, heads_degree: int) -> tuple[Any, Any]:
         """(the group that divides the heads, the group that forms a ring) of this rank, for U = heads_degree.

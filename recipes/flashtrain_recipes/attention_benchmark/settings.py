@@ -51,9 +51,7 @@ BERT_UNITS = ("sentence", "paragraph", "document")
 # Of one sequence over several devices (benchmark.name=context): the ways and layouts of flashtrain/distributed/context.
 CONTEXT_WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
 CONTEXT_LAYOUTS = ("balanced", "head-tail", "contiguous")
-CONTEXT_IMPLEMENTATIONS = (
-    "flashtrain", "plain-all-gather", "torch-flash", "torch-cudnn", "ring-flash-attention",
-)  # fmt: skip
+CONTEXT_IMPLEMENTATIONS = ("flashtrain", "plain-all-gather", "torch-flash", "torch-cudnn")
 STEP_MODELS = ("demo", "124m", "355m", "774m", "1.3b", "1.5b")
 WEIGHTS = ("fp32", "bf16", "bf16-master")
 
@@ -130,12 +128,11 @@ class Shape(NamedTuple):
 
 @dataclass
 class ContextSettings:
-    """shapes: as "16x128" (heads x head dimension) or "32/8x128" (32 query, 8 key/value heads); None: benchmark.heads,
-    kv_heads and head_dims. ways, layouts: of flashtrain's attention, None: all. degrees: devices that share a sequence.
+    """shapes: as "16x128" (heads x head dimension) or "32/8x128" (32 query, 8 key/value heads); None: 16x128.
+    ways, layouts: of flashtrain's attention, None: all. degrees: devices that share a sequence.
     one_device_longest: up to this length the same attention is measured on one device too, beyond it that time follows
     from the FLOP rate at the longest length measured, and is marked. check_longest: up to this length results and
-    gradients are compared with float64. min_seconds: a case takes more than benchmark.rounds turns until it has taken
-    so long.
+    gradients are compared with float64.
     """
 
     shapes: list[str] | None = None
@@ -144,7 +141,6 @@ class ContextSettings:
     degrees: list[int] | None = None
     one_device_longest: int = 131072
     check_longest: int = 32768
-    min_seconds: float = 0.0
 
     def check_context(self) -> None:
         """Raise UserError for the first of these settings that cannot be."""
@@ -156,7 +152,7 @@ class ContextSettings:
             raise UserError("benchmark.degrees=[] names nothing. Possible: numbers of 2 or more.")
         for degree in self.degrees or []:
             at_least("benchmark.degrees", degree, 2)
-        for setting in ("one_device_longest", "check_longest", "min_seconds"):
+        for setting in ("one_device_longest", "check_longest"):
             at_least(f"benchmark.{setting}", getattr(self, setting), 0)
 
 

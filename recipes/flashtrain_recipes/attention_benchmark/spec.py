@@ -91,8 +91,8 @@ _READ = {
     "sequence": f"{_EVERY} tasks batches steps compile longest",
     "huggingface": f"{_EVERY} {_STEPS} updates",
     "huggingface-long": "max_seconds models contexts steps",
-    "context": f"{_EVERY} seqlens heads kv_heads head_dims masks dtype longest reference shapes ways layouts degrees "
-    "one_device_longest check_longest min_seconds",
+    "context": f"{_EVERY} seqlens masks dtype longest reference shapes ways layouts degrees "
+    "one_device_longest check_longest",
 }
 _RECIPES = {
     "attention": "attention-benchmark",

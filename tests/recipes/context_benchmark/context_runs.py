@@ -22,8 +22,8 @@ import torch.distributed as dist
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
-from flashtrain_recipes.context_benchmark import launch
-from flashtrain_recipes.context_benchmark.contenders import Ours
+from flashtrain_recipes.context_benchmark.baselines.flashtrain import Flashtrain
+from flashtrain_recipes.harness import processes
 
 WORDS = (
     "recipe=long-context-benchmark", "hardware=cpu", "hardware.demo=never", "logger=none", "benchmark.dtype=float32",
@@ -47,16 +47,16 @@ RUNS = {
 
 
 def ring_of_rank_1(happening: Callable[[], object]):
-    """In place of Ours.attend: the second rank's ring does this instead, while the first one waits for its keys."""
-    real = Ours.attend
+    """In place of Flashtrain.attend: the second rank's ring does this instead, while the first waits for its keys."""
+    real = Flashtrain.attend
 
     def attend(self, place, q, k, v):
-        function = real(self, place, q, k, v)
+        attention = real(self, place, q, k, v)
         if self.way != "ring" or place.team.rank != 1 or place.case.attention.seqlen_q != 64:
-            return function
-        return lambda *_: happening()
+            return attention
+        return attention._replace(call=lambda *_: happening())
 
-    return patch.object(Ours, "attend", attend)
+    return patch.object(Flashtrain, "attend", attend)
 
 
 def out_of_memory():
@@ -104,7 +104,7 @@ def in_process(folder: Path, name: str, words: tuple[str, ...], variables: dict[
     with (folder / f"{name}.out").open("w") as printed:
         for stream in (1, 2):
             os.dup2(printed.fileno(), stream)
-    launch.START_METHOD = "fork"
+    processes.START_METHOD = "fork"
     own = folder / name
     own.mkdir()
     keys = {word.split("=")[0] for word in words}

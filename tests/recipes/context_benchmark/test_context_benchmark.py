@@ -116,29 +116,29 @@ def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchma
     assert "| tokens of the sequence | all-to-all | all-gather | ring | plain all-gather |" in capsys.readouterr().out
 
 
-def test_each_degree_is_measured_by_the_first_ranks_and_larger_ones_are_left_out_with_a_line(runs) -> None:
+def test_each_degree_has_ranks_of_its_own_and_larger_ones_are_left_out_with_a_line(runs) -> None:
     found = rows(runs, "degrees")
     assert {(row["way"], row["degree"]) for row in found} == {
         ("ring", 2), ("ring", 4), ("hybrid", 4), ("plain all-gather", 2), ("plain all-gather", 4)
     }  # fmt: skip
     assert all(row["error_ratio"] < 4 for row in found)
     assert "degrees 64 are left out: " in printed(runs, "degrees")
-    assert "hybrid: hybrid with 6 heads on 2 ranks" in (runs / "degrees" / "notes.txt").read_text()
+    assert "hybrid, balanced: hybrid with 6 heads on 2 ranks" in (runs / "degrees" / "notes.txt").read_text()
 
 
-def test_a_contender_that_runs_out_of_memory_on_one_rank_has_a_row_that_says_so_and_the_grid_goes_on(runs) -> None:
+def test_a_baseline_that_runs_out_of_memory_on_one_rank_has_a_row_that_says_so_and_the_grid_goes_on(runs) -> None:
     found = {(row["way"], row["seqlen"]): row for row in rows(runs, "full")}
     assert found["ring", 64]["status"] == "out of memory"
     assert all(found[case]["forward_ms"] > 0 for case in [("ring", 96), ("all-gather", 64), ("all-gather", 96)])
 
 
 def test_a_rank_that_fails_ends_the_job_with_a_line_that_names_it_and_the_case(runs) -> None:
-    line = "rank 1 of 2 failed at causal, 64 tokens, 4/2x16, 2 ranks, ring, head-tail: ValueError: a rank's own mistake"
+    line = "rank 1 of 2 failed: causal, 64 tokens, 4/2x16, 2 ranks, ring, head-tail: a rank's own mistake"
     assert status(runs, "fails") == 1
     assert printed(runs, "fails").splitlines()[-1] == f"flashtrain: {line}"
     summary = json.loads((runs / "fails" / "summary.json").read_text())
     assert (summary["status"], summary["error"]) == ("failed", line)
-    assert "in failure" in (runs / "fails" / "failure.txt").read_text()  # the function
+    assert "in failure" in (runs / "fails" / "flashtrain.log").read_text()  # the function
 
 
 def test_a_rank_that_is_killed_is_named_too(runs) -> None:

@@ -1,0 +1,82 @@
+"""All keys and values gathered at once, one call of our kernel, gradients summed by one reduce-scatter in the inputs'
+dtype; nothing overlaps.
+
+B batch (1), S sequence, n tokens a rank holds, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flashtrain.distributed.context import local_attention
+from flashtrain.distributed.context.exchange import take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.local_attention import Part, Scores, local_part, planned
+from flashtrain.distributed.context.ways import Traffic
+from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
+
+# torch 2.13 renamed both and warns at the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class PlainAllGather(ContextBaseline):
+    """By _Plain."""
+
+    separable = True
+
+    def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
+        layout, team, one = place.layout(self.layout), place.team, place.case.attention
+        part = planned(local_part(place.mask, layout.tokens[:, team.rank], None), one.head_dim, one.dtype)
+        gathered = _Gathered(layout, team.group.group, part, Scores(one.scale), team.device)
+        sent = (place.case.degree - 1) * layout.held * 2 * one.kv_heads * one.head_dim * one.dtype.itemsize
+        return Attention(lambda q, k, v: _Plain.apply(q, k, v, gathered), Traffic(sent, 2 * sent))
+
+
+class _Gathered:
+    """One mask and layout for PlainAllGather. part: what this rank's queries see of all keys in their order."""
+
+    def __init__(self, layout: Layout, group: Any, part: Part, scores: Scores, device: torch.device) -> None:
+        self.group, self.part, self.scores = group, part, scores
+        self.places = layout.places.to(device)
+        self.tokens = layout.tokens.flatten(1).to(device)
+        self.degree = layout.degree
+
+    def whole(self, x: Tensor) -> Tensor:
+        """(B, n, K, D) of every rank -> (B, S, K, D), in order."""
+        gathered = x.new_empty((self.degree * x.shape[0], *x.shape[1:]))
+        _all_gather(gathered, x.contiguous(), group=self.group)
+        return take(gathered.unflatten(0, (self.degree, -1)).movedim(0, 1).flatten(1, 2), self.places)
+
+    def own(self, x: Tensor) -> Tensor:
+        """The sum over the ranks of x (B, S, K, D) -> this rank's part (B, n, K, D)."""
+        dealt = take(x, self.tokens.clamp(min=0)).masked_fill((self.tokens < 0)[..., None, None], 0)
+        sent = dealt.unflatten(1, (self.degree, -1)).movedim(1, 0).flatten(0, 1).contiguous()
+        received = sent.new_empty((sent.shape[0] // self.degree, *sent.shape[1:]))
+        _reduce_scatter(received, sent, group=self.group)
+        return received
+
+
+class _Plain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, gathered: _Gathered) -> Tensor:
+        out, lse = local_attention.forward(q, gathered.whole(k), gathered.whole(v), gathered.part, gathered.scores)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.gathered = gathered
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple:
+        q, k, v, out, lse = ctx.saved_tensors
+        gathered: _Gathered = ctx.gathered
+        keys, values = gathered.whole(k), gathered.whole(v)
+        dq, dk, dv = local_attention.backward(dout, q, keys, values, out, lse, gathered.part, gathered.scores)
+        return dq, gathered.own(dk.to(k.dtype)), gathered.own(dv.to(v.dtype)), None
+
+
+BASELINES = (PlainAllGather("plain-all-gather", "plain all-gather", "head-tail"),)

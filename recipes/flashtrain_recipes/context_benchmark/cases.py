@@ -1,0 +1,114 @@
+"""What is measured: attention of a shape, mask and length over so many devices.
+
+D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from flashtrain.distributed.context.layout import visible_keys
+from flashtrain.errors import UserError
+from flashtrain_kernels import Mask
+from flashtrain_recipes.attention_benchmark.baselines.ours import mask_maker
+from flashtrain_recipes.attention_benchmark.cases import Case
+from flashtrain_recipes.attention_benchmark.settings import (
+    WITH_DOCUMENTS,
+    BenchmarkSettings,
+    Shape,
+    parse_mask,
+    parse_shape,
+)
+
+LENGTHS = (32768, 131072, 524288)
+MASKS = ("causal", "causal-document")
+SHAPE = "16x128"
+# Lengths of documents: log-normal, of this median and spread, as texts of the web are; one is rarely far from 20 tokens
+# or 20,000. In short sequences the median is a share of the sequence.
+MEDIAN_TOKENS, SPREAD, LEAST_DOCUMENTS = 665, 1.6, 24
+
+
+@dataclass(frozen=True)
+class ContextCase:
+    """attention: one row (batch 1). degree: devices that share it."""
+
+    attention: Case
+    degree: int
+
+    @cached_property
+    def mask(self) -> Mask:
+        """The whole sequence's, on the host."""
+        return mask_maker(self.attention, torch.device("cpu"))()
+
+    @cached_property
+    def pairs(self) -> int:
+        """(query, key) pairs that a head computes."""
+        return int(visible_keys(self.mask).sum())
+
+    @property
+    def flops(self) -> float:
+        """Of forward and backward: 4 D and 10 D for each pair and head."""
+        return 14.0 * self.attention.heads * self.attention.head_dim * self.pairs
+
+    def columns(self) -> dict[str, Any]:
+        """The case as the columns of a row."""
+        one = self.attention
+        columns: dict[str, Any] = {
+            "mask": one.mask,
+            "seqlen": one.seqlen_q,
+            "degree": self.degree,
+            "heads": one.heads,
+            "kv_heads": one.kv_heads,
+            "head_dim": one.head_dim,
+            "dtype": one.dtype_name,
+        }
+        if one.documents:
+            columns |= {"documents": len(one.documents), "longest_document": max(one.documents)}
+        return columns
+
+    def __str__(self) -> str:
+        one = self.attention
+        return f"{one.mask}, {one.seqlen_q} tokens, {Shape(one.heads, one.kv_heads, one.head_dim)}, {self.degree} ranks"
+
+
+def cases(asked: BenchmarkSettings, degrees: Sequence[int]) -> list[ContextCase]:
+    """Every degree, shape, mask and length (the shorter first) asked for. Raises UserError where none is left."""
+    lengths = sorted(set(asked.seqlens or LENGTHS))
+    found = [
+        ContextCase(_attention(parse_shape(shape), mask, length, asked.dtype), degree)
+        for degree in degrees
+        for shape in asked.shapes or [SHAPE]
+        for mask in asked.masks or MASKS
+        for length in lengths
+        if asked.longest is None or length <= asked.longest
+    ]
+    if not found:
+        raise UserError(f"benchmark.longest={asked.longest} leaves none of the lengths: expected a longer one.")
+    return list(dict.fromkeys(found))
+
+
+def heavy_tailed_lengths(total: int, seed: int = 0) -> tuple[int, ...]:
+    """Lengths of documents that fill `total` tokens, log-normal, the last one cut; the same for a seed everywhere."""
+    draw = random.Random(seed)
+    middle = math.log(max(1.0, min(MEDIAN_TOKENS, total / LEAST_DOCUMENTS)))
+    lengths: list[int] = []
+    left = total
+    while left:
+        length = min(left, max(1, round(draw.lognormvariate(middle, SPREAD))))
+        lengths.append(length)
+        left -= length
+    return tuple(lengths)
+
+
+def _attention(shape: Shape, mask: str, length: int, dtype: str) -> Case:
+    documents = heavy_tailed_lengths(length) if parse_mask(mask).kind in WITH_DOCUMENTS else ()
+    return Case(
+        1, shape.heads, length, shape.head_dim, mask, kv_heads=shape.kv_heads, dtype_name=dtype, documents=documents
+    )
