@@ -208,7 +208,8 @@ def memory_plan(batching: Batching) -> list[str]:
     """The estimate in one line by what it holds, and every way to run, the one taken marked; for mode=plan."""
     if batching.estimate is None:
         return []
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in batching.estimate.parts().items())
+    held = {**batching.estimate.parts(), "host": batching.estimate.host}
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items() if name != "host" or size)
     ways = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
     return [f"memory: {batching.estimate.total / GIB:.2f} GiB ({parts})", *(ways if len(ways) > 1 else [])]
 

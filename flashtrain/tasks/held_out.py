@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from hashlib import sha256
+from collections.abc import Iterator, Mapping
+from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_source, make_sources
-
-BLOCK = 2**20  # bytes of a file that are read at once
 
 
 def why_not_held_out(settings: Settings, folder: Path) -> str | None:
@@ -63,29 +61,15 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
 
 def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool:
     """Whether a file, by its place or its contents, or a fingerprint is in both."""
-    there, here = set(trained), set(scored)
-    if there & here or {_real(one) for one in there} & {_real(one) for one in here}:
-        return True
-    sizes = _sizes(there) & _sizes(here)
-    return bool(_contents(there, sizes) & _contents(here, sizes))
+    there, here = ({_real(one) for one in side} for side in (trained, scored))
+    by_size: dict[int, list[Path]] = {}
+    for one in there:
+        if isinstance(one, Path):
+            by_size.setdefault(one.stat().st_size, []).append(one)
+    files = [one for one in here if isinstance(one, Path)]
+    alike = ((file, other) for file in files for other in by_size.get(file.stat().st_size, ()))
+    return bool(there & here) or any(cmp(*pair, shallow=False) for pair in alike)
 
 
 def _real(one: Path | str) -> Path | str:
     return one.resolve() if isinstance(one, Path) else one
-
-
-def _sizes(files: Collection[Path | str]) -> set[int]:
-    return {one.stat().st_size for one in files if isinstance(one, Path)}
-
-
-def _contents(files: Collection[Path | str], sizes: Collection[int]) -> set[str]:
-    """The checksums of files of these sizes."""
-    found = set()
-    for one in files:
-        if isinstance(one, Path) and one.stat().st_size in sizes:
-            digest = sha256()
-            with one.open("rb") as file:
-                while block := file.read(BLOCK):
-                    digest.update(block)
-            found.add(digest.hexdigest())
-    return found

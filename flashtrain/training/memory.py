@@ -116,15 +116,6 @@ class MemoryEstimate:
             update,
         ]
 
-    def lines(self) -> list[str]:
-        """The estimate to read: one line for each part, in GiB, and the total."""
-        lines = [f"{name:<12}{size / GIB:8.2f} GiB" for name, size in {**self.parts(), "total": self.total}.items()]
-        if self.exchange:
-            lines.insert(-1, f"{'(exchanged)':<12}{self.exchange / GIB:8.2f} GiB, of what is at work")
-        if self.host:
-            lines.insert(-1, f"{'(host)':<12}{self.host / GIB:8.2f} GiB")
-        return lines
-
 
 def estimate_memory(
     parameters: int,

@@ -27,7 +27,7 @@ from flashtrain.settings.groups import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.batching import Batching, choose_batching, compiles, memory_words, plan_text
+from flashtrain.tasks.batching import Batching, choose_batching, compiles, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import (
     attended_context,
     decoder_config,
@@ -312,18 +312,9 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *describe_mask(settings),
         *plan_lines(settings, hardware, model, batching.micro_batch),
-        *(batching.estimate.lines() if batching.estimate else []),
-        *_ways_to_run(batching),
+        *memory_plan(batching),
     ]
     return plan_text(lines, settings, hardware, flops)
-
-
-def _ways_to_run(batching: Batching) -> list[str]:
-    """The estimate of every kind of memory saving, the one that would be taken marked."""
-    if not batching.options:
-        return []
-    lines = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
-    return ["memory savings, cheapest in time first (> is taken):", *lines]
 
 
 def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
