@@ -11,7 +11,7 @@ weight), `streaming` and `text_stream` (StreamingDataModule: without a token fil
 
 Masked language models read the same token file in samples of their real lengths: `masking` (Pieces, split_pieces,
 mask_tokens, MaskedBatch), `masked_samples` (MaskedSamples), `token_budget` (Cost, share_out, TokenBudgetPlan),
-`token_budget_loader` (TokenBudgetLoader) and `masked_datamodule` (MaskedTextDataModule), which puts these together.
+`token_budget_sampler` (TokenBudgetSampler) and `masked_datamodule` (MaskedTextDataModule), which puts these together.
 
 Conversations are rows of a `chat_source` (ChatFiles, ChatDataset, ChatSource), become tokens with marks by a
 `chat_template` (ChatTemplate), and rows with labels by `chat_samples` (ChatSamples); `chat_datamodule` (ChatDataModule)

@@ -15,10 +15,9 @@ from flashtrain.data.chat_samples import COST, ChatDocuments, ChatSamples, label
 from flashtrain.data.chat_source import ChatFiles, ChatRows, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.loader import ListedBatches, evaluation_loader
+from flashtrain.data.loader import ListedBatches, ResumableLoader, evaluation_loader
 from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.token_budget import rows_once
-from flashtrain.data.token_budget_loader import TokenBudgetLoader
 from flashtrain.data.token_cache import GOES_ON, OpenTokens, open_or_build
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
@@ -165,7 +164,7 @@ class ChatDataModule(TextDataModule):
             f"learn, {self.validation_tokens:,} held out{self._said} | {self.cache.folder}"
         )
 
-    def train_dataloader(self) -> TokenBudgetLoader:
+    def train_dataloader(self) -> ResumableLoader:
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
         samples = self._chats(self.documents[0])
@@ -173,7 +172,8 @@ class ChatDataModule(TextDataModule):
         rows = self.batch_size * self.accumulate * self._place()[0]
         look_ahead = max(2.0, looked_through / (rows * self.context))
         # Rows are filled first, and evened as far as that allows.
-        return self._budget_loader(samples, budget=self.context, cost=COST, look_ahead=look_ahead, tolerance=np.inf)
+        plan = {"budget": self.context, "cost": COST, "look_ahead": look_ahead, "tolerance": np.inf}
+        return self._training(samples, plan)
 
     def val_dataloader(self) -> DataLoader[ChatBatch] | list[DataLoader[ChatBatch]]:  # type: ignore[override]
         """This device's rows of at most `validation_samples` held-out rows; an empty list where nothing is held out."""

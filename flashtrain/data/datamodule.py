@@ -6,8 +6,9 @@ B micro-batch on this device, S sequence (context).
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -20,9 +21,6 @@ from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_cache import OpenTokens, open_split
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec
 from flashtrain.errors import UserError, at_least, between
-
-if TYPE_CHECKING:
-    from flashtrain.data.token_budget_loader import TokenBudgetLoader
 
 
 class ResumableDataModule(pl.LightningDataModule):
@@ -49,12 +47,16 @@ class ResumableDataModule(pl.LightningDataModule):
             return 0.0
         return self._train_loader.samples_read / len(self._train_loader.packed)
 
-    def _training(self, samples: Samples) -> ResumableLoader:
-        """The run's micro-batches of these samples for this device."""
+    def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
+        """The run's micro-batches of these samples for this device. plan: of rows of samples of many lengths (see
+        TokenBudgetPlan)."""
+        from flashtrain.data.token_budget_sampler import TokenBudgetSampler
+
         world_size, rank = self._place()
-        make: Any = getattr(samples, "sampler", StepSampler)
+        make: Any = getattr(samples, "sampler", partial(StepSampler, len(samples)))
+        if plan is not None:
+            make = partial(TokenBudgetSampler, samples, plan)
         sampler = make(
-            len(samples),
             batch_size=self.batch_size,
             total_steps=self.total_steps,
             accumulate=self.accumulate,
@@ -63,27 +65,6 @@ class ResumableDataModule(pl.LightningDataModule):
             seed=self.seed,
         )
         self._train_loader = ResumableLoader(
-            samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
-        )
-        return self._train_loader
-
-    def _budget_loader(self, samples: Any, **plan: Any) -> TokenBudgetLoader:
-        """The run's micro-batches for this device, of rows of samples of many lengths. plan: see TokenBudgetPlan."""
-        from flashtrain.data.token_budget import TokenBudgetPlan
-        from flashtrain.data.token_budget_loader import TokenBudgetLoader, TokenBudgetSampler
-
-        world_size, rank = self._place()
-        rows = self.batch_size * self.accumulate * world_size
-        sampler = TokenBudgetSampler(
-            samples,
-            TokenBudgetPlan(len(samples), samples.lengths, rows=rows, seed=self.seed, **plan),
-            total_steps=self.total_steps,
-            accumulate=self.accumulate,
-            batch_size=self.batch_size,
-            world_size=world_size,
-            rank=rank,
-        )
-        self._train_loader = TokenBudgetLoader(
             samples, sampler, trainer=self.trainer, num_workers=self.num_workers, pin_memory=self._pin_memory()
         )
         return self._train_loader

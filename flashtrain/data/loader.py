@@ -84,9 +84,14 @@ class StepSampler(DistributedSampler):
         """How many samples all devices together have read before this step."""
         return self._anchor_sample + (step - self._anchor_step) * self.samples_per_step
 
-    def continue_from(self, step: int, number: int) -> None:
-        """Let this step begin at this number: for a run that is resumed with another count of samples a step."""
-        self._anchor_step, self._anchor_sample = step, number
+    def place(self, step: int) -> dict[str, Any]:
+        """What a checkpoint says of where this step begins, in plain values."""
+        return {"samples_read": self.first_number(step)}
+
+    def continue_from(self, step: int, place: dict[str, Any]) -> None:
+        """Let this step begin at this place: for a run that is resumed, also with another count of samples a step."""
+        # Not at step times samples a step: the run may have changed its batch size before.
+        self._anchor_step, self._anchor_sample = step, place["samples_read"]
 
     def sample_numbers(self, micro_batch: int) -> np.ndarray:
         """(batch_size,) int64: the samples that this device reads in a micro-batch, counted from the run's first."""
@@ -102,10 +107,6 @@ class StepSampler(DistributedSampler):
             of_epoch = epochs == epoch
             chosen[of_epoch] = _latest_orders(self.samples, self.seed, int(epoch))[places[of_epoch]]
         return chosen
-
-    def noted(self) -> dict[str, int]:
-        """What else a checkpoint says of the stream of samples."""
-        return {}
 
 
 class ListedBatches(DistributedSampler):
@@ -223,13 +224,12 @@ class ResumableLoader(DataLoader[Any]):
         """The place in the stream of samples, and what the stream was made of. Plain numbers, the same on all ranks."""
         return {
             "step": self.step,
-            "samples_read": self.samples_read,
             "accumulate": self.steps.accumulate,
             "seed": self.steps.seed,
-            "context": self.packed.context,
-            "samples": self.steps.samples,
+            "samples": len(self.packed),
             "tokens": self.packed.tokens,
-            **self.steps.noted(),
+            "context": getattr(self.packed, "context", None),
+            **self.steps.place(self.step),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -238,24 +238,21 @@ class ResumableLoader(DataLoader[Any]):
         A stream made of other data, context or seed has no such sample: that is logged as a warning. Raises UserError
         for the state of another kind of data.
         """
-        missing = self.state_dict().keys() - state_dict.keys()
+        now = self.state_dict()
+        missing = self.steps.place(self.step).keys() - state_dict.keys()
         if missing:
             raise UserError(f"the checkpoint is of another kind of data: it has no {', '.join(sorted(missing))}.")
         changed = [
-            f"{name} {state_dict[name]} -> {now}"
-            for name, now in self.state_dict().items()
-            if name in ("seed", "context", "samples", "tokens", "mixture") and state_dict[name] != now
+            f"{name} {state_dict[name]} -> {now[name]}"
+            for name in ("seed", "context", "samples", "tokens", "mixture")
+            if name in now and state_dict.get(name, now[name]) != now[name]
         ]
         if changed:
             log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
-        self._continue_from(state_dict)
+        self.steps.continue_from(state_dict["step"], state_dict)
         self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
         if self.trainer is not None:
             align_batch_counts(self.trainer, len(self), state_dict["accumulate"], self.steps.accumulate)
-
-    def _continue_from(self, state_dict: dict[str, Any]) -> None:
-        # Not step times samples a step: the run may have changed its batch size before.
-        self.steps.continue_from(state_dict["step"], state_dict["samples_read"])
 
 
 def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:

@@ -12,14 +12,13 @@ from torch.utils.data import DataLoader
 
 from flashtrain.data.balance import Cost
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.loader import ListedBatches, evaluation_loader
+from flashtrain.data.loader import ListedBatches, ResumableLoader, evaluation_loader
 from flashtrain.data.masked_samples import MaskedSamples
 from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.packing import Spans
 from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
 from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_budget import rows_once
-from flashtrain.data.token_budget_loader import TokenBudgetLoader
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
@@ -126,11 +125,11 @@ class MaskedTextDataModule(TextDataModule):
         pairs = float((lengths * lengths).sum())
         return pairs / tokens, len(lengths) / tokens, float(samples.epoch(0).label_counts.sum()) / tokens
 
-    def train_dataloader(self) -> TokenBudgetLoader:
+    def train_dataloader(self) -> ResumableLoader:
         """The run's micro-batches for this device, from the step that the trainer stands at."""
         self._check()
         samples = self._masked(self.split.training, self.seed)
-        return self._budget_loader(samples, budget=self.token_budget, cost=self.cost, most=samples.most)
+        return self._training(samples, {"budget": self.token_budget, "cost": self.cost, "most": samples.most})
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]
         """This device's rows of the first `validation_samples` held-out samples; an empty list where none are."""

@@ -167,7 +167,7 @@ class MixedSamples:
         rows = [self.parts[part][[place]] for part, place in zip(of_part, places, strict=True)]
         return cast(Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]})
 
-    def sampler(self, _: int, **options: Any) -> MixtureSampler:
+    def sampler(self, **options: Any) -> MixtureSampler:
         """The order in which a run reads them: see StepSampler's options."""
         return MixtureSampler(self.lengths, self.counts, **options)
 
@@ -193,8 +193,9 @@ class MixtureSampler(StepSampler):
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by part: the latest epoch
         self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # the latest
 
-    def noted(self) -> dict[str, int]:
-        return {"mixture": zlib.crc32(repr((self.lengths.tolist(), self.counts.tolist())).encode())}
+    def place(self, step: int) -> dict[str, Any]:
+        mixture = zlib.crc32(repr((self.lengths.tolist(), self.counts.tolist())).encode())
+        return {**super().place(step), "mixture": mixture}
 
     def chosen(self, numbers: np.ndarray) -> np.ndarray:
         found = np.empty_like(numbers)
@@ -222,9 +223,6 @@ class MixtureSampler(StepSampler):
         if self._orders.get(part, (None,))[0] != epoch:
             self._orders[part] = epoch, epoch_order(int(self.lengths[part]), self.seed, epoch, part)
         return self._orders[part][1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_orders": {}, "_blocks": {}}
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:

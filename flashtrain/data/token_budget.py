@@ -11,7 +11,7 @@ exchanged, and no messages either.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -127,9 +127,6 @@ class TokenBudgetPlan:
                 del self._epochs[min(self._epochs)]
             self._epochs[epoch] = epoch_order(self.samples, self.seed, epoch), np.asarray(self.lengths(epoch))
         return self._epochs[epoch]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_epochs": {}}
 
 
 def rows_once(

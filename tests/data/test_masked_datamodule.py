@@ -60,7 +60,7 @@ def test_all_devices_together_read_each_sample_once_and_agree_on_the_step(make):
     for rank in range(3):
         with placed(data, 3, rank):
             loader = data.train_dataloader()
-            ranks.append((list(loader), list(loader.rows), loader.state_dict()))
+            ranks.append((list(loader), list(loader.steps), loader.state_dict()))
     assert ranks[0][2] == ranks[1][2] == ranks[2][2]
     numbers = [number for _, rows, _ in ranks for row in rows for number in row.numbers]
     assert len(set(numbers)) == len(numbers) == ranks[0][2]["next_number"] - len(ranks[0][2]["waiting"])

@@ -84,7 +84,7 @@ def fit(folder: Path, steps: int, resume: Path | None, devices: int, accumulate:
     )  # fmt: skip
     trainer.fit(task, datamodule=data, ckpt_path=resume)
     trainer.save_checkpoint(folder / "last.ckpt")
-    sampler = data._train_loader.rows
+    sampler = data._train_loader.steps
     begin = int(resume is not None) * 2 * accumulate
     rows = [row.numbers for row in list(iterate(sampler, begin, steps * accumulate))]
     return {
