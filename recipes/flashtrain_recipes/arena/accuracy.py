@@ -22,6 +22,7 @@ from flashtrain.report.table import Table, make_table
 from flashtrain_recipes.arena import image, listops
 from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS, contour_words
 from flashtrain_recipes.arena.text import PAPER_LENGTH, REVIEW_LENGTH
+from flashtrain_recipes.harness.rows import over_fastest
 
 Z95 = 1.959964
 
@@ -145,16 +146,11 @@ def speed_rows(rows: Rows) -> list[Row]:
     """The rows with `speedup_over_standard`: over standard attention, as compiled as the row itself, at the same task
     and batch. None where that one has no figure.
     """
+    same = ("task", "length", "batch", "compiled")
     found = []
     for row in rows:
-        told = dict(row)
-        if row.get("samples_per_second"):
-            told["speedup_over_standard"] = None
-            for other in rows:
-                same = all(other.get(key) == row.get(key) for key in ("task", "length", "batch", "compiled"))
-                if same and other.get("is_standard") and other.get("samples_per_second"):
-                    told["speedup_over_standard"] = round(row["samples_per_second"] / other["samples_per_second"], 3)
-        found.append(told)
+        over = over_fastest(row, rows, "samples_per_second", same, lambda one: bool(one.get("is_standard")))
+        found.append({**row, "speedup_over_standard": over} if row.get("samples_per_second") else dict(row))
     return found
 
 

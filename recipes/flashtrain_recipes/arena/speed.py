@@ -6,7 +6,7 @@ the model, length and batch of the task's recipe. Rows are random and of full le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,23 +20,23 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.report.table import Table
 from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.steps import clip_gradients
 from flashtrain_recipes.arena.accuracy import mean_speedups, speed_rows, speed_tables
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.stages import stages_of
-from flashtrain_recipes.benchmark_runner.measuring import Row
-from flashtrain_recipes.benchmark_runner.run import Run
+from flashtrain_recipes.harness.rows import Row, Rows
+from flashtrain_recipes.harness.run_folder import Run
+from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
-from flashtrain_recipes.step_benchmark.training_step import Contender, TrainingStep
+from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep
 
 _DENSE, _PATTERN = "dense", "butterfly-local-global"
 
 
 @dataclass(frozen=True)
-class SpeedCase:
-    """model: the task's name. config: what recipe=lra-... trains. batch: its batch. (What a StepCase has, too.)"""
+class SpeedCase(StepCase):
+    """model: the task's name. config: what recipe=lra-... trains."""
 
     model: str
     config: ClassifierConfig
@@ -44,10 +44,10 @@ class SpeedCase:
     weights: str = "fp32"
 
     def __str__(self) -> str:
-        return f"{self.model} S={self.context}"
+        return f"{self.model} S={self.context} batch {self.batch}"
 
     @property
-    def context(self) -> int:
+    def context(self) -> int:  # type: ignore[override]
         """S, of each sequence of a sample."""
         return self.config.length
 
@@ -55,23 +55,33 @@ class SpeedCase:
         """Model FLOPs of a token's forward and backward under dense attention: one measure for all."""
         return _flops(replace(self.config, pattern=_DENSE)) / self.context
 
-    def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    def columns(self) -> Row:
+        return {"task": self.model, "length": self.context, "batch": self.batch, "weights": self.weights}
+
+    def rates(self, milliseconds: float, peak_flops: float | None) -> Row:
+        return {"samples_per_second": round(self.batch / milliseconds * 1e3, 3)}
+
+    def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
         """Random rows of full length (B, S) or (B, 2, S), and labels (B,)."""
         generator = torch.Generator().manual_seed(seed)
-        shape = (batch, self.context) if self.config.towers == 1 else (batch, self.config.towers, self.context)
+        towers = () if self.config.towers == 1 else (self.config.towers,)
+        shape = (self.batch, *towers, self.context)
         tokens = torch.randint(self.config.vocab_size, shape, generator=generator).to(torch.uint8)
-        labels = torch.randint(self.config.classes, (batch,), generator=generator)
+        labels = torch.randint(self.config.classes, (self.batch,), generator=generator)
         return tokens.to(device), labels.to(device)
 
 
-class ClassifierStep(Contender):
+class ClassifierStep(StepBaseline):
     """The task's model with one attention. sparse: by the block pattern of the task's recipe, or a usual one."""
 
     def __init__(self, name: str, title: str, *, attention: str, compiled: bool, sparse: bool = False) -> None:
         self.name, self.title, self.attention = name, title, attention
         self.compiled, self.sparse = compiled, sparse
 
-    def build(self, case: Any, batch: int, device: torch.device) -> TrainingStep:
+    def columns(self, case: StepCase) -> Row:
+        return {**super().columns(case), "compiled": self.compiled, "is_standard": self.attention == "standard"}
+
+    def build(self, case: Any, device: torch.device) -> TrainingStep:
         own = case.config.pattern
         pattern = (own if own != _DENSE else _PATTERN) if self.sparse else _DENSE
         config = replace(case.config, pattern=pattern)
@@ -113,11 +123,14 @@ _USUAL = tuple(_TASKS)[:-1]  # standard attention has no figure at 65,536 pixels
 class SequenceSteps(StepBenchmark):
     """The tasks that benchmark.tasks names, by attention."""
 
-    def __init__(self, settings: Settings, hardware: Hardware) -> None:
-        super().__init__(settings, hardware)
-        self.todo: list[SpeedCase] = cases(settings)
+    what = "training steps of the Long Range Arena"
+    rate = "samples_per_second"
+    metric = "samples_per_second/{task}/{implementation}"
 
-    def everyone(self, compiled: bool) -> list[ClassifierStep]:
+    def make_cases(self) -> list[SpeedCase]:
+        return cases(self.settings)
+
+    def make_baselines(self) -> list[ClassifierStep]:
         kinds = [
             ("flash", "flashtrain", "flash", False),
             ("block-sparse", "flashtrain, block-sparse", "flash", True),
@@ -132,60 +145,31 @@ class SequenceSteps(StepBenchmark):
                 compiled=is_compiled,
                 sparse=sparse,
             )
-            for is_compiled in ((True, False) if compiled else (False,))
+            for is_compiled in ((True, False) if self.compiled else (False,))
             for name, title, attention, sparse in kinds
         ]
-
-    def line(self) -> str:
-        names = "; ".join(contender.title for contender in self.contenders)
-        tasks = ", ".join(case.model for case in self.todo)
-        return f"training steps of {tasks}: {self.asked.rounds} rounds on {self.hardware.name}: {names}"
-
-    def batches_of(self, case: SpeedCase) -> list[int]:
-        """The batches asked for, or the one of the task's recipe."""
-        return sorted(set(self.asked.batches)) if self.asked.batches else [case.batch]
-
-    def row(self, row: Row, case: SpeedCase, batches: Sequence[int]) -> Row:
-        """A row of StepMeasurement in this table's words."""
-        contender = next(one for one in self.contenders if one.title == row["implementation"])
-        told = {key: value for key, value in row.items() if key not in ("model", "context", "tokens_per_second", "mfu")}
-        rate = row.get("tokens_per_second")
-        return {
-            "implementation": row["implementation"],
-            "task": row["model"],
-            "length": row["context"],
-            **told,
-            "samples_per_second": None if not rate else round(rate / row["context"], 3),
-            "compiled": contender.compiled,
-            "is_standard": contender.attention == "standard",
-        }
-
-    def told(self, rows: Sequence[Row]) -> str:
-        told = [
-            f"{row['implementation']} {row['samples_per_second']:,.1f}" for row in rows if row["samples_per_second"]
-        ]
-        return f"samples/s: {'; '.join(told)}"
 
     def completed(self, run: Run) -> list[Row]:
         return speed_rows(run.rows)
 
-    def tables(self, rows: Sequence[Row]) -> list[Table]:
+    def tables(self, rows: Rows) -> list[Table]:
         return speed_tables(rows)
 
-    def best(self, rows: Sequence[Row]) -> dict[str, float]:
+    def best(self, rows: Rows) -> dict[str, float]:
         """The mean speed-up of each implementation."""
         return {f"mean_speedup_{row['implementation']}": row["mean_speedup"] for row in mean_speedups(rows)}
 
 
 def cases(settings: Settings) -> list[SpeedCase]:
     """The tasks that benchmark.tasks names, at benchmark.seqlens' longest length where that is shorter."""
-    asked, found = settings.benchmark, []
-    for name in asked.tasks or _USUAL:
+    options, found = settings.benchmark, []
+    for name in options.tasks or _USUAL:
         recipe, shape = _TASKS[name]
         stage = stages_of(settings_of_recipe(recipe))[-1]
-        if asked.longest is not None and shape.length > asked.longest:
-            side = None if shape.side is None else int(asked.longest**0.5)
-            length = asked.longest if side is None else side * side
+        if options.longest is not None and shape.length > options.longest:
+            side = None if shape.side is None else int(options.longest**0.5)
+            length = options.longest if side is None else side * side
             shape = SequenceShape(shape.classes, length, shape.vocab_size, side, shape.towers)
-        found.append(SpeedCase(name, classifier_config(stage.settings.classifier, shape), stage.batch))
+        config = classifier_config(stage.settings.classifier, shape)
+        found += [SpeedCase(name, config, batch) for batch in options.batches or [stage.batch]]
     return found

@@ -17,7 +17,6 @@ class Case(Protocol):
 
     def columns(self) -> Row:
         """The case as the columns of a row."""
-        ...
 
 
 class Baseline(ABC):
@@ -50,8 +49,8 @@ class Baseline(ABC):
 B = TypeVar("B", bound=Baseline)
 
 
-def choose(everyone: Sequence[B], names: Sequence[str] | None, device: torch.device) -> tuple[list[B], dict[str, str]]:
-    """(the named baselines that this device can have, {title of each that it cannot: why}). names None: all."""
+def choose(everyone: Sequence[B], names: Sequence[str] | None, device: torch.device) -> tuple[list[B], dict[B, str]]:
+    """(the named baselines that this device can have, {each that it cannot have: why}). names None: all."""
     named = [one for one in everyone if names is None or one.name in names]
-    missing = {one.title: reason for one in named if (reason := one.missing(device)) is not None}
-    return [one for one in named if one.title not in missing], missing
+    missing = {one: reason for one in named if (reason := one.missing(device)) is not None}
+    return [one for one in named if one not in missing], missing

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from flashtrain_recipes.harness.turns import Effort, Turns
 class Benchmark(ABC):
     """What the settings name, measured on this machine. A family's subclass says what, on what, and in which columns.
 
-    cases: in the order of measuring. baselines: those that this machine has; missing: {title of each other: why}.
+    cases: in the order of measuring. baselines: those that this machine has; missing: {each other: why}.
     Raises UserError, when it is made, for what the user can mend.
     """
 
@@ -43,7 +43,7 @@ class Benchmark(ABC):
     metric: ClassVar[str]  # its name for loggers, filled in from a row: "tokens_per_second/{model}/{implementation}"
     best_key: ClassVar[str]  # its name in the summary: "tokens_per_second_{model}"; the largest of flashtrain's rows
     ours: ClassVar[str] = "flashtrain"  # the implementation that the summary reports
-    drawings: ClassVar[Mapping[str, Callable[[Rows, Path], object]]] = {}  # {"context.png": draws it, or UserError}
+    drawings: ClassVar[Sequence[tuple[str, Callable[[Rows, Path], object]]]] = ()  # ("context.png", draws it)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         self.settings, self.hardware, self.options = settings, hardware, settings.benchmark
@@ -76,9 +76,9 @@ class Benchmark(ABC):
         """Entered around the measuring of a case."""
         return nullcontext()
 
-    def without(self, case: Any, title: str, status: str, reason: str) -> list[Row]:
+    def without(self, case: Any, baseline: Any, status: str, reason: str) -> list[Row]:
         """The rows of a baseline at a case that was not begun; case None: of one that this machine does not have."""
-        return [empty_row(title, {} if case is None else case.columns(), status, reason)]
+        return [empty_row(baseline.title, {} if case is None else case.columns(), status, reason)]
 
     def completed(self, run: Run) -> list[Row]:
         """The rows as they are published, when all cases were measured or given up: with what compares them."""
@@ -116,7 +116,7 @@ class Benchmark(ABC):
 
     def plan(self) -> str:
         """mode=plan: what would be measured, and nothing started."""
-        lines = [self.line(), *[f"  left out: {title}, {reason}" for title, reason in self.missing.items()]]
+        lines = [self.line(), *[f"  left out: {one.title}, {reason}" for one, reason in self.missing.items()]]
         lines += [f"  {self.plan_line(case)}" for case in self.cases]
         return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
 
@@ -130,8 +130,8 @@ class Benchmark(ABC):
         say(self.line())
         planned = planned_row(self.settings, self.hardware, overrides)
         with begun(self.settings, folder, planned, overrides, started) as run:
-            for title, reason in self.missing.items():
-                run.note(EVERY_CASE, title, reason)
+            for one, reason in self.missing.items():
+                run.note(EVERY_CASE, one.title, reason)
             measured = self.follow(run)
             self._give_up(run, self.cases[measured:])
             run.rows = self.completed(run)
@@ -188,11 +188,11 @@ class Benchmark(ABC):
             reason = f"benchmark.max_seconds={self.options.max_seconds:g} were over"
             run.note(str(case), "not measured", reason)
             run.rows += self._without_all(case, NO_TIME, reason)
-        for title, reason in self.missing.items():
-            run.rows += self.without(None, title, MISSING, reason)
+        for one, reason in self.missing.items():
+            run.rows += self.without(None, one, MISSING, reason)
 
     def _without_all(self, case: Any, status: str, reason: str) -> list[Row]:
-        return [row for one in self.baselines for row in self.without(case, one.title, status, reason)]
+        return [row for one in self.baselines for row in self.without(case, one, status, reason)]
 
     def _show(self, run: Run, measured: int) -> None:
         """Print the tables of the rows, draw the figures, log both; say what of the cases is there."""
@@ -202,7 +202,7 @@ class Benchmark(ABC):
         for table in self.tables(run.rows):
             table.print()
         log_table(run.loggers, "rows", run.rows)
-        for name, draw in self.drawings.items():
+        for name, draw in self.drawings:
             path = run.folder / name
             try:
                 draw(run.rows, path)

@@ -74,10 +74,7 @@ class Run:
             logger.save()
 
     def say_end(self, measured: int, wanted: int) -> None:
-        """Print what is missing and why, where the rows are, and how to publish them."""
-        for (title, reason), cases in self.notes.items():
-            where = "" if cases == [EVERY_CASE] else f" ({len(cases)} of {wanted} cases)"
-            say(f"{title}: {reason}{where}")
+        """Print where the rows are, and how to publish them."""
         say(f"{len(self.rows)} rows of {measured} of {wanted} cases in {self.folder / RESULT}")
         say(f"  publish them: python -m flashtrain.report {self.folder} --save recipes/results/NAME.json")
 

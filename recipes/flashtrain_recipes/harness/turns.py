@@ -4,6 +4,7 @@ favours none. Nothing of Lightning: ranks that only compute import it.
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
@@ -106,10 +107,6 @@ class Turns(ABC, Generic[C, E]):
         """(status, reason) of a baseline that is not to be started at this case, known beforehand."""
         return (NO_TIME, "benchmark.max_seconds leave no time for it") if self.effort.is_over() else None
 
-    def make_room(self, baseline: Any) -> bool:
-        """Called when a baseline ran out of memory: whether there is more now, so that it is tried once more."""
-        return False
-
     def begin_round(self, number: int) -> None:
         """Called before the turns of a round."""
 
@@ -154,7 +151,7 @@ class Turns(ABC, Generic[C, E]):
             number += 1
 
     def _turn(self, entry: E, part: str, number: int) -> None:
-        reason = self.try_twice(entry.baseline, partial(self.sample, entry, part, number))
+        reason = self.guarded(entry.baseline, partial(self.sample, entry, part, number))
         if reason is not None:
             entry.failed.add(part)
             if not entry.samples[part]:  # else what it gave until now counts
@@ -162,7 +159,7 @@ class Turns(ABC, Generic[C, E]):
 
     def attempt(self, baseline: Any, part: str, do: Callable[[], object]) -> bool:
         """Whether it worked. If not, that is noted, and is a row."""
-        reason = self.try_twice(baseline, do)
+        reason = self.guarded(baseline, do)
         if reason is not None:
             self.leave_out(baseline, part, *_status_of(reason))
         return reason is None
@@ -173,13 +170,6 @@ class Turns(ABC, Generic[C, E]):
         self.note(baseline.title, ": ".join(word for word in words if word))
         self.empty += self.without(baseline, part, status, reason)
 
-    def try_twice(self, baseline: Any, do: Callable[[], object]) -> str | None:
-        """As `guarded`, once more where there was no memory and `make_room` finds some."""
-        reason = self.guarded(baseline, do)
-        if reason == OUT_OF_MEMORY and self.make_room(baseline):
-            reason = self.guarded(baseline, do)
-        return reason
-
     def guarded(self, baseline: Any, do: Callable[[], object]) -> str | None:
         """None where it worked, else what happened in a line. Raises where that has broken the GPU."""
         try:
@@ -189,6 +179,7 @@ class Turns(ABC, Generic[C, E]):
         except Exception as error:  # noqa: BLE001 - other people's programs may raise anything; the others go on
             reason = OUT_OF_MEMORY if is_out_of_memory(error) else first_line(error)
         self.after_failure()
+        gc.collect()  # what it had built refers to itself
         self.clock.settle()
         return reason
 

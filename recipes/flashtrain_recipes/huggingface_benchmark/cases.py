@@ -18,8 +18,8 @@ from flashtrain.settings.groups import MaskSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
 from flashtrain_recipes.attention_benchmark.settings import LORA
-from flashtrain_recipes.step_benchmark.contenders import NO_END
-from flashtrain_recipes.step_benchmark.training_step import WeightsHeld
+from flashtrain_recipes.step_benchmark.baselines.flashtrain import NO_END
+from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
 
 _LLAMA = {"vocab_size": 128256, "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 _THREE = {"rope_theta": 500000.0, "rope_type": "default"}
@@ -51,7 +51,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class HuggingFaceCase(WeightsHeld):
+class HuggingFaceCase(StepCase):
     """model: a name of SHAPES, trained whole, or with LORA behind it by adapters. context: S. told: the run's settings.
 
     layers: in place of the shape's own, None for those.
@@ -61,20 +61,21 @@ class HuggingFaceCase(WeightsHeld):
     context: int
     weights: str
     told: Settings
+    batch: int = 1
     layers: int | None = None
 
-    def __str__(self) -> str:
-        return f"{self.model} S={self.context} weights {self.weights}"
+    __str__ = StepCase.__str__
 
-    def settings(self, batch: int = 1) -> Settings:
-        """Those of recipe=hf that train it, a step being one micro-batch of `batch` sequences."""
+    def settings(self) -> Settings:
+        """Those of recipe=hf that train it, a step being one micro-batch."""
         told = deepcopy(self.told)
         kind, options = SHAPES[self.model.removesuffix(LORA)]
         own = {} if self.layers is None else {"num_hidden_layers": self.layers}
         told.model = replace(told.model, name="huggingface", path=None, config=kind, options={**options, **own})
         told.model.adapter = "lora" if self.model.endswith(LORA) else None
         told.context, told.mask, told.data.document_mask = self.context, MaskSettings(), False
-        told.trainer.micro_batch, told.trainer.tokens_per_step = batch, batch * self.context * told.data_ranks
+        told.trainer.micro_batch = self.batch
+        told.trainer.tokens_per_step = self.batch * self.context * told.data_ranks
         told.trainer.steps = NO_END
         told.optimizer.master_weights = self.weights != "bf16"
         return told
@@ -84,12 +85,9 @@ class HuggingFaceCase(WeightsHeld):
         with torch.device("meta"):
             return make_model(self.settings(), vocab_size=0, attention="flash")
 
-    def draw(self, batch: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-        """As StepCase.draw."""
-        generator = torch.Generator().manual_seed(seed)
+    def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
         vocab_size = SHAPES[self.model.removesuffix(LORA)][1]["vocab_size"]
-        drawn = torch.randint(vocab_size, (batch, self.context + 1), generator=generator).to(device)
-        return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+        return draw_tokens(vocab_size, self.batch, self.context, device, seed)
 
     def flops_per_token(self) -> float:
         """Of forward and backward, as the model counts them: the same for every implementation."""
@@ -100,8 +98,9 @@ def cases(settings: Settings) -> list[HuggingFaceCase]:
     """Every model, precision of weights and context asked for."""
     asked = settings.benchmark
     return [
-        HuggingFaceCase(model, context, weights, settings)
+        HuggingFaceCase(model, context, weights, settings, batch)
         for model in asked.models
         for weights in asked.weights
         for context in sorted(asked.contexts)
+        for batch in batches_of(asked, context)
     ]

@@ -21,14 +21,15 @@ from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.steps import clip_gradients
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
-from flashtrain_recipes.step_benchmark.contenders import (
-    FLASHTRAIN,
-    batch_loss,
-    hugging_face_loss,
+from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN, batch_loss, save_memory
+from flashtrain_recipes.step_benchmark.baselines.hugging_face import hugging_face_loss
+from flashtrain_recipes.step_benchmark.training_step import (
+    MemoryChoice,
+    StepBaseline,
+    TrainingStep,
+    autocast_of,
     precision_of,
-    save_memory,
 )
-from flashtrain_recipes.step_benchmark.training_step import Contender, MemoryChoice, TrainingStep, autocast_of
 
 CHECKPOINTING = "gradient checkpointing"
 
@@ -55,9 +56,9 @@ class Shared:
         """The machine, with the precision that the case's weights mean."""
         return replace(self.hardware, precision=precision_of(case, self.hardware.kind))
 
-    def decoder(self, case: HuggingFaceCase, batch: int) -> tuple[HuggingFaceDecoder, Settings, MemoryChoice]:
+    def decoder(self, case: HuggingFaceCase) -> tuple[HuggingFaceDecoder, Settings, MemoryChoice]:
         """flashtrain's model on the meta device, its settings, and its memory savings."""
-        settings, hardware = case.settings(batch), self.hardware_of(case)
+        settings, hardware = case.settings(), self.hardware_of(case)
         model = cast(HuggingFaceDecoder, make_model(settings, vocab_size=0, attention=hardware.attention))
         model.keep_in(hardware.precision)
         return model, settings, save_memory(settings, hardware, model)
@@ -66,13 +67,14 @@ class Shared:
         self, case: HuggingFaceCase, module: Any, model: nn.Module, loss: Any, device: torch.device
     ) -> TrainingStep:
         """A step of this loss. module: transformers' class, on the meta device, within `model`."""
-        if self._case != case or self._state is None:
+        case_of_all = replace(case, batch=1)
+        if self._case != case_of_all or self._state is None:
             self._state = None  # before the next one's are made
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             torch.manual_seed(case.told.seed)
-            owner, settings, _ = self.decoder(case, 1)
+            owner, settings, _ = self.decoder(case)
             owner.materialise(device)
             task = make_task(settings, self.hardware_of(case), owner, {})
             clip: Callable[[], object] = partial(clip_gradients, owner, task.gradient_clip)
@@ -82,14 +84,14 @@ class Shared:
             else:
                 trained = [one for one in owner.parameters() if one.requires_grad]
                 self._state = owner, GradientsOnly(trained, lr=0.0), None, lambda: None
-            self._case = case
+            self._case = case_of_all
         owner, optimizer, schedule, clip = self._state
         for mine, theirs in zip(module.modules(), owner.module.modules(), strict=True):
             mine._parameters, mine._buffers = theirs._parameters, theirs._buffers
         return TrainingStep(model.train(), loss, optimizer, clip, autocast=autocast_of(case, device), schedule=schedule)
 
 
-class OneOfAll(Contender):
+class OneOfAll(StepBaseline):
     """An implementation whose weights and optimiser states are all of the measurement's."""
 
     shares = True
@@ -103,11 +105,11 @@ class Flashtrain(OneOfAll):
 
     adapts = True
 
-    def memory(self, case: HuggingFaceCase, batch: int) -> MemoryChoice:
-        return self.shared.decoder(case, batch)[2]
+    def memory(self, case: HuggingFaceCase) -> MemoryChoice:
+        return self.shared.decoder(case)[2]
 
-    def build(self, case: HuggingFaceCase, batch: int, device: torch.device) -> TrainingStep:
-        model, settings, _ = self.shared.decoder(case, batch)
+    def build(self, case: HuggingFaceCase, device: torch.device) -> TrainingStep:
+        model, settings, _ = self.shared.decoder(case)
         settings.trainer.compile = False
         task = make_task(settings, self.shared.hardware_of(case), model, {})
         step = self.shared.step(case, model.module, model, partial(batch_loss, task), device)
@@ -136,20 +138,16 @@ class Transformers(OneOfAll):
         super().__init__(name, title, shared, compiled=compiled)
         self.attention, self.by_layer, self.may_compile = attention, by_layer, may_compile
 
-    def missing(self, device: torch.device) -> str | None:
-        refused = self.compiled and not self.may_compile
-        return "is compiled, on a CPU only with benchmark.compile=true" if refused else None
-
-    def memory(self, case: HuggingFaceCase, batch: int) -> MemoryChoice:
-        ours = self.shared.decoder(case, batch)[0].savings
+    def memory(self, case: HuggingFaceCase) -> MemoryChoice:
+        ours = self.shared.decoder(case)[0].savings
         return MemoryChoice() if ours.checkpointing == "none" else MemoryChoice(CHECKPOINTING)
 
-    def build(self, case: HuggingFaceCase, batch: int, device: torch.device) -> TrainingStep:
+    def build(self, case: HuggingFaceCase, device: torch.device) -> TrainingStep:
         import transformers
 
         from flashtrain.integrations import register_with_transformers
 
-        ours, settings, _ = self.shared.decoder(case, batch)
+        ours, settings, _ = self.shared.decoder(case)
         ours.config.use_cache = False
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(
@@ -158,7 +156,7 @@ class Transformers(OneOfAll):
         if settings.model.adapter is not None:
             model.add_adapter(ours.module.peft_config["default"])
         step = self.shared.step(case, model, model, partial(hugging_face_loss, model), device)
-        if self.memory(case, batch).words:
+        if self.memory(case).words:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if self.compiled:
             for part in decoder_layers(model) if self.by_layer else [model]:
@@ -166,7 +164,7 @@ class Transformers(OneOfAll):
         return step
 
 
-def everyone(shared: Shared, compiled: bool) -> list[Contender]:
+def everyone(shared: Shared, compiled: bool) -> list[StepBaseline]:
     """In the order of settings.HF_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
     theirs = partial(Transformers, shared=shared, compiled=True, may_compile=compiled)
     return [

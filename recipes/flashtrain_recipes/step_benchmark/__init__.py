@@ -1,7 +1,7 @@
 """Measurements of whole training steps: `python -m flashtrain recipe=gpt2-speed` and recipe=context-speed.
 
-training_step.py: what has steps: forward, backward, clipping and optimiser of any implementation; and GPT-2 as a case.
-measure.py lets implementations take turns, and run.py is the benchmark of them, for GPT-2 here, for BERT and the Long
-Range Arena elsewhere. contenders.py: by which implementations; plain_training.py is PyTorch alone. command_cost.py runs
-the command itself beside the bare loop; figures.py shows what was found, beside the paper's values.
+cases.py: a model at a context and batch. training_step.py: one optimiser step, and what a baseline is that makes them.
+baselines/: those of GPT-2. turns.py: how a case is measured, of any model; run.py: the benchmark of GPT-2, and what
+those of BERT, of transformers' decoders and of the Long Range Arena have in common with it. command_cost.py: the
+training command beside the bare loop. plain_training.py: PyTorch alone. figures.py: comparisons, tables, the figure.
 """

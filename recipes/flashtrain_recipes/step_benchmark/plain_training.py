@@ -3,8 +3,8 @@ model=plain, which trains it by the same command, so that loss curves can be lai
 
     python -m flashtrain -m recipe=gpt2 model=gpt2,plain trainer.micro_batch=32
 
-It starts from the very weights that model=gpt2 starts from with the same seed, and sees the same batches. PlainGPT uses
-nothing of flashtrain's models, so that nothing done to them changes it.
+It starts from the very weights that model=gpt2 starts from with the same seed, and sees the same batches. Its layers
+are none of flashtrain's, so that nothing done to those changes it.
 
 B batch, S sequence, H heads, D head dimension, E embedding width, V rows of the embedding table.
 """
@@ -25,42 +25,55 @@ from flashtrain.tasks.components import decoder_config
 from flashtrain_kernels import Mask
 
 
-class PlainGPT(nn.Module):
-    """A GPT-2 decoder without dropout. attention: "sdpa" or "standard" (scores, softmax and weights are S x S)."""
+class PlainGPT(Trainable):
+    """A GPT-2 decoder without dropout, whose weights have the names of models.gpt2's.
 
-    def __init__(
-        self, *, layers: int, heads: int, embed: int, context: int, vocab_rows: int, attention: str = "sdpa"
-    ) -> None:
+    attention: "sdpa" or "standard" (scores, softmax and weights are S x S).
+    """
+
+    def __init__(self, shape: GPT2Config, attention: str) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocab_rows, embed)
-        self.positions = nn.Embedding(context, embed)
-        self.blocks = nn.ModuleList(PlainBlock(embed, heads, attention) for _ in range(layers))
-        self.norm = nn.LayerNorm(embed)
+        self.config = shape
+        self.token_embedding = nn.Embedding(shape.vocab_rows, shape.embed)
+        self.position_embedding = nn.Embedding(shape.context, shape.embed)
+        self.blocks = nn.ModuleList(PlainBlock(shape.embed, shape.heads, attention) for _ in range(shape.layers))
+        self.final_norm = nn.LayerNorm(shape.embed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                writes_residual = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if writes_residual else 0.02)
+                writes_residual = name.endswith(("output.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if writes_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    @classmethod
-    def of(cls, config: GPT2Config, attention: str) -> PlainGPT:
-        """One of a configuration's shape."""
-        layers, heads, embed = config.layers, config.heads, config.embed
-        shape = {"layers": layers, "heads": heads, "embed": embed, "context": config.context}
-        return cls(**shape, vocab_rows=config.vocab_rows, attention=attention)
-
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, S, V) of tokens (B, S)."""
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
-        return F.linear(self.norm(x), self.tokens.weight)
+        return F.linear(self.final_norm(x), self.token_embedding.weight)
 
-    def loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of labels (B, S), which are shifted already, from float32 logits or wider."""
+    def loss(
+        self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
+    ) -> Tensor:
+        """Mean cross-entropy in nats of labels (B, S), which are shifted already, from float32 logits or wider.
+
+        UserError: a mask or positions.
+        """
+        if mask is not None or positions is not None:
+            raise UserError(
+                "model=plain sees whole rows only: expected mask=causal and data.document_mask=false, or model=gpt2."
+            )
         logits = self(tokens).flatten(0, 1)
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.flatten())
+
+    def parameter_count(self) -> int:
+        """All parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, context: int | None = None) -> float:
+        """As GPT2.flops_per_token."""
+        with torch.device("meta"):
+            return GPT2(self.config, attention="sdpa").flops_per_token(context)
 
 
 class PlainBlock(nn.Module):
@@ -70,19 +83,17 @@ class PlainBlock(nn.Module):
         super().__init__()
         self.heads = heads
         self.attend = {"sdpa": sdpa, "standard": written_out}[attention]
-        self.norm1 = nn.LayerNorm(embed)
-        self.qkv = nn.Linear(embed, 3 * embed)
-        self.out = nn.Linear(embed, embed)
-        self.norm2 = nn.LayerNorm(embed)
-        self.up = nn.Linear(embed, 4 * embed)
-        self.down = nn.Linear(4 * embed, embed)
+        self.attention_norm, self.feed_forward_norm = nn.LayerNorm(embed), nn.LayerNorm(embed)
+        self.attention = nn.ModuleDict({"qkv": nn.Linear(embed, 3 * embed), "output": nn.Linear(embed, embed)})
+        self.feed_forward = nn.ModuleDict({"up": nn.Linear(embed, 4 * embed), "down": nn.Linear(4 * embed, embed)})
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
         # three tensors (B, H, S, D)
-        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.out(self.attend(q, k, v).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        q, k, v = self.attention["qkv"](self.attention_norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.attention["output"](self.attend(q, k, v).transpose(1, 2).flatten(2))
+        wide = F.gelu(self.feed_forward["up"](self.feed_forward_norm(x)), approximate="tanh")
+        return x + self.feed_forward["down"](wide)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -98,71 +109,18 @@ def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores.masked_fill(hidden, -torch.inf).softmax(-1).to(v.dtype) @ v
 
 
-class PlainTrainable(Trainable):
-    """PlainGPT with what a run asks of a model. attention: "standard" writes out the S x S matrix, any other is SDPA.
+def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> PlainGPT:
+    """The component model=plain. attention: "standard" writes out the S x S matrix, any other is SDPA.
 
     UserError: a configuration that PlainGPT has no parts for.
     """
-
-    def __init__(self, config: GPT2Config, attention: str) -> None:
-        super().__init__()
-        if config.positions != "learned" or config.dropout:
-            raise UserError(
-                f"model=plain with model.positions={config.positions} and model.dropout={config.dropout:g}. "
-                "Possible: learned positions and no dropout."
-            )
-        self.config = config
-        start = GPT2(config, attention="sdpa")  # first, so that it draws what model=gpt2 would draw
-        self.inner = PlainGPT.of(config, "standard" if attention == "standard" else "sdpa")
-        copy_weights(start, self.inner)
-
-    def loss(
-        self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
-    ) -> Tensor:
-        """Mean cross-entropy in nats of labels (B, S) after tokens (B, S). UserError: a mask or positions."""
-        if mask is not None or positions is not None:
-            raise UserError(
-                "model=plain sees whole rows only. Possible: mask=causal and data.document_mask=false, or model=gpt2."
-            )
-        return self.inner.loss(tokens, labels)
-
-    def parameter_count(self) -> int:
-        """All parameters."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def flops_per_token(self, context: int | None = None) -> float:
-        """As GPT2.flops_per_token."""
-        with torch.device("meta"):
-            return GPT2(self.config, attention="sdpa").flops_per_token(context)
-
-
-@torch.no_grad()
-def copy_weights(source: GPT2, target: PlainGPT) -> None:
-    """Give a PlainGPT the weights of a GPT2 of the same shape."""
-    names = dict(source.named_parameters())
-    for name, parameter in target.named_parameters():
-        parameter.copy_(names.pop(_gpt2_name(name)))
-    if names:
-        raise ValueError(f"weights without a place in PlainGPT: {', '.join(names)}")
-
-
-_PARTS = {
-    "tokens": "token_embedding",
-    "positions": "position_embedding",
-    "norm": "final_norm",
-    "norm1": "attention_norm",
-    "norm2": "feed_forward_norm",
-    "qkv": "attention.qkv",
-    "out": "attention.output",
-    "up": "feed_forward.up",
-    "down": "feed_forward.down",
-}
-
-
-def _gpt2_name(plain: str) -> str:
-    return ".".join(_PARTS.get(part, part) for part in plain.split("."))
-
-
-def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> PlainTrainable:
-    """The component model=plain."""
-    return PlainTrainable(decoder_config("gpt2", settings, vocab_size=vocab_size, context=context), attention)
+    config = decoder_config("gpt2", settings, vocab_size=vocab_size, context=context)
+    if config.positions != "learned" or config.dropout:
+        raise UserError(
+            f"model=plain with model.positions={config.positions} and model.dropout={config.dropout:g}: expected "
+            "learned positions and no dropout."
+        )
+    start = GPT2(config, attention="sdpa")  # first, so that it draws what model=gpt2 would draw
+    plain = PlainGPT(config, "standard" if attention == "standard" else "sdpa")
+    plain.load_state_dict(start.state_dict())
+    return plain

@@ -28,7 +28,7 @@ WORDS = ("recipe=hf-speed", "hardware=cpu", "logger=none", "benchmark.contexts=[
 
 
 def case_of(model: str, *words: str, weights: str = "fp32") -> HuggingFaceCase:
-    return HuggingFaceCase(model, 16, weights, compose_settings([*WORDS, *words]))
+    return HuggingFaceCase(model, 16, weights, compose_settings([*WORDS, *words]), batch=2)
 
 
 def contenders(*, updates: bool = True):
@@ -59,16 +59,16 @@ def test_the_shapes_have_the_published_models_parameters(model: str, billions: f
 def test_all_implementations_have_one_set_of_weights_and_the_same_gradients(model: str, memory: str) -> None:
     case = case_of(model, f"memory={memory}")
     every, shared = contenders(updates=False)
-    tokens, labels = case.draw(2, CPU, seed=1)
+    tokens, labels = case.draw(CPU, seed=1)
     found = []
     for contender in every.values():
-        step = contender.build(case, 2, CPU)
+        step = contender.build(case, CPU)
         loss = step(tokens, labels)
         found.append(
             (loss, {name: one.grad.clone() for name, one in step.model.named_parameters() if one.requires_grad})
         )
         theirs = CHECKPOINTING if contender.name.startswith("hf") else "selective checkpointing"
-        assert contender.memory(case, 2).words == ("" if memory == "none" else theirs)
+        assert contender.memory(case).words == ("" if memory == "none" else theirs)
     owner = shared._state[0]
     assert {id(one) for one in step.model.parameters()} == {id(one) for one in owner.parameters()}
     for loss, gradients in found[1:]:
@@ -82,9 +82,9 @@ def test_a_step_updates_the_weights_of_all_and_one_without_updates_none() -> Non
     case = case_of("tiny", *words, weights="bf16-master")
     for updates in (True, False):
         every, shared = contenders(updates=updates)
-        steps = [every[name].build(case, 1, CPU) for name in ("flashtrain", "hf-sdpa")]
+        steps = [every[name].build(case, CPU) for name in ("flashtrain", "hf-sdpa")]
         before = shared._state[0].output_weight.clone()
-        batch = case.draw(1, CPU, seed=0)
+        batch = case.draw(CPU, seed=0)
         losses = [float(steps[number % 2](*batch)) for number in range(4)]
         moved = not torch.equal(before, shared._state[0].output_weight)
         assert moved == updates == isinstance(shared._state[1], MasterWeights)
@@ -94,9 +94,9 @@ def test_a_step_updates_the_weights_of_all_and_one_without_updates_none() -> Non
 
 def test_another_case_lets_the_weights_before_it_go() -> None:
     every, shared = contenders()
-    every["flashtrain"].build(case_of("tiny"), 1, CPU)
+    every["flashtrain"].build(case_of("tiny"), CPU)
     first = shared._state[0]
-    every["hf-sdpa"].build(case_of("tiny-lora"), 1, CPU)
+    every["hf-sdpa"].build(case_of("tiny-lora"), CPU)
     assert shared._state[0] is not first
     assert shared._state[0].adapters
 

@@ -1,50 +1,46 @@
-"""Contenders and a clock made up for the tests: they take turns, run out of memory, and are slow on command."""
+"""Baselines and a clock made up for the tests: they take turns, run out of memory, and are slow on command."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from flashtrain_recipes.benchmark_runner.measuring import CpuClock
-from flashtrain_recipes.step_benchmark.training_step import Contender, StepCase, TrainingStep
+from flashtrain_recipes.harness.clock import Clock
+from flashtrain_recipes.harness.turns import Effort
+from flashtrain_recipes.step_benchmark.cases import GPT2Case
+from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep
+from flashtrain_recipes.step_benchmark.turns import StepTurns
 
 CPU = torch.device("cpu")
-CASE = StepCase("demo", 8, "fp32", vocab_size=64)
-NO_MEMORY = "CUDA out of memory. Tried to allocate 20.00 GiB"
+CASE = GPT2Case("demo", 8, 2, "fp32", vocab_size=64)
 
 
-class MadeUp(Contender):
-    """A model of one number. calls: the titles of all steps in order. does: called with the batch at each step."""
+class MadeUp(StepBaseline):
+    """A model of one number. calls: the titles of all steps in order. does: called at each step."""
 
     compiled = True
 
-    def __init__(
-        self, name: str, calls: list[str] | None = None, does: Callable[[int], object] = lambda batch: None
-    ) -> None:
+    def __init__(self, name: str, calls: list[str] | None = None, does: Callable[[], object] = lambda: None) -> None:
         self.name = self.title = name
         self.calls, self.does = calls if calls is not None else [], does
-        self.moves: list[str] = []
 
-    def build(self, case: StepCase, batch: int, device: torch.device) -> TrainingStep:
+    def build(self, case: GPT2Case, device: torch.device) -> TrainingStep:
         model = torch.nn.Linear(1, 1, bias=False)
 
         def loss(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             self.calls.append(self.title)
-            self.does(len(tokens))
+            self.does()
             return model(torch.ones(1)).sum() ** 2
 
-        step = TrainingStep(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), lambda: None)
-        move = step.move
-        step.move = lambda to: (self.moves.append(to.type), move(to))  # type: ignore[method-assign]
-        return step
+        return TrainingStep(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), lambda: None)
 
 
-class MemoryClock(CpuClock):
+class MemoryClock(Clock):
     """A clock that sees memory: 100 MiB more are held at each look, and a step needs 1024 MiB beyond that."""
 
-    def __init__(self) -> None:
-        self.held = 0.0
+    held = 0.0
 
     def held_mib(self) -> float:
         self.held += 100
@@ -55,11 +51,14 @@ class MemoryClock(CpuClock):
         return 1024.0
 
 
-def runs_out(at: int) -> Callable[[int], None]:
-    """Raises what torch raises without memory, for batches of `at` and more."""
+def turns(notes: list | None = None, clock: Clock | None = None, batch: int = 2, **options) -> StepTurns:
+    def note(title: str, reason: str) -> None:
+        if notes is not None:
+            notes.append((title, reason))
 
-    def does(batch: int) -> None:
-        if batch >= at:
-            raise torch.OutOfMemoryError(NO_MEMORY)
+    own = {"effort": Effort(rounds=3, steps=2), "peak_flops": None, "full": [], **options}
+    return StepTurns(replace(CASE, batch=batch), device=CPU, clock=clock or Clock(), seed=0, note=note, **own)
 
-    return does
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")

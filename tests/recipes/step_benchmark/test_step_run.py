@@ -58,7 +58,7 @@ def test_gpt2_speed_measures_every_implementation_at_every_batch(speed) -> None:
 def test_its_summary_is_flat_and_says_what_flashtrain_reached(speed) -> None:
     row = json.loads((speed / "summary.json").read_text())
     assert not any(isinstance(value, (dict, list)) for value in row.values())
-    assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 1, 1)
+    assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 2, 2)
     assert row["tokens_per_second_demo_16_fp32"] > 0
     metrics = (speed / "metrics.jsonl").read_text()
     assert "tokens_per_second/demo/16/fp32/flashtrain/1" in metrics
@@ -93,7 +93,7 @@ def test_out_of_memory_at_one_context_is_not_tried_at_longer_ones(tmp_path, monk
     rows = {(row["implementation"], row["context"]): row for row in read_result(tmp_path / "run" / "result.json").rows}
     title = "plain PyTorch, standard attention"
     assert [rows[title, length].get("status") for length in (16, 32, 64)] == [None, "out of memory", "out of memory"]
-    assert rows[title, 64]["error"] == "not tried: a context of 32 ran out of memory already"
+    assert rows[title, 64]["error"] == "not tried: a batch of 1 x 32 ran out of memory already"
     assert max(lengths) == 32
     assert rows["plain PyTorch, SDPA", 64]["tokens_per_second"] > 0
 
@@ -106,7 +106,7 @@ def test_when_the_time_is_over_the_cases_left_are_rows_that_say_so(tmp_path, mon
             passing(1.1)
             return []
 
-    monkeypatch.setattr(steps_run, "StepMeasurement", Slow)
+    monkeypatch.setattr(steps_run, "StepTurns", Slow)
     assert run(tmp_path / "run", *CONTEXT, "benchmark.max_seconds=1") == 0
     rows = read_result(tmp_path / "run" / "result.json").rows
     assert {(row["context"], row["status"]) for row in rows} == {(32, "no time left"), (64, "no time left")}

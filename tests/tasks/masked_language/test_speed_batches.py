@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from flashtrain.models import BERT_SIZES
 from flashtrain.models.bert_encoder import FAMILIES
 from flashtrain.tasks.masked_language import spec as masked_settings
-from flashtrain_recipes.bert_benchmark.cases import (
+from flashtrain_recipes.bert_benchmark.batches import (
     IGNORED,
     Sequences,
     bucket_batches,
     masked_batches,
     packed_batches,
-    padded_arguments,
-    padded_batches,
+    padded,
+    random_batches,
 )
 
 CPU = torch.device("cpu")
@@ -27,9 +27,8 @@ lengths_drawn = st.lists(st.integers(3, 512), min_size=1, max_size=60).map(np.ar
 
 @given(lengths_drawn)
 def test_every_sequence_is_in_one_batch_however_they_are_batched(lengths) -> None:
-    drawn = Sequences(np.zeros((len(lengths), 512)), np.zeros((len(lengths), 512)), lengths)
-    packed, budget = packed_batches(drawn, 1024)
-    for batches in (packed, bucket_batches(drawn, 1024), padded_batches(drawn, 7)):
+    packed, budget = packed_batches(lengths, 1024)
+    for batches in (packed, bucket_batches(lengths, 1024), random_batches(lengths, 7)):
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
     assert budget <= 1024
     assert all(lengths[row].sum() <= budget for row in packed)
@@ -37,23 +36,22 @@ def test_every_sequence_is_in_one_batch_however_they_are_batched(lengths) -> Non
 
 def test_packed_rows_of_a_real_distribution_are_nearly_full() -> None:
     lengths = np.clip(np.random.RandomState(0).exponential(100, 2000).astype(int), 10, 512)
-    rows, budget = packed_batches(Sequences(np.zeros((2000, 1)), np.zeros((2000, 1)), lengths), 8192)
+    rows, budget = packed_batches(lengths, 8192)
     assert lengths.sum() / (len(rows) * budget) > 0.97
 
 
 def test_full_rows_are_packed_into_one_without_a_gap() -> None:
-    drawn = Sequences.draw(np.full(8, 128), 1000, seed=0)
-    rows, budget = packed_batches(drawn, 8 * 128)
+    rows, budget = packed_batches(np.full(8, 128), 8 * 128)
     assert (len(rows), budget) == (1, 8 * 128)
 
 
 def test_all_batchings_have_the_same_tokens_and_labels() -> None:
     drawn = Sequences.draw(np.array([5, 60, 17, 64, 9]), 1000, seed=1)
-    assert drawn.masked == 1 + 9 + 2 + 9 + 1
-    packed, budget = packed_batches(drawn, 128)
+    assert int((drawn.labels != IGNORED).sum()) == 1 + 9 + 2 + 9 + 1
+    packed, budget = packed_batches(drawn.lengths, 128)
     rows = masked_batches(drawn, packed, CPU, budget=budget)
-    padded = masked_batches(drawn, padded_batches(drawn, 2), CPU, budget=None)
-    for batches in (rows, padded):
+    in_rows = masked_batches(drawn, random_batches(drawn.lengths, 2), CPU, budget=None)
+    for batches in (rows, in_rows):
         labels = torch.cat([batch["labels"][batch["labels"] != IGNORED] for batch in batches])
         assert sorted(labels.tolist()) == sorted(drawn.labels[drawn.labels != IGNORED].tolist())
         tokens = torch.cat([batch["tokens"].flatten() for batch in batches])
@@ -65,8 +63,8 @@ def test_all_batchings_have_the_same_tokens_and_labels() -> None:
 @pytest.mark.parametrize(("lengths", "width", "full"), [([5, 60], 60, False), ([64, 64], 64, True)])
 def test_padded_rows_are_as_wide_as_the_longest_rounded_up(lengths, width, full) -> None:
     drawn = Sequences.draw(np.array(lengths), 1000, seed=1)
-    batch = padded_arguments(drawn, np.array([0, 1]), CPU)
-    assert (batch["tokens"].shape[1], batch["full"]) == (width, full)
+    batch = padded(drawn, np.array([0, 1]), CPU)
+    assert (batch["tokens"].shape[1], "lengths" not in batch) == (width, full)
 
 
 def test_the_names_of_the_settings_are_those_of_the_models() -> None:

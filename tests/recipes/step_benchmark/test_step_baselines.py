@@ -1,4 +1,4 @@
-"""Implementations of the same model: their losses and gradients agree on the same weights, and so do their updates; and
+"""Baselines of the same model: their losses and gradients agree on the same weights, and so do their updates; and
 model=plain, which starts as model=gpt2 does.
 """
 
@@ -16,18 +16,16 @@ from flashtrain.models.gpt2 import GPT2, SIZES
 from flashtrain.tasks.components import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.attention_benchmark.settings import STEP_IMPLEMENTATIONS, STEP_MODELS
-from flashtrain_recipes.step_benchmark.contenders import (
-    Plain,
-    all_contenders,
-    hugging_face_gpt2,
-    hugging_face_loss,
-)
-from flashtrain_recipes.step_benchmark.plain_training import PlainGPT, PlainTrainable, copy_weights
-from flashtrain_recipes.step_benchmark.training_step import StepCase, TrainingStep, usual_step
+from flashtrain_recipes.step_benchmark.baselines import all_baselines
+from flashtrain_recipes.step_benchmark.baselines.hugging_face import hugging_face_gpt2, hugging_face_loss
+from flashtrain_recipes.step_benchmark.baselines.pytorch import Plain
+from flashtrain_recipes.step_benchmark.cases import GPT2Case
+from flashtrain_recipes.step_benchmark.plain_training import PlainGPT
+from flashtrain_recipes.step_benchmark.training_step import usual_step
 
 CPU = torch.device("cpu")
 # as many rows as tokens: transformers' GPT-2 and the plain one know no rows that stand for nothing
-CASE = StepCase("demo", 24, "fp32", vocab_size=64, vocab_rows=64)
+CASE = GPT2Case("demo", 24, 3, "fp32", vocab_size=64, vocab_rows=64)
 
 
 def our_model() -> GPT2:
@@ -45,12 +43,11 @@ def loss_and_gradient(loss: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("attention", ["sdpa", "standard"])
 def test_plain_pytorch_computes_what_flashtrain_does(attention: str) -> None:
     ours = our_model()
-    plain = PlainGPT.of(ours.config, attention).double()
-    with torch.no_grad():
-        copy_weights(ours, plain)
-    tokens, labels = CASE.draw(3, CPU, seed=1)
+    plain = PlainGPT(ours.config, attention).double()
+    plain.load_state_dict(ours.state_dict())
+    tokens, labels = CASE.draw(CPU, seed=1)
     expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
-    found = loss_and_gradient(plain.loss(tokens, labels), plain.tokens.weight)
+    found = loss_and_gradient(plain.loss(tokens, labels), plain.token_embedding.weight)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-9)
 
@@ -64,7 +61,7 @@ def test_hugging_face_computes_what_flashtrain_does(attention: str, tmp_path) ->
     saved = transformers.GPT2LMHeadModel.from_pretrained(save_gpt2(ours, tmp_path / "saved"), dtype=torch.float64)
     theirs = hugging_face_gpt2(CASE, CPU, attention).double()
     theirs.load_state_dict(saved.state_dict())
-    tokens, labels = CASE.draw(3, CPU, seed=1)
+    tokens, labels = CASE.draw(CPU, seed=1)
     expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
     found = loss_and_gradient(hugging_face_loss(theirs, tokens, labels), theirs.transformer.wte.weight)
     for one, other in zip(found, expected, strict=True):  # transformers' loss is of float32 logits
@@ -73,80 +70,57 @@ def test_hugging_face_computes_what_flashtrain_does(attention: str, tmp_path) ->
 
 def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:
     settings = compose_settings(["recipe=gpt2-speed", "schedule=constant", "schedule.warmup_steps=0"])
-    contender = all_contenders(settings, detect_hardware("cpu"), compiled=False)[0]
-    step = contender.build(CASE, 3, CPU)
+    step = all_baselines(settings, detect_hardware("cpu"), compiled=False)[0].build(CASE, CPU)
     theirs = copy.deepcopy(step.model)
     other = usual_step(theirs, theirs.loss, CASE, CPU)
-    tokens, labels = CASE.draw(3, CPU, seed=2)
+    tokens, labels = CASE.draw(CPU, seed=2)
     for _ in range(3):
         torch.testing.assert_close(step(tokens, labels), other(tokens, labels))
     for one, two in zip(step.model.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, two)
 
 
-def test_a_step_learns_and_can_go_to_another_place_and_back() -> None:
-    step = Plain("pytorch", "plain", compiled=False).build(CASE, 2, CPU)
-    tokens, labels = CASE.draw(2, CPU, seed=0)
-    losses = [float(step(tokens, labels)) for _ in range(4)]
-    before = [id(parameter) for parameter in step.model.parameters()]
-    step.move(CPU)
-    assert before == [id(parameter) for parameter in step.model.parameters()]
-    assert all(parameter.grad is None for parameter in step.model.parameters())
-    losses += [float(step(tokens, labels)) for _ in range(4)]
+def test_a_step_learns() -> None:
+    step = Plain("pytorch", "plain", compiled=False).build(CASE, CPU)
+    arguments = CASE.draw(CPU, seed=0)
+    losses = [float(step(*arguments)) for _ in range(8)]
     assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.parametrize(("weights", "states"), [("bf16", torch.bfloat16), ("bf16-master", torch.float32)])
 def test_weights_in_bfloat16_have_optimiser_states_in_it_or_in_float32(weights: str, states: torch.dtype) -> None:
-    case = StepCase("demo", 16, weights, vocab_size=64)
+    case = GPT2Case("demo", 16, 1, weights, vocab_size=64)
     settings = compose_settings(["recipe=gpt2-speed"])
-    for contender in all_contenders(settings, detect_hardware("cpu"), compiled=False):
-        if contender.name in ("flashtrain", "pytorch"):
-            step = contender.build(case, 1, CPU)
-            loss = step(*case.draw(1, CPU, seed=0))
+    for baseline in all_baselines(settings, detect_hardware("cpu"), compiled=False):
+        if baseline.name in ("flashtrain", "pytorch"):
+            step = baseline.build(case, CPU)
+            loss = step(*case.draw(CPU, seed=0))
             assert torch.isfinite(loss)
             assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
             assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {states}
             updated = {parameter.dtype for group in step.optimizer.param_groups for parameter in group["params"]}
             assert updated == {states}
-            step.move(CPU)
 
 
 def test_the_names_of_the_settings_are_the_implementations_and_the_models() -> None:
     settings = compose_settings(["recipe=gpt2-speed"])
-    contenders = all_contenders(settings, detect_hardware("cpu"), compiled=True)
-    assert tuple(contender.name for contender in contenders) == STEP_IMPLEMENTATIONS
+    baselines = all_baselines(settings, detect_hardware("cpu"), compiled=True)
+    assert tuple(one.name for one in baselines) == STEP_IMPLEMENTATIONS
     assert set(STEP_MODELS) == set(SIZES)
 
 
 def test_the_flops_of_a_token_are_6n_and_half_the_square_of_attention() -> None:
-    case = StepCase("124m", 1024, "fp32", vocab_size=50257, vocab_rows=50304)
+    case = GPT2Case("124m", 1024, 1, "fp32", vocab_size=50257, vocab_rows=50304)
     multiplied = 124_475_904 - 1024 * 768  # the position table is looked up; 50,304 rows
     assert case.flops_per_token() == 6 * multiplied + 12 * 12 * 768 * 1024 / 2
 
 
-def test_equal_seeds_give_every_implementation_the_same_tokens() -> None:
-    tokens, labels = CASE.draw(2, CPU, seed=5)
-    again, _ = CASE.draw(2, CPU, seed=5)
+def test_equal_seeds_give_every_baseline_the_same_tokens() -> None:
+    tokens, labels = CASE.draw(CPU, seed=5)
+    again, _ = CASE.draw(CPU, seed=5)
     assert torch.equal(tokens, again)
     assert torch.equal(tokens[:, 1:], labels[:, :-1])
-    assert tokens.shape == (2, 24)
-
-
-@pytest.mark.gpu
-def test_a_model_waits_in_main_memory_and_comes_back_to_the_gpu() -> None:
-    device = torch.device("cuda")
-    step: TrainingStep = Plain("pytorch", "plain", compiled=True).build(CASE, 2, device)
-    tokens, labels = CASE.draw(2, device, seed=0)
-    first = [float(step(tokens, labels)) for _ in range(3)]
-    weights = [parameter.nbytes for parameter in step.model.parameters()]
-    states = [value.nbytes for state in step.optimizer.state.values() for value in state.values()]
-    own = 2 * sum(weights) + sum(states)  # gradients too; cuBLAS keeps its workspaces, which are several times as much
-    held = torch.cuda.memory_allocated()
-    step.move(CPU)
-    assert torch.cuda.memory_allocated() <= held - own
-    step.move(device)
-    assert float(step(tokens, labels)) < first[0]
+    assert tokens.shape == (3, 24)
 
 
 DEMO = ["recipe=gpt2", "model.size=demo", "model.vocab_rows=null", "context=32"]
@@ -167,10 +141,10 @@ def test_it_starts_from_the_weights_of_gpt2_and_has_its_loss_and_gradients():
         loss.backward()
         losses.append(loss)
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
-    for mine, theirs in (("tokens", "token_embedding"), ("blocks.1.qkv", "blocks.1.attention.qkv")):
-        gradients = plain.get_submodule(f"inner.{mine}").weight.grad, ours.get_submodule(theirs).weight.grad
+    for name in ("token_embedding", "blocks.1.attention.qkv"):
+        gradients = plain.get_submodule(name).weight.grad, ours.get_submodule(name).weight.grad
         torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
-    assert isinstance(plain, PlainTrainable)
+    assert isinstance(plain, PlainGPT)
     assert plain.parameter_count() == ours.parameter_count()
     assert plain.flops_per_token(32) == ours.flops_per_token(32)
 

@@ -1,0 +1,68 @@
+"""flashtrain's BERT: the model, optimiser, clipping and compilation of recipe=bert, packed or padded."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from flashtrain.data.masking import MaskedBatch
+from flashtrain.models.bert import Bert
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks import MaskedLanguageModel
+from flashtrain.tasks.masked_language.build import make_masked_task
+from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.bert_benchmark.batches import (
+    FULL,
+    PACKED,
+    Sequences,
+    masked_batches,
+    packed_batches,
+    random_batches,
+)
+from flashtrain_recipes.bert_benchmark.cases import BertCase
+from flashtrain_recipes.harness.rows import Row
+from flashtrain_recipes.step_benchmark.baselines.flashtrain import NO_END
+from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep, precision_of, task_step
+
+OURS = "flashtrain"
+
+
+class FlashtrainBert(StepBaseline):
+    """batching: PACKED or RANDOM, which are alike where all rows are full."""
+
+    def __init__(self, name: str, batching: str, *, settings: Settings, hardware: Hardware, compiled: bool) -> None:
+        self.name, self.batching, self.compiled = name, batching, compiled
+        self.title = f"{OURS}, {'packed' if batching == PACKED else 'padded'}"
+        self.settings, self.hardware = settings, hardware
+
+    def columns(self, case: BertCase) -> Row:  # type: ignore[override]
+        padding = self.batching if case.unit or self.batching == PACKED else FULL
+        return {**super().columns(case), "padding": padding}
+
+    def build(self, case: BertCase, device: torch.device) -> TrainingStep:
+        settings = deepcopy(self.settings)
+        settings.trainer.steps, settings.trainer.compile = NO_END, self.compiled
+        settings.optimizer.master_weights = case.has_masters
+        hardware = replace(self.hardware, precision=precision_of(case, self.hardware.kind))
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = Bert(case.config(), hardware.attention, settings.bert.residual)
+        task = make_masked_task(settings, hardware, model.train(), {})
+        return task_step(task, model, partial(_loss, task), case, device)
+
+    def batches(self, case: BertCase, drawn: Sequences, device: torch.device) -> list[tuple[Any, ...]]:  # type: ignore[override]
+        budget = None
+        if self.batching == PACKED:
+            members, budget = packed_batches(drawn.lengths, case.batch * case.context)
+        else:
+            members = random_batches(drawn.lengths, case.batch)
+        return [(one,) for one in masked_batches(drawn, members, device, budget=budget)]
+
+
+def _loss(task: MaskedLanguageModel, batch: dict[str, Any]) -> Tensor:
+    return task.batch_loss(cast(MaskedBatch, batch))

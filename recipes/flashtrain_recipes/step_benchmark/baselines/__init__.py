@@ -1,0 +1,38 @@
+"""The implementations of GPT-2 whose training steps are measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch.nn.attention import SDPBackend
+
+from flashtrain.settings.settings import Settings
+from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN, Flashtrain
+from flashtrain_recipes.step_benchmark.baselines.hugging_face import EAGER, HuggingFace
+from flashtrain_recipes.step_benchmark.baselines.pytorch import Plain
+from flashtrain_recipes.step_benchmark.training_step import StepBaseline
+
+
+def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
+    """In the order of settings.STEP_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
+    how = ", compiled" if compiled else ""
+
+    def ours(name: str, title: str, attention: str, own: Settings = settings) -> StepBaseline:
+        return Flashtrain(name, title, settings=own, hardware=hardware, compiled=compiled, attention=attention)
+
+    float32_residual = replace(settings, model=replace(settings.model, residual="weights"))
+    sdpa_compiled = HuggingFace("hf-sdpa-compile", "Hugging Face, SDPA, compiled", attention="sdpa", compiled=True)
+    sdpa_compiled.may_compile = compiled
+    return [
+        ours("flashtrain", FLASHTRAIN, "flash"),
+        ours("flashtrain-float32-residual", "flashtrain, residual=weights", "flash", float32_residual),
+        ours("flashtrain-sdpa", "flashtrain, attention=sdpa", "sdpa"),
+        ours("flashtrain-standard", "flashtrain, attention=standard", "standard"),
+        Plain("pytorch", f"plain PyTorch, SDPA{how}", compiled=compiled),
+        Plain("pytorch-cudnn", f"plain PyTorch, cuDNN{how}", compiled=compiled, backend=SDPBackend.CUDNN_ATTENTION),
+        Plain("standard", f"plain PyTorch, standard attention{how}", compiled=compiled, attention="standard"),
+        HuggingFace("hf-eager", EAGER, attention="eager"),
+        HuggingFace("hf-sdpa", "Hugging Face, SDPA", attention="sdpa"),
+        sdpa_compiled,
+    ]

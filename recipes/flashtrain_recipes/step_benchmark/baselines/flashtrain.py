@@ -1,0 +1,95 @@
+"""flashtrain's GPT-2: the model, optimiser, clipping, compilation and memory settings of recipe=gpt2."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from flashtrain.data.packing import Batch
+from flashtrain.models.trainable import Trainable
+from flashtrain.settings.groups import MaskSettings
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.batching import choose_batching
+from flashtrain.tasks.components import make_model
+from flashtrain.tasks.language.prepare import make_task
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.memory import GIB
+from flashtrain_recipes.step_benchmark.cases import GPT2Case
+from flashtrain_recipes.step_benchmark.training_step import (
+    MemoryChoice,
+    StepBaseline,
+    TrainingStep,
+    precision_of,
+    task_step,
+)
+
+FLASHTRAIN = "flashtrain"
+NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever measured
+
+
+class Flashtrain(StepBaseline):
+    """What the settings train, of the case's size and context. attention: as the setting `attention`."""
+
+    adapts = True
+
+    def __init__(
+        self, name: str, title: str, *, settings: Settings, hardware: Hardware, compiled: bool, attention: str
+    ) -> None:
+        self.name, self.title, self.attention, self.compiled = name, title, attention, compiled
+        self.settings, self.hardware = settings, hardware
+
+    def memory(self, case: GPT2Case) -> MemoryChoice:
+        with torch.device("meta"):
+            return self._model(case)[1]
+
+    def build(self, case: GPT2Case, device: torch.device) -> TrainingStep:
+        with torch.device(device):
+            model, _ = self._model(case)
+        task = make_task(self._settings(case), self._hardware(case), model.train(), {})
+        return task_step(task, model, partial(batch_loss, task), case, device)
+
+    def _model(self, case: GPT2Case) -> tuple[Trainable, MemoryChoice]:
+        """The model with random weights on torch's current device, and its memory settings."""
+        settings, hardware = self._settings(case), self._hardware(case)
+        model = make_model(settings, vocab_size=case.vocab_size, attention=hardware.attention)
+        return model, save_memory(settings, hardware, model)
+
+    def _settings(self, case: GPT2Case) -> Settings:
+        """The settings that train this case: a step is one micro-batch."""
+        own = deepcopy(self.settings)
+        own.context, own.mask, own.data.document_mask = case.context, MaskSettings(), False
+        own.model.size, own.model.vocab_rows = case.model, case.vocab_rows
+        own.trainer.micro_batch, own.trainer.tokens_per_step = case.batch, case.batch * case.context
+        own.trainer.steps, own.trainer.compile = NO_END, self.compiled
+        own.optimizer.master_weights = case.has_masters
+        return own
+
+    def _hardware(self, case: GPT2Case) -> Hardware:
+        # as machine.settle does: flash only where the machine has it
+        attention = self.attention if self.attention != "flash" else self.hardware.attention
+        return replace(self.hardware, precision=precision_of(case, self.hardware.kind), attention=attention)
+
+
+def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> MemoryChoice:
+    """Make the model give time for memory as the settings say, and return how.
+
+    settings: of one case, with context and trainer.micro_batch. hardware: with the case's attention and precision.
+    model: not compiled yet, and perhaps on the meta device, where only the choice is wanted.
+    """
+    if model.shape is None:
+        return MemoryChoice()
+    batching = choose_batching(settings, hardware, model)
+    model.save_memory(batching.savings)
+    estimate = None if batching.estimate is None else round(batching.estimate.total / GIB, 2)
+    return MemoryChoice(batching.savings.describe(), estimate)
+
+
+def batch_loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
+    """The task's loss of tokens and labels (B, S): without a document mask nothing else of a batch is read."""
+    return task.batch_loss(cast(Batch, {"tokens": tokens, "labels": labels}))

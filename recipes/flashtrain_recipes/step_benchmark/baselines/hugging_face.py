@@ -1,0 +1,53 @@
+"""transformers' GPT2LMHeadModel, random weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain_recipes.step_benchmark.cases import GPT2Case
+from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep, usual_step
+
+EAGER = "Hugging Face, eager"  # what speed-ups are over
+
+
+class HuggingFace(StepBaseline):
+    """attention: transformers' name, "eager" (the S x S matrix) or "sdpa" (torch's kernels)."""
+
+    def __init__(self, name: str, title: str, *, attention: str, compiled: bool = False) -> None:
+        self.name, self.title, self.attention, self.compiled = name, title, attention, compiled
+
+    def missing(self, device: torch.device) -> str | None:
+        if importlib.util.find_spec("transformers") is None:
+            return "needs transformers: pip install 'flashtrain[hub]'"
+        return super().missing(device)
+
+    def build(self, case: Any, device: torch.device) -> TrainingStep:
+        model = hugging_face_gpt2(case, device, self.attention)
+        forward = torch.compile(model, dynamic=False) if self.compiled else model
+        return usual_step(model, partial(hugging_face_loss, forward), case, device)
+
+
+def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> Any:
+    """transformers' model of the case's shape: no dropout, as many embedding rows as every baseline has."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    shape = case.config()
+    config = GPT2Config(
+        vocab_size=shape.vocab_rows, n_positions=shape.context, n_embd=shape.embed, n_layer=shape.layers,
+        n_head=shape.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+        use_cache=False,
+    )  # fmt: skip
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    model.loss_type = "ForCausalLM"  # which it is anyway, after a warning
+    return model.train()
+
+
+def hugging_face_loss(forward: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+    """transformers' own loss of tokens and labels (B, S), which are shifted already."""
+    return forward(input_ids=tokens, labels=labels, shift_labels=labels).loss

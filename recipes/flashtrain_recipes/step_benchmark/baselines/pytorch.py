@@ -1,0 +1,34 @@
+"""Plain PyTorch: PlainGPT (plain_training.py), compiled where that is wanted."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flashtrain_recipes.step_benchmark.cases import GPT2Case
+from flashtrain_recipes.step_benchmark.plain_training import PlainGPT
+from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep, usual_step
+
+
+class Plain(StepBaseline):
+    """attention: see PlainGPT; backend: the only one that SDPA may take."""
+
+    def __init__(
+        self, name: str, title: str, *, compiled: bool, attention: str = "sdpa", backend: SDPBackend | None = None
+    ) -> None:
+        self.name, self.title = name, title
+        self.compiled, self.attention, self.backend = compiled, attention, backend
+
+    def missing(self, device: torch.device) -> str | None:
+        return "needs an NVIDIA GPU" if self.backend is not None and device.type != "cuda" else None
+
+    def within(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.backend is None else sdpa_kernel(self.backend)
+
+    def build(self, case: GPT2Case, device: torch.device) -> TrainingStep:
+        with torch.device(device):
+            model = PlainGPT(case.config(), self.attention)
+        loss = torch.compile(model.loss, dynamic=False, fullgraph=True) if self.compiled else model.loss
+        return usual_step(model, loss, case, device)

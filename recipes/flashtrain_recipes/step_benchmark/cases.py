@@ -1,0 +1,139 @@
+"""What training steps are measured on: a model at a context, a batch and a precision of weights; and GPT-2 as one.
+
+B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.components import vocabulary_of
+from flashtrain_recipes.harness.rows import Row
+
+MASTERS = "bf16-master"
+
+
+class StepCase(ABC):
+    """A case of any model. model: its name. context: tokens a sample. batch: samples a step.
+
+    weights: "fp32" (autocast), "bf16" (and nothing in float32) or "bf16-master" (with float32 copies that the optimiser
+    updates).
+    """
+
+    model: Any
+    context: Any
+    batch: Any
+    weights: Any
+
+    @abstractmethod
+    def draw(self, device: torch.device, seed: int) -> tuple[Any, ...]:
+        """Random samples and labels, as the losses take them; the same for equal seeds."""
+
+    @abstractmethod
+    def flops_per_token(self) -> float:
+        """Model FLOPs of forward and backward: the same for every baseline, whatever it computes twice or in vain."""
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What cases have in common that differ in context and batch alone."""
+        return (self.model, self.weights)
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether the weights that multiply are held in bfloat16."""
+        return bool(self.weights != "fp32")
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimiser has float32 copies of them."""
+        return bool(self.weights == MASTERS)
+
+    def columns(self) -> Row:
+        return {"model": self.model, "context": self.context, "batch": self.batch, "weights": self.weights}
+
+    def rates(self, milliseconds: float, peak_flops: float | None) -> Row:
+        """tokens_per_second and mfu (of the device's dense peak in FLOP/s; None: unknown) of such a step."""
+        rate = self.batch * self.context / milliseconds * 1e3
+        mfu = None if peak_flops is None else round(rate * self.flops_per_token() / peak_flops, 4)
+        return {"tokens_per_second": round(rate, 1), "mfu": mfu}
+
+    def needs_memory_of(self, other: StepCase) -> bool:
+        """Whether it needs no less memory than the other: activations go with the tokens, the S x S matrix with tokens
+        times context."""
+        longer = self.context >= other.context and self.batch * self.context >= other.batch * other.context
+        return bool(self.kind == other.kind and longer)
+
+    def __str__(self) -> str:
+        return f"{self.model} S={self.context} weights {self.weights} batch {self.batch}"
+
+
+def draw_tokens(vocab_size: int, batch: int, context: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+    """Random tokens and labels, each (B, S) int64, labels[b, s] the token after tokens[b, s]."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(vocab_size, (batch, context + 1), generator=generator).to(device)
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
+
+
+def batches_of(options: Any, context: int) -> list[int]:
+    """benchmark.batches, or the one that holds benchmark.tokens: one sample where that is longer."""
+    return sorted(set(options.batches)) if options.batches else [max(1, options.tokens // context)]
+
+
+@dataclass(frozen=True)
+class GPT2Case(StepCase):
+    """model: a name of models.gpt2.SIZES. vocab_size: tokens; vocab_rows: rows of every baseline's embedding table,
+    None for vocab_size rounded up to a multiple of 64."""
+
+    model: str
+    context: int
+    batch: int
+    weights: str
+    vocab_size: int
+    vocab_rows: int | None = None
+
+    __str__ = StepCase.__str__
+
+    def config(self) -> GPT2Config:
+        """The shape that every baseline builds."""
+        return GPT2Config.of_size(
+            self.model, vocab_size=self.vocab_size, context=self.context, vocab_rows=self.vocab_rows
+        )
+
+    def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
+        return draw_tokens(self.vocab_size, self.batch, self.context, device, seed)
+
+    def flops_per_token(self) -> float:
+        """6 N + 12 layers E S / 2 (GPT2.flops_per_token)."""
+        return _flops_per_token(self.config())
+
+
+@cache
+def _flops_per_token(config: GPT2Config) -> float:
+    with torch.device("meta"):
+        return GPT2(config, attention="sdpa").flops_per_token(config.context)
+
+
+def cases(settings: Settings) -> list[GPT2Case]:
+    """Every model, context, batch and precision of weights requested. UserError: a model that is not GPT-2."""
+    if settings.model.name != "gpt2":
+        raise UserError(
+            f"model={settings.model.name}: training steps of model=gpt2 are measured, which others have too."
+        )
+    options = settings.benchmark
+    vocab_size = vocabulary_of(settings.data)
+    return [
+        GPT2Case(model, context, batch, weights, vocab_size, settings.model.vocab_rows)
+        for model in options.models
+        for weights in options.weights
+        for context in options.contexts
+        for batch in batches_of(options, context)
+    ]

@@ -1,0 +1,138 @@
+"""One case of training steps measured: every baseline makes its first steps, then all take turns.
+
+All models stay on the device with their optimiser states, and each gives its gradients back after its turn. What does
+not fit beside the others' models is measured after them, alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flashtrain.announce import say
+from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row
+from flashtrain_recipes.harness.turns import Entry, Turns
+from flashtrain_recipes.step_benchmark.cases import StepCase
+from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, StepBaseline, TrainingStep
+
+MEASURES = ("peak_memory_gib", "milliseconds", "compile_seconds")
+_STEP = "step"  # the one part of a turn
+_TURN_SECONDS = 2.0  # a turn has fewer steps than requested rather than take longer
+_MOST_SECONDS = 60.0  # of all turns but the first: minutes tell nothing that these do not
+
+
+@dataclass(kw_only=True)
+class StepEntry(Entry[StepBaseline]):
+    """first_seconds: of the first steps, compilation included; seconds: of the second, about what they take.
+
+    batches: what the steps of a launch take, one after the other. peak_mib: of weights, optimiser states and what a
+    step needs beyond them; None: unknown.
+    """
+
+    step: TrainingStep
+    batches: Sequence[tuple[Any, ...]]
+    memory: MemoryChoice
+    first_seconds: float = 0.0
+    seconds: float = 0.0
+    peak_mib: float | None = None
+
+    def launch(self) -> Tensor:
+        return [self.step(*arguments) for arguments in self.batches][-1]
+
+
+class StepTurns(Turns[StepCase, StepEntry]):
+    """peak_flops: the device's, for MFU; None: unknown. full: (title of a baseline, case) that ran out of memory: what
+    needs as much is not tried, unless the baseline adapts. This case's are added."""
+
+    def __init__(
+        self, case: StepCase, *, peak_flops: float | None, full: list[tuple[str, StepCase]], **common: Any
+    ) -> None:
+        super().__init__(case, **common)
+        self.peak_flops, self.full = peak_flops, full
+        self._later: list[StepBaseline] = []
+
+    def run(self, baselines: Sequence[StepBaseline]) -> list[Row]:
+        rows = super().run(baselines)
+        later, self._later = self._later, []
+        for baseline in later:
+            self.entries, self.empty = [], []  # the others' models make room
+            self.clock.settle()
+            rows += super().run([baseline])
+        return rows
+
+    def leave_out(self, baseline: StepBaseline, part: str, status: str, reason: str | None) -> None:
+        beside = [one for one in self.entries if one.baseline is not baseline and not one.baseline.shares]
+        if status == OUT_OF_MEMORY and reason is None and beside:
+            self._later.append(baseline)
+        else:
+            super().leave_out(baseline, part, status, reason)
+
+    def refuses(self, baseline: StepBaseline) -> tuple[str, str] | None:
+        for title, other in self.full:
+            if title == baseline.title and not baseline.adapts and self.case.needs_memory_of(other):
+                return OUT_OF_MEMORY, f"not tried: a batch of {other.batch} x {other.context} ran out of memory already"
+        return super().refuses(baseline)
+
+    def start(self, baseline: StepBaseline) -> None:
+        """The first two launches: compilation, then memory and about how long one takes."""
+        memory = baseline.memory(self.case)
+        before = 0.0 if baseline.shares else self.clock.held_mib()
+        step = baseline.build(self.case, self.device)
+        batches = baseline.batches(self.case, self.case.draw(self.device, self.seed), self.device)
+        entry = StepEntry(baseline, {_STEP: []}, step=step, batches=batches, memory=memory)
+        began = time.perf_counter()
+        loss = float(entry.launch())
+        entry.first_seconds = time.perf_counter() - began
+        step.drop_gradients()
+        held = self.clock.held_mib()
+        began = time.perf_counter()
+        peak = self.clock.peak_mib(entry.launch)
+        entry.seconds = time.perf_counter() - began
+        step.drop_gradients()
+        if peak is not None and held is not None and before is not None:
+            entry.peak_mib = peak + held - before
+        if not math.isfinite(loss):
+            raise ArithmeticError(f"the first loss is {loss}")
+        self.entries.append(entry)
+        say(f"    {baseline.title}: ready after {entry.first_seconds + entry.seconds:.0f} s")
+
+    def sample(self, entry: StepEntry, part: str, number: int) -> None:
+        if number * entry.seconds > _MOST_SECONDS:
+            return
+        entry.launch()  # untimed: the device's caches and the allocator are another baseline's
+        count = max(1, min(self.effort.steps, round(_TURN_SECONDS / entry.seconds)))
+        entry.add(part, self.clock.waited([entry.launch], count))
+        entry.step.drop_gradients()
+
+    def after_failure(self) -> None:
+        for entry in self.entries:
+            entry.step.drop_gradients()
+
+    # ---------------------------------------------------------------- rows
+    def without(self, baseline: StepBaseline, part: str, status: str, reason: str | None) -> list[Row]:
+        if status == OUT_OF_MEMORY:
+            self.full.append((baseline.title, self.case))
+        error = {} if reason is None else {"error": reason}
+        return [{**baseline.columns(self.case), **dict.fromkeys(MEASURES), "status": status, **error}]
+
+    def rows_of(self, entry: StepEntry) -> list[Row]:
+        milliseconds = entry.median(_STEP)
+        compiling = max(0.0, entry.first_seconds - milliseconds / 1e3) if entry.baseline.compiled else 0.0
+        row: Row = {
+            **entry.baseline.columns(self.case),
+            **self.case.rates(milliseconds, self.peak_flops),
+            "peak_memory_gib": None if entry.peak_mib is None else round(entry.peak_mib / 1024, 3),
+            "milliseconds": round(milliseconds, 3),
+            "compile_seconds": round(compiling, 1),
+            "turns": len(entry.samples[_STEP]),
+        }
+        if entry.memory.words:
+            row["memory"] = entry.memory.words
+        if entry.memory.estimate_gib is not None and entry.peak_mib is not None:
+            row["memory_estimate_gib"] = entry.memory.estimate_gib
+        return [row]
