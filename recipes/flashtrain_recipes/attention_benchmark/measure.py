@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.report.table import Table
@@ -24,7 +24,7 @@ class AttentionBenchmark(Benchmark):
 
     what, rate = "attention", "tflops"
     metric, best_key = "tflops/{direction}/{implementation}", "tflops_{direction}"
-    drawings: ClassVar = {"runtime.png": runtime_figure, "memory.png": memory_figure}
+    drawings = (("runtime.png", runtime_figure), ("memory.png", memory_figure))
 
     @property
     def as_called(self) -> bool:
@@ -59,11 +59,11 @@ class AttentionBenchmark(Benchmark):
     def turns(self, case: Case, run: Run, **common: Any) -> AttentionTurns:
         return AttentionTurns(case, check=self.options.reference, **common)
 
-    def without(self, case: Case | None, title: str, status: str, reason: str) -> list[Row]:
+    def without(self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str) -> list[Row]:
         """Those that this machine does not have are rows with rows=as-called: elsewhere they are a note."""
         if case is not None:
-            return empty_rows(case, title, status, reason)
-        row = {"part": "missing", "implementation": title, "status": status, "error": reason}
+            return empty_rows(case, baseline.title, status, reason)
+        row = {"part": "missing", "implementation": baseline.title, "status": status, "error": reason}
         return [row] if self.as_called else []
 
     def tables(self, rows: Rows) -> list[Table]:

@@ -141,5 +141,5 @@ def test_what_a_device_cannot_have_is_named_with_its_reason() -> None:
     rare = Named("rare")
     rare.missing = lambda device: f"not on {device}"
     everyone = [Named("a"), rare, Named("b")]
-    assert choose(everyone, None, CPU) == ([everyone[0], everyone[2]], {"rare": "not on cpu"})
+    assert choose(everyone, None, CPU) == ([everyone[0], everyone[2]], {rare: "not on cpu"})
     assert choose(everyone, ["b"], CPU) == ([everyone[2]], {})
