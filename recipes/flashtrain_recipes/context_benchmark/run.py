@@ -54,7 +54,7 @@ class ContextBenchmark(Benchmark):
 
     what = "attention over several devices"
     rate, metric = "tflops_per_device", "tflops_per_device/{degree}/{implementation}"
-    drawings = {"efficiency.png": efficiency_figure}  # noqa: RUF012
+    drawings = (("efficiency.png", efficiency_figure),)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         self.degrees, self.left_out = degrees_of(settings, hardware)
@@ -112,7 +112,7 @@ class ContextBenchmark(Benchmark):
             with closing(start(Job(asked, kind, todo, self.baselines, seed, len(self.cases), until))) as events:
                 yield from events
 
-    def without(self, case: Any, title: str, status: str, reason: str) -> list[Row]:
+    def without(self, case: Any, baseline: Any, status: str, reason: str) -> list[Row]:
         return []
 
     def tables(self, rows: Rows) -> list[Table]:

@@ -124,7 +124,7 @@ def _fit(
 ) -> None:
     settings, model = case.settings(), model_of(case, hardware)
     model.save_memory(batching.savings)
-    tokens, labels = case.draw(1, torch.device("cpu"), settings.seed)
+    tokens, labels = case.draw(torch.device("cpu"), settings.seed)
     accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
     trainer = pl.Trainer(
         accelerator=accelerator,

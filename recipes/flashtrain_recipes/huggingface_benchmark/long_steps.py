@@ -64,7 +64,7 @@ class LongSteps(Benchmark):
     )  # fmt: skip
     rate, metric = "tokens_per_second", "tokens_per_second/{model}/{context}"
     best_key = "tokens_per_second_{model}_{context}"
-    drawings = {"memory.png": memory_figure}  # noqa: RUF012
+    drawings = (("memory.png", memory_figure),)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         super().__init__(settings, hardware)
@@ -114,7 +114,7 @@ class LongSteps(Benchmark):
             write_atomically(run.folder / f"case-{number}.txt", error.failure.trace)
             return {"status": OUT_OF_MEMORY if error.failure.full else FAILED, "error": str(error)}
 
-    def without(self, case: HuggingFaceCase, title: str, status: str, reason: str) -> list[Row]:
+    def without(self, case: HuggingFaceCase, baseline: Baseline, status: str, reason: str) -> list[Row]:
         return [{"status": status, **self.planned(case)}]
 
     def completed(self, run: Run) -> list[Row]:

@@ -94,7 +94,7 @@ def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters()
     assert told[-1]["host_estimate_gib"] == 96.0
     (largest,) = job.plans()
     assert largest["context"] >= 393216
-    assert "llama-8b-lora S=131072 weights fp32: memory" in job.plan()
+    assert "llama-8b-lora S=131072 weights fp32 batch 1: memory" in job.plan()
 
 
 @pytest.mark.parametrize(
