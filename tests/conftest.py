@@ -55,7 +55,7 @@ LONGEST = (
 
 # Fixtures that start processes for all tests that ask for them: these are whole runs, ranks and installs.
 LAUNCHES = {
-    "launched", "live", "wheels", "two_ranks", "three_masked_ranks",
+    "launched", "live", "wheels", "two_ranks",
     "huggingface_ranks", "huggingface_training", "huggingface_strategies",
 }  # fmt: skip
 

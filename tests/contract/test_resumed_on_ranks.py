@@ -6,23 +6,29 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from contract_runs import SHARDS, Settings, assert_same_run, language, logged, streamed, summary
+from contract_runs import SHARDS, Settings, assert_same_run, language, logged, masked_language, streamed, summary
 from forked_commands import run
 
 pytestmark = pytest.mark.integration  # whole runs, in processes
 
-KINDS = {"file": {"trainer.strategy": "ddp"}, "sharded file": {"trainer.strategy": "fsdp"}, "folder": SHARDS}
-STREAMED = "streamed"
-STREAMED = {**KINDS["file"], "data.streaming": True}
+DDP = {"trainer.strategy": "ddp"}
+CASES: dict[str, tuple[Callable[[Path], Settings], Settings]] = {
+    "file": (language, DDP),
+    "sharded file": (language, {"trainer.strategy": "fsdp"}),
+    "folder": (language, SHARDS),
+    "masked": (masked_language, DDP),
+    "streamed": (streamed, DDP),
+}
 STOP = {"trainer.max_minutes": 1e-6}  # after its first step
 
 
 @pytest.fixture(scope="module")
 def on_two(request, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     place = tmp_path_factory.mktemp("text")
-    text = streamed(place) if request.param == STREAMED else language(place)
-    settings = {**text, **KINDS.get(request.param, KINDS["file"]), "data.cache_dir": place, "trainer.micro_batch": 2}
-    return {**settings, "trainer.devices": 2, "trainer.checkpoint": "sharded" if request.param == "folder" else "file"}
+    make, kind = CASES[request.param]
+    shared = {"data.cache_dir": place, "trainer.devices": 2, "trainer.checkpoint": "file"}
+    rows = {} if make is masked_language else {"trainer.micro_batch": 2}
+    return {**make(place), **shared, **rows, **kind}
 
 
 @pytest.fixture
@@ -36,17 +42,17 @@ def command(tmp_path: Path) -> Callable[..., Path]:
     return start
 
 
-@pytest.mark.parametrize("on_two", [*KINDS, STREAMED], indirect=True)
+@pytest.mark.parametrize("on_two", CASES, indirect=True)
 def test_two_ranks_go_on_from_two(on_two: Settings, command) -> None:
     stopped = command({**on_two, **STOP}, "stopped")
     assert summary(stopped)["status"] == "stopped"
     assert_same_run(command(on_two, "stopped", resume=True), command(on_two, "whole"))
 
 
-@pytest.mark.parametrize("on_two", KINDS, indirect=True)
+@pytest.mark.parametrize("on_two", [case for case in CASES if case != "streamed"], indirect=True)
 def test_one_process_goes_on_from_two_with_the_losses_of_one(on_two: Settings, command) -> None:
     """Sums over ranks are in another order: equal but for rounding. Each rank draws its own dropout, so without."""
-    on_two = {**on_two, "model.dropout": 0}
+    on_two = {**on_two, **{name: 0 for name in on_two if name.endswith(".dropout")}}
     alone = {**on_two, "trainer.devices": 1, "trainer.strategy": "auto", "trainer.checkpoint": "auto"}
     command({**on_two, **STOP}, "begun")
     resumed, whole = command(alone, "begun", resume=True), command(alone, "alone")

@@ -71,13 +71,3 @@ def test_the_numbers_never_change():
     draws = uniform(np.arange(20000), 4)
     assert 0 <= draws.min() <= draws.max() < 1
     assert draws.mean() == pytest.approx(0.5, abs=0.01)
-
-
-@pytest.mark.parametrize(("ordinary", "count"), [(0, 0), (1, 1), (3, 1), (10, 2), (100, 15), (510, 77)])
-def test_the_count_follows_from_the_length(ordinary, count):
-    assert masked_count(ordinary, 0.15) == count
-
-
-def test_the_special_tokens_lie_past_the_tokenizers():
-    assert SPECIAL[:4] == (50, 51, 52, 53)
-    assert SPECIAL.vocab_size == 54

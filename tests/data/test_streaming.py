@@ -54,13 +54,12 @@ def test_an_epoch_is_every_document_once_in_an_order_of_its_own(corpus):
     assert texts_of(stream(corpus, seed=4), TOTAL) != first
 
 
-@pytest.mark.parametrize("ranks", [2, 5, 12, 20])
+@pytest.mark.parametrize("ranks", [5, 12, 20])
 def test_devices_share_an_epoch(corpus, ranks):
     read = []
     for rank in range(ranks):
         own = stream(corpus, rank=rank, world_size=ranks)
-        count = sum(1 for ids, place in islice(own.documents(Place()), TOTAL) if place.epoch == 0)
-        read += texts_of(own, count)
+        read += texts_of(own, sum(place.epoch == 0 for _, place in islice(own.documents(Place()), TOTAL)))
     assert sorted(read) == sorted(FilesSource(corpus).documents())
 
 

@@ -36,9 +36,3 @@ def huggingface_training(tmp_path_factory: pytest.TempPathFactory, worker_id: st
 def huggingface_strategies(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """What huggingface_strategies.py wrote: a folder of each of its scenarios."""
     return launch_once("huggingface_strategies.py", tmp_path_factory, worker_id)
-
-
-@pytest.fixture(scope="session")
-def three_masked_ranks(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """What masked_ranks.py wrote."""
-    return launch_once("masked_ranks.py", tmp_path_factory, worker_id) / "ranks"

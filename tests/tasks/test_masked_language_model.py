@@ -1,8 +1,6 @@
-"""Masked-language training as a Lightning task: losses, accuracy, accumulation, resuming, a target."""
+"""Masked-language training as a Lightning task: losses, accuracy, accumulation."""
 
 from __future__ import annotations
-
-import logging
 
 import pytest
 import pytorch_lightning as pl
@@ -12,7 +10,6 @@ from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.masking import score_arguments
 from flashtrain.models import Bert, BertConfig, MemorySavings
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.training.callbacks import StopAtTarget
 
 TEXT = "\n\n".join(" ".join(f"{word}{number % 3}" for word in ("ab", "cd", "ef", "gh")) for number in range(200))
 
@@ -48,13 +45,13 @@ def data(folder, **options) -> MaskedTextDataModule:
     return MaskedTextDataModule(OneText(), "bytes", 32, 512, **options)
 
 
-def task(next_sentence: bool = False, **options) -> MaskedLanguageModel:
+def task(**options) -> MaskedLanguageModel:
     torch.manual_seed(0)
-    config = BertConfig.of_size("tiny", vocab_size=261, context=32, next_sentence=next_sentence)
+    config = BertConfig.of_size("tiny", vocab_size=261, context=32)
     return MaskedLanguageModel(Bert(config, "sdpa"), **options)
 
 
-def fit(folder, module, *callbacks, stop_at=None, trainer_options=None, **options):
+def fit(folder, module, *callbacks, stop_at=None, **options):
     losses = Losses()
     source = data(folder / "cache", **options)
     accumulate = source.accumulate
@@ -62,7 +59,7 @@ def fit(folder, module, *callbacks, stop_at=None, trainer_options=None, **option
         max_steps=stop_at or source.total_steps, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, num_sanity_val_steps=0,
         accumulate_grad_batches=accumulate, limit_val_batches=1.0, callbacks=[losses, *callbacks],
-        default_root_dir=folder, **(trainer_options or {}),
+        default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(module, datamodule=source)
     return trainer, losses, source
@@ -81,13 +78,6 @@ def test_the_work_of_a_step_that_fails_is_not_counted(tmp_path):
         fit(tmp_path, failed, FailsInStep3(), accumulate=2)
     done = [(one.tokens_done, one.sequences_done, one.flops_done) for one in (stopped, failed)]
     assert done[0] == done[1] > (0, 0, 0)
-
-
-def test_padded_and_packed_training_have_one_loss_curve(tmp_path):
-    curves = [fit(tmp_path, task(), layout=layout)[1] for layout in ("packed", "padded")]
-    assert len(curves[0].train) == 6
-    assert curves[0].train == pytest.approx(curves[1].train, abs=2e-5)
-    assert curves[0].train[-1] < curves[0].train[0]
 
 
 def test_a_step_of_two_micro_batches_learns_from_the_mean_over_its_labels(tmp_path):
@@ -121,24 +111,6 @@ def test_accuracy_is_the_share_of_held_out_labels_found(tmp_path):
     assert losses.accuracy[-1] == pytest.approx(found / total, abs=1e-6)
     assert module.validation_accuracy == pytest.approx(found / total)
     assert trainer.callback_metrics["validation_loss"] < 6
-
-
-def test_next_sentence_pairs_add_their_loss(tmp_path):
-    alone = fit(tmp_path, task(), total_steps=1)[1].train[-1]
-    both = fit(tmp_path, task(next_sentence=True), total_steps=1, pairs=True)[1].train[-1]
-    assert both == pytest.approx(alone + 0.69, abs=0.4)
-
-
-def test_a_run_stops_at_its_target_and_says_how_long_it_took(tmp_path, caplog):
-    stop = StopAtTarget(0.01)
-    with caplog.at_level(logging.INFO, logger="flashtrain"):
-        trainer, _, _ = fit(tmp_path, task(), stop, total_steps=40, trainer_options={"val_check_interval": 4})
-    assert trainer.global_step < 40
-    assert stop.seconds > 0
-    assert "reached its target 0.01 after" in caplog.text
-    never = StopAtTarget(1.0)
-    fit(tmp_path, task(), never, total_steps=2)
-    assert never.seconds is None
 
 
 @pytest.mark.parametrize(("checkpointing", "names"), [("none", ["loss"]), ("full", ["compute"] * 2)])

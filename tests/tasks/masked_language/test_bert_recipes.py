@@ -68,7 +68,7 @@ def check_speed(rows) -> None:
 def test_long_document_looks_at_its_texts_before_it_trains(words, tmp_path) -> None:
     words = ["recipe=long-document", *words, *DOCUMENTS, "lengths.contexts=[16,32]"]
     given = [*words, "finetune.data=files", f"finetune.path={tmp_path / 'nowhere'}"]
-    with pytest.raises(UserError, match="no labelled documents at"):
+    with pytest.raises(UserError, match="no labelled texts at"):
         run_study(compose_settings(given), given, started=time.time(), start=lambda _: pytest.fail("trained"))
 
 
