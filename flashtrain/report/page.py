@@ -171,8 +171,8 @@ def _results(folder: Path, rows: Sequence[Row]) -> str:
     if (folder / RESULT).is_file():
         tables += _table(make_table(read_result(folder / RESULT).rows))
     if rows:
-        known = with_overrides(rows)
-        tables += _table(sweep_table(known), links=[_page_of(folder, str(row["run"])) for row in rows])
+        table = sweep_table(with_overrides(rows))
+        tables += _table(table, links=[_page_of(folder, str(row["run"])) for row in table.rows])
     columns = [f"<div>\n{column}</div>\n" for column in (pictures, tables) if column]
     return f'<div class="beside">\n{"".join(columns)}</div>\n' if columns else ""
 

@@ -77,7 +77,7 @@ def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Tab
     score = next((key for key in _SCORES if values_of(rows, key)), None)
     if score is None:
         return make_table(rows, [*(varied or ["run"]), *measures], title=", ".join(same))
-    return make_table(ranked(rows, score), ["best", *(varied or ["run"]), *measures], title=", ".join(same))
+    return make_table(ranked(rows, score), [*(varied or ["run"]), "best", *measures], title=", ".join(same))
 
 
 def ranked(rows: Sequence[Row], score: str) -> list[Row]:

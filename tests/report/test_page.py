@@ -124,14 +124,15 @@ def test_a_long_course_keeps_its_peaks_and_is_small(tmp_path: Path) -> None:
 
 def test_a_sweep_has_its_figure_and_its_table_side_by_side_with_a_link_to_each_job(tmp_path: Path) -> None:
     for number, context in enumerate((16, 32)):
-        write_page(a_run(tmp_path / f"{number:02d}", {**ROW, "context": context}))
+        losses = {"context": context, "validation_loss": 3.5 - number}  # the best job comes first
+        write_page(a_run(tmp_path / f"{number:02d}", {**ROW, **losses}))
     failed = {"recipe": "gpt2", "context": 64, "status": "out of memory", "error": f"CUDA {EVIL}"}
     a_run(tmp_path / "02", failed)
     report_sweep(tmp_path)
     page = Page(write_page(tmp_path))
     assert page.headings == ["Results", "Files"]
     assert [src[:22] for src in page.values("src")] == ["data:image/png;base64,"]
-    assert page.values("href")[:2] == ["./00/report.html", "./01/report.html"]
+    assert page.values("href")[:2] == ["./01/report.html", "./00/report.html"]
     assert {"16", "32", "64", "out of memory"} <= set(page.texts)
 
 

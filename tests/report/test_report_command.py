@@ -60,7 +60,7 @@ def test_any_columns_can_be_drawn(result: Path, tmp_path: Path):
 
 def test_a_folder_shows_what_varies(sweep: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(sweep), "--csv"]) == 0
-    assert capsys.readouterr().out == "best,context,train_loss\ntraining loss,8,3.0\n,16,3.0\n"
+    assert capsys.readouterr().out == "context,best,train_loss\n8,training loss,3.0\n16,,3.0\n"
 
 
 def test_several_sources_make_one_table(result: Path, sweep: Path, capsys: pytest.CaptureFixture[str]):

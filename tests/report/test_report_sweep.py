@@ -65,7 +65,7 @@ def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path):
     }
     assert all(path.stat().st_size > 0 for path in written.values())
     assert "8,192" in out.getvalue()
-    assert "| - | 8,192 | - | - | - | - | - | - | - | out of memory |" in written["markdown"].read_text()
+    assert "| 8,192 | - | - | - | - | - | - | - | - | out of memory |" in written["markdown"].read_text()
 
 
 def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
@@ -78,7 +78,7 @@ def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
 
 def test_columns_are_what_varies_and_what_was_measured_and_the_title_has_the_rest():
     table = sweep_table(CONTEXTS)
-    assert table.columns[:3] == ("best", "context", "batch")
+    assert table.columns[:3] == ("context", "batch", "best")
     assert table.columns[3:] == (
         "train_loss",
         "validation_loss",
@@ -115,7 +115,7 @@ def test_a_measure_that_no_job_has_is_no_column():
 def test_an_override_with_several_values_is_a_column():
     rows = [job(i, overrides=f"context=1024 optimizer.learning_rate={rate}") for i, rate in enumerate((1e-3, 3e-4))]
     assert varied_keys(with_overrides(rows)) == ["optimizer.learning_rate"]
-    assert sweep_table(with_overrides(rows)).cells[1][1] == "0.0003"
+    assert sweep_table(with_overrides(rows)).cells[1][0] == "0.0003"
 
 
 def test_an_override_that_a_summary_column_already_shows_is_no_second_column():
