@@ -9,14 +9,12 @@ one from a folder or a name of the hub, huggingface_folder.py reads and writes i
 its layers, huggingface_numbers.py counts);
 sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
 
-huggingface_gpt2.py reads and writes GPT-2 as transformers stores it (load_gpt2, save_gpt2, and differences_from_gpt2,
-which says what a model has that transformers' GPT-2 cannot hold), huggingface_llama.py decoders with rotary positions
-in Llama's and Starcoder2's layouts (load_llama, save_llama; load_decoder and save_decoder choose among all three),
-huggingface_bert.py BERT (load_bert, save_bert, differences_from_bert) and huggingface_bert_classifiers.py classifiers
-on it (save_bert_classifier); own_weights.py writes any flashtrain model with its configuration and reads it back
-(save_weights, load_weights; exported_by_flashtrain tells such a folder from transformers'); weight_files.py has the
-safetensors of them all; huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads
-(save_tokenizer).
+decoder_weights.py reads and writes our decoders as transformers stores them (load_decoder, save_decoder), in the
+layouts of GPT-2, Llama and Starcoder2 that decoder_layouts.py has; huggingface_bert.py BERT (load_bert, save_bert,
+differences_from_bert) and huggingface_bert_classifiers.py classifiers on it (save_bert_classifier); own_weights.py
+writes any flashtrain model with its configuration and reads it back (save_weights, load_weights; exported_by_flashtrain
+tells such a folder from transformers'); weight_files.py has the safetensors of them all; huggingface_tokenizers.py
+writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
 The names below are imported when first used.
 """
 
@@ -27,6 +25,8 @@ from typing import TYPE_CHECKING
 from flashtrain import import_when_used
 
 if TYPE_CHECKING:
+    from flashtrain.integrations.decoder_weights import load_decoder as load_decoder
+    from flashtrain.integrations.decoder_weights import save_decoder as save_decoder
     from flashtrain.integrations.huggingface_attention import document_lengths as document_lengths
     from flashtrain.integrations.huggingface_attention import register_with_transformers as register_with_transformers
     from flashtrain.integrations.huggingface_bert import differences_from_bert as differences_from_bert
@@ -38,13 +38,6 @@ if TYPE_CHECKING:
     )
     from flashtrain.integrations.huggingface_bert_classifiers import save_bert_classifier as save_bert_classifier
     from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
-    from flashtrain.integrations.huggingface_gpt2 import differences_from_gpt2 as differences_from_gpt2
-    from flashtrain.integrations.huggingface_gpt2 import load_decoder as load_decoder
-    from flashtrain.integrations.huggingface_gpt2 import load_gpt2 as load_gpt2
-    from flashtrain.integrations.huggingface_gpt2 import save_decoder as save_decoder
-    from flashtrain.integrations.huggingface_gpt2 import save_gpt2 as save_gpt2
-    from flashtrain.integrations.huggingface_llama import load_llama as load_llama
-    from flashtrain.integrations.huggingface_llama import save_llama as save_llama
     from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
     from flashtrain.integrations.own_weights import exported_by_flashtrain as exported_by_flashtrain
@@ -53,6 +46,8 @@ if TYPE_CHECKING:
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
 
 _HOMES = {
+    "load_decoder": "decoder_weights",
+    "save_decoder": "decoder_weights",
     "document_lengths": "huggingface_attention",
     "register_with_transformers": "huggingface_attention",
     "architecture_of": "huggingface_bert_classifiers",
@@ -61,14 +56,7 @@ _HOMES = {
     "load_bert": "huggingface_bert",
     "save_bert": "huggingface_bert",
     "save_bert_classifier": "huggingface_bert_classifiers",
-    "differences_from_gpt2": "huggingface_gpt2",
-    "load_decoder": "huggingface_gpt2",
-    "load_gpt2": "huggingface_gpt2",
-    "save_decoder": "huggingface_gpt2",
-    "save_gpt2": "huggingface_gpt2",
     "HuggingFaceDecoder": "huggingface_decoder",
-    "load_llama": "huggingface_llama",
-    "save_llama": "huggingface_llama",
     "transformers_decoder": "huggingface_model",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",

@@ -24,8 +24,8 @@ from torch import Tensor
 from flashtrain.errors import UserError
 from flashtrain.integrations.weight_files import (
     Part,
+    check_architecture,
     converted,
-    read_architecture,
     read_folder,
     write_folder,
 )
@@ -64,7 +64,6 @@ COMPUTATION: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False,),
     "add_cross_attention": (False,),
 }
-SIZES = ("vocab_size", "max_position_embeddings", "num_hidden_layers", "num_attention_heads", "hidden_size")
 
 
 def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[BertConfig, dict[str, Tensor]]:
@@ -182,15 +181,15 @@ def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Te
 def _our_config(
     content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
 ) -> BertConfig:
-    sizes = read_architecture(content, "bert", COMPUTATION, SIZES, where)
+    check_architecture(content, ("bert",), COMPUTATION, where)
     return BertConfig(
-        vocab_size=sizes["vocab_size"],
-        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
-        context=sizes["max_position_embeddings"],
-        layers=sizes["num_hidden_layers"],
-        heads=sizes["num_attention_heads"],
-        embed=sizes["hidden_size"],
-        ffn=content.get("intermediate_size") or 4 * sizes["hidden_size"],
+        vocab_size=content["vocab_size"],
+        vocab_rows=round_up(content["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        context=content["max_position_embeddings"],
+        layers=content["num_hidden_layers"],
+        heads=content["num_attention_heads"],
+        embed=content["hidden_size"],
+        ffn=content.get("intermediate_size") or 4 * content["hidden_size"],
         segments=content.get("type_vocab_size", 2),
         activation=ACTIVATIONS[content.get("hidden_act", "gelu")],
         epsilon=content.get("layer_norm_eps", BERT_EPSILON),

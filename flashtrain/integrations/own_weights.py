@@ -51,8 +51,8 @@ def load_weights(folder_or_file: str | Path, kind: str = "gpt2") -> tuple[Any, d
     content, tensors = read_folder(folder_or_file)
     if content.get("format") != FORMAT:
         raise UserError(
-            f"{folder_or_file} was not exported by flashtrain ({CONFIG} has no format={FORMAT}): load_gpt2, load_llama "
-            "and load_bert read Hugging Face's weights."
+            f"{folder_or_file} was not exported by flashtrain ({CONFIG} has no format={FORMAT}): load_decoder and "
+            "load_bert read Hugging Face's weights."
         )
     if content["model"] != kind:
         raise UserError(f"{folder_or_file} holds a {content['model']}: expected a {kind}.")

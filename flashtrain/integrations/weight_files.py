@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -120,32 +120,27 @@ def files_of_weights(path: Path) -> list[Path]:
     raise UserError(f"no {WEIGHTS} in {path}: expected it, or its shards and {INDEX}.")
 
 
-def read_architecture(
+def check_architecture(
     content: Mapping[str, Any],
-    model_type: str,
+    kinds: Iterable[str],
     computation: Mapping[str, Sequence[Any]],
-    sizes: Sequence[str],
     where: str | Path,
-) -> dict[str, int]:
-    """The sizes that a transformers config.json names.
+) -> None:
+    """UserError for a transformers config.json of another architecture, or another computation, than is read.
 
-    model_type: the one that is read. computation: what the file may say of each entry, absent meaning the first.
-    UserError: another architecture, another computation.
+    kinds: the model_types that are read. computation: what the file may say of each entry, absent meaning the first.
     """
     if content.get("format") == "flashtrain":
         raise UserError(f"{where} was exported by flashtrain, not by transformers: load_weights reads it.")
     given = content.get("model_type", "no model_type")
-    if given != model_type:
-        raise UserError(
-            f"{where} holds another architecture: model_type {given} in {CONFIG}, where {model_type} is read."
-        )
+    if given not in kinds:
+        raise UserError(f"{where} holds another architecture: model_type {given}: expected {', '.join(kinds)}.")
     for name, possible in computation.items():
         if content.get(name, possible[0]) not in possible:
             raise UserError(
                 f"{where}: {name}={content[name]} in {CONFIG} is not what our model computes: expected "
                 f"{' or '.join(map(str, possible))}."
             )
-    return {name: content[name] for name in sizes}
 
 
 Part = tuple[str, int]  # the name of a tensor, and its rows

@@ -1,6 +1,6 @@
 """What is done with a trained decoder: text from it, and a longer context.
 
-    config, state_dict = load_gpt2("gpt2")                                  # 1,024 learned positions
+    config, state_dict = load_decoder("gpt2")                                # 1,024 learned positions
     config, state_dict = with_context(config, state_dict, 8192, interpolate=True)
     model = GPT2(config)
     model.load_state_dict(state_dict)

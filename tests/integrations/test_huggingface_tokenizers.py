@@ -9,7 +9,7 @@ import torch
 
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
-from flashtrain.integrations import save_bert, save_gpt2, save_tokenizer, save_weights
+from flashtrain.integrations import save_bert, save_decoder, save_tokenizer, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
@@ -44,7 +44,7 @@ def decoder(vocab_size: int, family: str = "gpt2") -> GPT2:
 @pytest.mark.parametrize("family", ["gpt2", "modern"])
 def test_an_export_has_the_tokenizer_of_its_model(tokenizer, family, tmp_path) -> None:
     model = decoder(tokenizer.vocab_size, family)
-    (save_gpt2 if family == "gpt2" else save_weights)(model, tmp_path)
+    (save_decoder if family == "gpt2" else save_weights)(model, tmp_path)
     assert save_tokenizer(tokenizer, tmp_path, context=32) == "AutoTokenizer reads its tokenizer"
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert len(theirs) == model.config.vocab_size
@@ -76,7 +76,7 @@ def test_transformers_writes_on_with_the_export_as_we_do(bpe, tmp_path) -> None:
     from flashtrain.models.trained_decoders import generate
 
     model = decoder(bpe.vocab_size).eval()
-    save_gpt2(model, tmp_path, end_of_text=bpe.end_of_text)
+    save_decoder(model, tmp_path, end_of_text=bpe.end_of_text)
     save_tokenizer(bpe, tmp_path, context=32)
     read = transformers.AutoTokenizer.from_pretrained(tmp_path)
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)

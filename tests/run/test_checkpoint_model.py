@@ -13,7 +13,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, read_summary
-from flashtrain.integrations import save_gpt2, save_llama, save_weights
+from flashtrain.integrations import save_decoder, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.positions import stretched
 from flashtrain.run.train import check_same_model
@@ -45,7 +45,9 @@ def rotary() -> GPT2:
 
 @pytest.fixture(scope="module")
 def hugging_face(demo, tmp_path_factory):
-    return save_gpt2(demo, tmp_path_factory.mktemp("hf") / "gpt2")
+    folder = tmp_path_factory.mktemp("hf") / "gpt2"
+    save_decoder(demo, folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(ex
 
 
 def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) -> None:
-    save_llama(rotary, tmp_path, end_of_text=256)
+    save_decoder(rotary, tmp_path, end_of_text=256)
     model = start("model=modern", f"weights={tmp_path}", "context=256", "model.rope_factor=4")
     tokens = torch.arange(64)[None]
     same = start(f"weights={tmp_path}", "context=64", "model.vocab_rows=null")

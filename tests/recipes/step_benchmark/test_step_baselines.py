@@ -55,10 +55,11 @@ def test_plain_pytorch_computes_what_flashtrain_does(attention: str) -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_hugging_face_computes_what_flashtrain_does(attention: str, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
-    from flashtrain.integrations import save_gpt2
+    from flashtrain.integrations import save_decoder
 
     ours = our_model()
-    saved = transformers.GPT2LMHeadModel.from_pretrained(save_gpt2(ours, tmp_path / "saved"), dtype=torch.float64)
+    save_decoder(ours, tmp_path / "saved")
+    saved = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "saved", dtype=torch.float64)
     theirs = hugging_face_gpt2(CASE, CPU, attention).double()
     theirs.load_state_dict(saved.state_dict())
     tokens, labels = CASE.draw(CPU, seed=1)

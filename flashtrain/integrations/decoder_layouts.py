@@ -1,0 +1,144 @@
+"""How transformers stores the decoders that ours can be: its names of tensors and of configuration entries.
+
+model=gpt2 is transformers' GPT-2; with rotary positions its Starcoder2 (which is Llama's but for LayerNorm and a
+feed-forward of two matrices); model=modern is its Llama. The last two turn the pairs (i, i + D/2) of a head as
+RotaryPositions does, and keep apart what our models compute as one product (q, k, v; gate and value). All have exactly
+as many embedding rows as tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from flashtrain.integrations.weight_files import Part
+from flashtrain.models.block import EPSILON
+from flashtrain.models.gpt2 import GPT2Config
+
+
+class Layout(NamedTuple):
+    """One of transformers' decoders.
+
+    ours: what it is in GPT2Config. prefix, layer: before the names of all tensors but the head's, and of a layer's.
+    names: of our modules, the tensors that one is made of. sizes: entries of config.json by fields of GPT2Config.
+    absent: what entries mean that are not there. computation: what others may say, the first where they say nothing.
+    transposed: endings of the matrices that are stored (in, out). passed_over: endings of constants in older files.
+    """
+
+    architecture: str
+    ours: dict[str, Any]
+    prefix: str
+    layer: str
+    names: dict[str, tuple[str, ...]]
+    sizes: dict[str, str]
+    absent: dict[str, Any]
+    computation: dict[str, tuple[Any, ...]]
+    biases: tuple[str, ...] = ()
+    transposed: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
+
+    def holds(self, config: GPT2Config) -> bool:
+        """Whether a model of this shape can be one."""
+        same = all(getattr(config, field) == value for field, value in self.ours.items())
+        return same and ("kv_heads" in self.sizes or config.kv_heads == config.heads)
+
+    def parts(self, name: str, rows: int, config: GPT2Config) -> list[Part]:
+        """Of our tensor of this name and so many rows: the tensors, without prefix, that are its parts."""
+        module, kind = name.rsplit(".", 1)
+        if not module.startswith("blocks."):
+            return [(f"{self.names[module][0]}.{kind}", config.vocab_size if module in WITH_VOCABULARY else rows)]
+        _, layer, rest = module.split(".", 2)
+        theirs = self.names[rest]
+        keys = config.kv_heads * config.head_dim
+        each = (config.embed, keys, keys) if len(theirs) == 3 else (rows // len(theirs),) * len(theirs)
+        return [(f"{self.layer}.{layer}.{part}.{kind}", count) for part, count in zip(theirs, each, strict=True)]
+
+
+WITH_VOCABULARY = ("token_embedding", "head")  # our rows may be more than their tokens
+ROTARY_NAMES = {
+    "token_embedding": ("embed_tokens",),
+    "final_norm": ("norm",),
+    "head": ("lm_head",),
+    "attention_norm": ("input_layernorm",),
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.output": ("self_attn.o_proj",),
+    "feed_forward_norm": ("post_attention_layernorm",),
+}
+ROTARY_SIZES = {
+    "vocab_size": "vocab_size",
+    "context": "max_position_embeddings",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "embed": "hidden_size",
+    "ffn": "intermediate_size",
+}
+
+LAYOUTS = {
+    "gpt2": Layout(
+        architecture="GPT2LMHeadModel",
+        ours={"positions": "learned", "norm": "layernorm", "activation": "gelu", "bias": True},
+        prefix="transformer.",
+        layer="h",
+        names={
+            "token_embedding": ("wte",),
+            "position_embedding": ("wpe",),
+            "final_norm": ("ln_f",),
+            "head": ("lm_head",),
+            "attention_norm": ("ln_1",),
+            "attention.qkv": ("attn.c_attn",),
+            "attention.output": ("attn.c_proj",),
+            "feed_forward_norm": ("ln_2",),
+            "feed_forward.up": ("mlp.c_fc",),
+            "feed_forward.down": ("mlp.c_proj",),
+        },
+        sizes={
+            "vocab_size": "vocab_size",
+            "context": "n_positions",
+            "layers": "n_layer",
+            "heads": "n_head",
+            "embed": "n_embd",
+            "ffn": "n_inner",
+        },
+        absent={"tie_word_embeddings": True},
+        computation={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+            "layer_norm_epsilon": (EPSILON,),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+        transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
+        passed_over=(".attn.bias", ".attn.masked_bias"),
+    ),
+    "llama": Layout(
+        architecture="LlamaForCausalLM",
+        ours={"positions": "rotary", "norm": "rmsnorm", "activation": "swiglu"},
+        prefix="model.",
+        layer="layers",
+        names={
+            **ROTARY_NAMES,
+            "feed_forward.up": ("mlp.gate_proj", "mlp.up_proj"),
+            "feed_forward.down": ("mlp.down_proj",),
+        },
+        sizes=ROTARY_SIZES,
+        absent={"tie_word_embeddings": False, "rms_norm_eps": 1e-6},
+        computation={"hidden_act": ("silu", "swish"), "rms_norm_eps": (EPSILON,), "rope_scaling": (None,)},
+        biases=("attention_bias", "mlp_bias"),
+    ),
+    "starcoder2": Layout(
+        architecture="Starcoder2ForCausalLM",
+        ours={"positions": "rotary", "norm": "layernorm", "activation": "gelu", "bias": True},
+        prefix="model.",
+        layer="layers",
+        names={**ROTARY_NAMES, "feed_forward.up": ("mlp.c_fc",), "feed_forward.down": ("mlp.c_proj",)},
+        sizes=ROTARY_SIZES,
+        absent={"tie_word_embeddings": True},
+        computation={
+            "hidden_act": ("gelu_pytorch_tanh", "gelu_new"),
+            "norm_epsilon": (EPSILON,),
+            "use_bias": (True,),
+            "sliding_window": (None,),
+            "rope_scaling": (None,),
+        },
+    ),
+}

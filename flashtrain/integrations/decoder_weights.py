@@ -1,0 +1,125 @@
+"""Decoders' weights as Hugging Face transformers stores them (safetensors and config.json), both ways.
+
+config, state_dict = load_decoder("path/to/gpt2")
+model = GPT2(config)
+model.load_state_dict(state_dict)
+save_decoder(model, "for_transformers")         # AutoModelForCausalLM.from_pretrained("for_transformers")
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError
+from flashtrain.integrations.decoder_layouts import LAYOUTS, Layout
+from flashtrain.integrations.own_weights import save_weights
+from flashtrain.integrations.weight_files import (
+    CONFIG,
+    SHARD_BYTES,
+    check_architecture,
+    converted,
+    read_folder,
+    write_folder,
+)
+from flashtrain.models.gpt2 import GPT2, GPT2Config, round_up
+
+
+def save_decoder(
+    model: nn.Module, folder: str | Path, *, end_of_text: int | None = None, shard_bytes: int = SHARD_BYTES
+) -> str:
+    """Write a decoder as safetensors: in the layout of transformers' that can hold it (GPT-2's, Llama's, Starcoder2's),
+    else in our own. Returns which, in words.
+
+    end_of_text: that token's id, for the configuration (None: none). shard_bytes: of a weights file; more weights are
+    several, with an index. UserError: a model that no layout knows. OSError: an unwritable folder.
+    """
+    if not isinstance(model, GPT2):
+        raise UserError(f"{type(model).__name__} cannot be exported: only flashtrain's own models can.")
+    config = model.config
+    kind = next((name for name, layout in LAYOUTS.items() if layout.holds(config)), None)
+    if kind is None:
+        save_weights(model, folder)
+        return "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+    layout, tensors = LAYOUTS[kind], {}
+    for name, tensor in model.state_dict().items():
+        parts = layout.parts(name, len(tensor), config)
+        pieces = tensor[: sum(rows for _, rows in parts)].split([rows for _, rows in parts])
+        for (theirs, _), piece in zip(parts, pieces, strict=True):
+            whole = piece.t() if theirs.endswith(layout.transposed) else piece
+            tensors[theirs if theirs.startswith("lm_head.") else layout.prefix + theirs] = whole
+    content = _content(kind, layout, config, end_of_text)
+    content["dtype"] = str(model.token_embedding.weight.dtype).removeprefix("torch.")
+    write_folder(folder, content, tensors, end_of_text=end_of_text, shard_bytes=shard_bytes)
+    return f"Hugging Face's {kind} layout: transformers.AutoModelForCausalLM.from_pretrained reads it"
+
+
+def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """Configuration and state dict for GPT2 from a transformers folder, or a safetensors file with config.json beside.
+
+    vocab_rows: rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64; GPT-2's
+    50,257 become 50,304). Tensors are on the CPU in the file's dtype. config.dropout is 0 whatever the file says: how
+    to go on training is the trainer's choice.
+    UserError: nothing there, another architecture, a computation GPT2 does not have, tensors that do not fit.
+    """
+    content, tensors = read_folder(folder_or_file)
+    layout = LAYOUTS.get(content.get("model_type", ""), LAYOUTS["gpt2"])
+    config = _our_config(layout, content, vocab_rows, folder_or_file)
+    bare = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix(layout.prefix)
+        tied = config.tie_embeddings and name == "lm_head.weight"  # the table once more
+        if not tied and not name.endswith(layout.passed_over):
+            bare[name] = tensor.t().contiguous() if name.endswith(layout.transposed) else tensor
+    make, parts = partial(GPT2, config, attention="sdpa"), partial(layout.parts, config=config)
+    return config, converted(bare, make, parts, folder_or_file)
+
+
+def _content(kind: str, layout: Layout, config: GPT2Config, end_of_text: int | None) -> dict[str, Any]:
+    """transformers' config.json of a model of this shape."""
+    content = {
+        "architectures": [layout.architecture],
+        "model_type": kind,
+        **{theirs: getattr(config, ours) for ours, theirs in layout.sizes.items()},
+        **{name: possible[0] for name, possible in layout.computation.items()},
+        **dict.fromkeys(layout.biases, config.bias),
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+    }
+    if config.positions == "learned":
+        return content | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
+    theta = config.scaled_rope_base
+    content.pop("rope_scaling")
+    # A rope_factor has raised the base already. Readers before transformers 5 know rope_theta alone.
+    rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}, "rope_theta": theta}
+    return content | rotary | {"head_dim": config.head_dim}
+
+
+def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> GPT2Config:
+    content = {**layout.absent, **dict.fromkeys(layout.biases, False), **content}
+    rope = content.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise UserError(f"{where}: rope_type={rope['rope_type']} in {CONFIG}: expected default (a rope_theta alone).")
+    if "rope_parameters" in content:
+        content.pop("rope_scaling", None)  # older files' word for the same
+    check_architecture(content, LAYOUTS, layout.computation, where)
+    sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in layout.sizes.items()}
+    if content.get("head_dim") not in (None, sizes["embed"] / sizes["heads"]):
+        raise UserError(
+            f"{where}: head_dim={content['head_dim']} in {CONFIG}: expected hidden_size / num_attention_heads."
+        )
+    biases = {content[entry] for entry in layout.biases}
+    if len(biases) > 1:
+        raise UserError(f"{where}: {' and '.join(layout.biases)} in {CONFIG}: expected biases in all layers or none.")
+    sizes["kv_heads"] = sizes.get("kv_heads") or sizes["heads"]
+    sizes["ffn"] = sizes["ffn"] or 4 * sizes["embed"]
+    return GPT2Config(
+        **{"bias": True in biases, **sizes, **layout.ours},
+        vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        tie_embeddings=content["tie_word_embeddings"],
+        rope_base=rope.get("rope_theta", content.get("rope_theta", 10000.0)),
+    )
