@@ -4,7 +4,6 @@ length, as in the FlashAttention paper and with its values; and one figure of ma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,12 +122,6 @@ def heads_of(row: Mapping[str, Any]) -> str:
     """A row's heads in words."""
     groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
     return f"{row['heads']} heads{groups} of {row['head_dim']}"
-
-
-def family_path(path: Path, number: int, name: str) -> Path:
-    """Where a family's figure goes: the first one's to `path`, the others' beside it."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return path if number == 0 else path.with_name(f"{path.stem}-{slug}{path.suffix}")
 
 
 def dot_figure(rows: Rows, path: str | Path) -> Path:

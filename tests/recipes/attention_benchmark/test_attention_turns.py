@@ -22,35 +22,21 @@ COLUMNS = {
 
 
 class Named(Standard):
-    """Standard attention under another title, which writes down when it is called."""
+    """Standard attention under another title."""
 
-    def __init__(self, title: str, calls: list[str] | None = None) -> None:
+    def __init__(self, title: str) -> None:
         self.name = self.title = title
-        self.calls = calls if calls is not None else []
-
-    def attend(self, case, context):
-        inner = super().attend(case, context)
-
-        def attention(inputs):
-            self.calls.append(self.title)
-            return inner(inputs)
-
-        return attention
 
 
 class Failing(Named):
-    """Raises an error in its forward or in its backward pass."""
-
-    def __init__(self, title: str, error: Exception, direction: str) -> None:
-        super().__init__(title)
-        self.error, self.direction = error, direction
+    """Raises in its backward pass, or already in its forward pass."""
 
     def attend(self, case, context):
         inner = super().attend(case, context)
 
         def attention(inputs):
-            if self.direction == "forward":
-                raise self.error
+            if self.title == "forward":
+                raise ValueError("head_dim 16 is\nnot supported")
             out = inner(inputs)
             out.register_hook(self._raise)
             return out
@@ -58,12 +44,7 @@ class Failing(Named):
         return attention
 
     def _raise(self, _):
-        raise self.error
-
-
-class Picky(Named):
-    def refuses(self, case: Case) -> str | None:
-        return "no causal mask"
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 class Planning(Named):
@@ -113,26 +94,13 @@ def test_each_baseline_has_a_row_a_direction_with_every_column() -> None:
     assert {row["error"] for row in measure(Named("a"), check=False)[0]} == {None}
 
 
-def test_baselines_take_turns() -> None:
-    calls: list[str] = []
-    measure(*[Named(name, calls) for name in "abc"], case=Case(2, 2, 1, 16, "full", page=0, dtype_name="float32"))
-    assert "".join(calls)[-18:] == "aabbccbbccaaccaabb"  # of a cache each turn is two: as called, and queued
-
-
-def test_what_fails_is_a_row_with_its_reason_and_what_is_refused_a_note() -> None:
-    rows, notes = measure(
-        Failing("half", RuntimeError("no backward"), "backward"),
-        Failing("whole", ValueError("head_dim 16 is\nnot supported"), "forward"),
-        Failing("big", torch.OutOfMemoryError("CUDA out of memory"), "forward"), Picky("picky"), Named("good"),
-    )  # fmt: skip
+def test_what_fails_is_a_row_of_each_direction_without_a_figure() -> None:
+    rows, _ = measure(Failing("forward"), Failing("backward"))
     found = {(row["implementation"], row["direction"]): (row.get("status"), row["error"]) for row in rows}
-    assert found["half", "backward"] == ("failed", "no backward")
-    assert found["whole", "forward"] == found["whole", "backward"] == ("failed", "head_dim 16 is")
-    assert found["big", "forward"] == found["big", "backward"] == ("out of memory", None)
-    assert found["half", "forward"][0] is found["good", "backward"][0] is None
+    assert found["forward", "forward"] == found["forward", "backward"] == ("failed", "head_dim 16 is")
+    assert found["backward", "backward"] == ("out of memory", None)
+    assert found["backward", "forward"][0] is None
     assert all(row["milliseconds"] is None for row in rows if row.get("status"))
-    assert [title for title, _ in notes] == ["half", "whole", "big", "picky"]
-    assert not any(name == "picky" for name, _ in found)
 
 
 def test_dropout_has_no_reference() -> None:
