@@ -45,11 +45,11 @@ class Case:
 
     mask: a name of settings.MASKS. documents: the lengths of one row's documents, whose sum is S, for masks that have
     them; (): document_lengths. density: of a random block mask, the share of blocks that are computed. softcap: 0, or
-    the scores' bound. alibi: with the usual slopes. bias: "", "bias" or "bias gradient" (its gradient is computed too),
-    of the shape (1, H, Sq, Sk). sinks: a learnable score in each row of a head. plans: also measure how long making the
-    mask takes. page: of a cache of keys and values that the queries are decoded with, forward only: keys a page, 0
-    without pages; None: no cache. beside: measure it beside the same call without features, of this head dimension; 0:
-    not. compiled: measure ours under torch.compile too. as_called: time each call by itself, with its launching.
+    the scores' bound. features: of ALiBi (with the usual slopes), sinks (a learnable score in each row of a head),
+    deterministic, bias and bias gradient (of the shape (1, H, Sq, Sk)). plans: also measure how long making the mask
+    takes. page: of a cache of keys and values that the queries are decoded with, forward only: keys a page, 0 without
+    pages; None: no cache. beside: measure it beside the same call without features, of this head dimension; 0: not.
+    compiled: measure ours under torch.compile too. as_called: time each call by itself, with its launching.
     """
 
     batch: int
@@ -64,11 +64,8 @@ class Case:
     documents: tuple[int, ...] = ()
     density: float = 1.0
     softcap: float = 0.0
-    alibi: bool = False
-    bias: str = ""
+    features: tuple[str, ...] = ()
     plans: bool = False
-    sinks: bool = False
-    deterministic: bool = False
     page: int | None = None
     beside: int = 0
     compiled: bool = False
@@ -105,18 +102,15 @@ class Case:
         return self.kind in BLOCK_SPARSE
 
     @property
-    def features(self) -> str:
-        """Softcap, ALiBi, sinks, determinism and bias in words; "" where the case has none."""
-        parts = [f"softcap {self.softcap:g}"] if self.softcap else []
-        parts += ["ALiBi"] if self.alibi else []
-        parts += [word for word in self.extras if word != "pages"]
-        return ", ".join([*parts, *([self.bias] if self.bias else [])])
+    def feature_words(self) -> str:
+        """Softcap and features; "" where the case has none."""
+        return ", ".join(([f"softcap {self.softcap:g}"] if self.softcap else []) + [*self.features])
 
     @property
-    def extras(self) -> tuple[str, ...]:
-        """What of the case a baseline must say that it has (AttentionBaseline.extras)."""
-        asked = {"sinks": self.sinks, "deterministic": self.deterministic, "pages": bool(self.page)}
-        return tuple(word for word, wanted in asked.items() if wanted)
+    def needs(self) -> tuple[str, ...]:
+        """What of the case a baseline must support (AttentionBaseline.supports)."""
+        values = {"softcap": self.softcap, "dropout": self.dropout, "pages": self.page}
+        return (*(word for word, value in values.items() if value), *self.features)
 
     @property
     def part(self) -> str:
@@ -128,8 +122,7 @@ class Case:
     @property
     def plain(self) -> Case:
         """The call without features that the case is measured beside."""
-        features_off = replace(self, softcap=0.0, alibi=False, dropout=0.0, sinks=False, deterministic=False)
-        return replace(features_off, head_dim=self.beside, beside=0)
+        return replace(self, softcap=0.0, dropout=0.0, features=(), head_dim=self.beside, beside=0)
 
     def columns(self) -> dict[str, Any]:
         """The case as the columns of a row."""
@@ -146,13 +139,13 @@ class Case:
         }
         if self.page is not None:
             found["cache"] = f"pages of {self.page}" if self.page else "contiguous"
-        optional = {"features": self.features, "part": self.part}
+        optional = {"features": self.feature_words, "part": self.part}
         return found | {name: value for name, value in optional.items() if value}
 
     def __str__(self) -> str:
         keys = "" if self.seqlen_k == self.seqlen_q else f" on {self.seqlen_k}"
         groups = "" if self.kv_heads == self.heads else f" ({self.kv_heads} KV)"
-        extras = [self.features, f"dropout {self.dropout:g}" if self.dropout else ""]
+        extras = [self.feature_words, f"dropout {self.dropout:g}" if self.dropout else ""]
         extras += [f"density {self.density:g}" if self.kind == "block-random" else ""]
         extras += [] if self.page is None else [f"cache in pages of {self.page}" if self.page else "cache"]
         words = ", ".join(part for part in (self.mask, *extras) if part)
@@ -264,11 +257,16 @@ def _features(settings: BenchmarkSettings) -> list[Case]:
     for head_dim in (64, 128):
         for length in settings.seqlens or [FEATURE_LENGTH]:
             plain = Case(1, _heads(settings, head_dim), length, head_dim, "causal")
-            found += [plain, replace(plain, dropout=0.1), replace(plain, softcap=SOFTCAP), replace(plain, alibi=True)]
+            found += [
+                plain,
+                replace(plain, dropout=0.1),
+                replace(plain, softcap=SOFTCAP),
+                replace(plain, features=("ALiBi",)),
+            ]
             # A bias has S x S elements a head: at 16K it would fill the memory of the smaller GPUs alone.
             shorter = min(length, BIAS_LENGTH)
             short = replace(plain, mask="full", batch=4, seqlen_q=shorter, seqlen_k=shorter)
-            found += [replace(short, bias="bias"), replace(short, bias="bias gradient")]
+            found += [replace(short, features=(word,)) for word in ("bias", "bias gradient")]
             found += [replace(plain, mask=mask, plans=True) for mask in FEATURE_MASKS]
     return found
 
@@ -306,11 +304,11 @@ def _as_called(settings: BenchmarkSettings) -> list[Case]:
         Case(1, 16, 16384, 128, "window-1024"),
         Case(1, 8, 16384, 256, "causal"),
         replace(beside, softcap=SOFTCAP),
-        replace(beside, sinks=True),
+        replace(beside, features=("sinks",)),
         replace(beside, dropout=0.1),
         replace(beside, head_dim=96),
-        replace(beside, alibi=True),
-        replace(beside, deterministic=True),
+        replace(beside, features=("ALiBi",)),
+        replace(beside, features=("deterministic",)),
         replace(bert, dropout=0.1, beside=64),
         # Kernels that are new may break the GPU for what follows: the least comes after them.
         cache,

@@ -221,13 +221,13 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
         return torch.randn(shape, generator=generator, device=device, dtype=case.dtype, requires_grad=leaf)
 
     bias = slopes = sink = None
-    if case.bias:
+    if "bias" in case.features or "bias gradient" in case.features:
         shape = (1, case.heads, case.seqlen_q, case.seqlen_k)
         bias = torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
-        bias.requires_grad_(case.bias == "bias gradient")
-    if case.alibi:
+        bias.requires_grad_("bias gradient" in case.features)
+    if "ALiBi" in case.features:
         slopes = alibi_slopes(case.heads, device)
-    if case.sinks:
+    if "sinks" in case.features:
         sink = torch.randn(case.heads, generator=generator, device=device, dtype=case.dtype, requires_grad=True)
     elements = case.batch * case.head_dim * (case.heads * case.seqlen_q + 2 * case.kv_heads * case.seqlen_k)
     wanted = math.ceil(2 * cache_bytes / (elements * case.dtype.itemsize))

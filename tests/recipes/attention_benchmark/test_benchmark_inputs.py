@@ -82,9 +82,9 @@ CASES = [
     Case(2, 4, 48, 16, "full", dtype_name="float32"),
     Case(1, 4, 48, 16, "causal", kv_heads=2, seqlen_k=80, dtype_name="float32"),
     Case(1, 2, 48, 16, "window-7", softcap=2.0, dtype_name="float32"),
-    Case(1, 3, 48, 16, "causal", alibi=True, dtype_name="float32"),
-    Case(1, 2, 48, 16, "full", bias="bias gradient", dtype_name="float32"),
-    Case(1, 2, 48, 16, "causal", sinks=True, dtype_name="float32"),
+    Case(1, 3, 48, 16, "causal", features=("ALiBi",), dtype_name="float32"),
+    Case(1, 2, 48, 16, "full", features=("bias gradient",), dtype_name="float32"),
+    Case(1, 2, 48, 16, "causal", features=("sinks",), dtype_name="float32"),
     Case(1, 2, 128, 16, "causal-document", dtype_name="float32"),
     Case(1, 2, 512, 16, "block-random", density=0.5, dtype_name="float32"),
 ]

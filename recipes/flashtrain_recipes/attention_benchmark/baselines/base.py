@@ -19,12 +19,12 @@ Attend = Callable[[Inputs], Tensor]
 
 
 class AttentionBaseline(Baseline):
-    """One implementation of attention. extras: of Case.extras, those that it has."""
+    """One implementation of attention. supports: of Case.needs, those that it has."""
 
-    extras: tuple[str, ...] = ()
+    supports: tuple[str, ...] = ()
 
     def refuses(self, case: Any) -> str | None:
-        lacking = [word for word in case.extras if word not in self.extras]
+        lacking = [word for word in case.needs if word not in self.supports]
         return f"no {lacking[0]}" if lacking else None
 
     @abstractmethod

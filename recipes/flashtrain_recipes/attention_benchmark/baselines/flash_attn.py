@@ -26,7 +26,7 @@ class FlashAttnFunctions(AttentionBaseline):
     module: str
     packed: tuple[str, ...] = WITH_DOCUMENTS
     table = "block_table"  # the argument that says where a cache's pages are
-    extras: tuple[str, ...] = ("deterministic", "pages")
+    supports: tuple[str, ...] = ("softcap", "dropout", "ALiBi", "deterministic", "pages")
 
     def imported(self) -> Any:
         """The module. A flash-attn-4 alone also answers to `import flash_attn`: the functions decide."""
@@ -54,7 +54,7 @@ class FlashAttnFunctions(AttentionBaseline):
             found["bias"] = inputs.bias
         if inputs.sink is not None:
             found["learnable_sink"] = inputs.sink
-        if case.deterministic:
+        if "deterministic" in case.features:
             found["deterministic"] = True
         return found
 
@@ -106,9 +106,7 @@ class FlashAttn(FlashAttnFunctions):
     def refuses(self, case: Case) -> str | None:
         if case.kind not in (*BY_ARGUMENT, *WITH_DOCUMENTS):
             return "no such mask"
-        if case.dtype == torch.float32:
-            return "no float32"
-        return "no bias" if case.bias else super().refuses(case)
+        return "no float32" if case.dtype == torch.float32 else super().refuses(case)
 
 
 class FlashAttn3(FlashAttn):
@@ -116,9 +114,7 @@ class FlashAttn3(FlashAttn):
 
     name = title = "flash-attn-3"
     module, table = "flash_attn_interface", "page_table"
-
-    def refuses(self, case: Case) -> str | None:
-        return "no dropout or ALiBi" if case.dropout or case.alibi else super().refuses(case)
+    supports = ("softcap", "deterministic", "pages")
 
 
 class FlashAttn4(FlashAttn3):
@@ -126,7 +122,7 @@ class FlashAttn4(FlashAttn3):
 
     name = title = "flash-attn-4"
     module = "flash_attn.cute"
-    extras = ("sinks", "deterministic", "pages")
+    supports = ("softcap", "sinks", "deterministic", "pages")
 
     def cached(self, module: Any, case: Case, context: Context) -> Attend:
         def attention(one: Inputs) -> Tensor:

@@ -34,7 +34,7 @@ class Flashtrain(FlashAttnFunctions):
 
     name = title = "flashtrain"
     module, packed = "flashtrain_kernels", ("varlen", "causal-varlen")
-    extras = ("sinks", "deterministic", "pages")
+    supports = ("softcap", "dropout", "ALiBi", "sinks", "deterministic", "bias", "bias gradient", "pages")
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
         make = self.plan(case, context)
@@ -54,7 +54,6 @@ class FlashtrainPlanned(Flashtrain):
     """flash_attn_varlen_func, given the mask that its layers share instead of each making its own."""
 
     name, title = "flashtrain-planned", "flashtrain, planned once"
-    extras = ()
 
     def applies(self, case: Case) -> bool:
         return case.kind in self.packed

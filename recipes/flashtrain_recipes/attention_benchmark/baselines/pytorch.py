@@ -25,7 +25,7 @@ class Standard(AttentionBaseline):
     """Two matrix products with a softmax between them, each an operation of its own."""
 
     name, title = "standard", "standard attention"
-    extras = ("sinks", "deterministic")
+    supports = ("softcap", "dropout", "ALiBi", "sinks", "deterministic", "bias", "bias gradient")
 
     def attend(self, case: Case, context: Context) -> Attend:
         hidden = None if context.dense is None else ~context.dense
@@ -62,21 +62,19 @@ class Sdpa(AttentionBaseline):
 
     def __init__(self, name: str, title: str, backend: str, *, matrices: bool) -> None:
         self.name, self.title, self.backend, self.matrices = name, title, backend, matrices
+        self.supports = ("dropout", "ALiBi", "bias", "bias gradient") if matrices else ("dropout",)
 
     def missing(self, device: torch.device) -> str | None:
         return "needs an NVIDIA GPU" if device.type == "cpu" and self.backend not in _ON_CPU else None
 
     def refuses(self, case: Case) -> str | None:
-        if case.softcap:
-            return "no softcap"
-        if not self.matrices and (case.alibi or case.bias or not _known_by_name(case)):
-            return "takes no mask or bias besides causal"
-        return super().refuses(case)
+        known = self.matrices or _known_by_name(case)
+        return super().refuses(case) if known else "takes no mask besides causal"
 
     def attend(self, case: Case, context: Context) -> Attend:
         backend = getattr(SDPBackend, self.backend)
         by_name = _known_by_name(case)
-        mask = _additive(case, context) if case.alibi else (None if by_name else context.dense)
+        mask = _additive(case, context) if "ALiBi" in case.features else (None if by_name else context.dense)
         causal = case.kind == "causal" and mask is None
 
         def attention(inputs: Inputs) -> Tensor:
@@ -123,11 +121,6 @@ class VarlenAttn(AttentionBaseline):
     def applies(self, case: Case) -> bool:
         return case.has_documents
 
-    def refuses(self, case: Case) -> str | None:
-        if case.features or case.dropout:
-            return "no softcap, ALiBi, bias or dropout"
-        return super().refuses(case)
-
     def attend(self, case: Case, context: Context) -> Attend:
         from torch.nn.attention.varlen import varlen_attn
 
@@ -147,14 +140,12 @@ class Flex(AttentionBaseline):
     """Compiled for each case's exact shape, as it is fastest; compiling is not timed."""
 
     name, title = "flex", "FlexAttention"
+    supports = ("softcap", "ALiBi", "bias", "bias gradient")
 
     def missing(self, device: torch.device) -> str | None:
         if device.type != "cuda":
             return "measured on GPUs only: on a CPU torch compiles it without a backward"
         return None if importlib.util.find_spec("triton") else "needs triton"
-
-    def refuses(self, case: Case) -> str | None:
-        return "no dropout" if case.dropout else super().refuses(case)
 
     def attend(self, case: Case, context: Context) -> Attend:
         from torch.nn.attention.flex_attention import flex_attention
