@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flashtrain.errors import UserError, between
+from flashtrain.errors import UserError
 
 IGNORED_LABEL = -100
 """The label of a position that has no target; torch's cross_entropy leaves it out by default."""
@@ -85,7 +85,6 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
 
     Deterministic in its arguments. Raises UserError when the corpus is shorter than one sample.
     """
-    between("validation_fraction", fraction, 0, 1)
     begins, ends = np.asarray(offsets[:-1]), np.asarray(offsets[1:])
     lengths = ends - begins
     total, sample = int(lengths.sum()), context + 1

@@ -37,9 +37,6 @@ class SequenceBatch(Labelled, total=False):
     lengths: Tensor
 
 
-SPLITS = ("train", "validation", "test")
-
-
 @dataclass(frozen=True)
 class SequenceShape:
     """What a model needs to know of a task's samples.
@@ -56,8 +53,11 @@ class SequenceShape:
 
 
 class SequenceSource(Protocol):
-    """A task's data: `prepare` makes or reads it (in one process a machine), `split` opens a part of it, and `finish`
-    turns what a loader handed over, on the device by now, into a SequenceBatch."""
+    """A task's data: `prepare` makes or reads it (in one process a machine), and `split` opens a part of it.
+
+    One whose samples are not tokens yet also has `finish`, which turns what a loader handed over, on the device by now,
+    into a SequenceBatch.
+    """
 
     @property
     def shape(self) -> SequenceShape: ...
@@ -67,16 +67,6 @@ class SequenceSource(Protocol):
     def prepare(self) -> None: ...
 
     def split(self, name: str) -> Samples: ...
-
-    def finish(self, batch: Any) -> SequenceBatch: ...
-
-
-class ArraySource:
-    """What sources share whose samples are tokens already: nothing is left to do on the device."""
-
-    def finish(self, batch: Any) -> SequenceBatch:
-        """The batch as it is."""
-        return batch
 
 
 PADDING = 0
@@ -210,7 +200,8 @@ class SequenceDataModule(ResumableDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> SequenceBatch:
         """What is left to do on the device, such as drawing."""
-        return self.source.finish(batch)
+        finish = getattr(self.source, "finish", None)
+        return batch if finish is None else finish(batch)
 
     def _fixed(self, split: str) -> DataLoader[Any]:
         return self._once(self.source.split(split), self.limits[split], self.evaluation_batch)

@@ -13,8 +13,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from flashtrain.errors import UserError
 
-__all__ = ["StandardLibrarySource", "TextSource", "TokenSource", "held_out"]
-
 log = logging.getLogger(__name__)
 
 NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}

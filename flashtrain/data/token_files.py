@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -139,21 +138,13 @@ def _looked_at(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
     if noted.is_file():
         return np.load(noted, mmap_mode="r", allow_pickle=False)
     log.info("looking at the %s tokens of %s once", f"{file.tokens:,}", file.path)
-    tokens = file.mapped()
-    pieces = [tokens[begin : begin + AT_ONCE] for begin in range(0, file.tokens, AT_ONCE)]
-    least, most = min(int(piece.min()) for piece in pieces), max(int(piece.max()) for piece in pieces)
-    found = np.array([least, most, *_ends(pieces, end_of_text, file.tokens)], dtype=np.int64)
+    tokens, bounds, ends = file.mapped(), [], [np.empty(0, np.int64)]
+    for begin in range(0, file.tokens, AT_ONCE):
+        piece = tokens[begin : begin + AT_ONCE]
+        bounds += [int(piece.min()), int(piece.max())]
+        ends.append(begin + 1 + np.flatnonzero(piece == end_of_text))
+    last = [] if tokens[-1] == end_of_text else [file.tokens]
+    found = np.concatenate([[min(bounds), max(bounds)], *ends, last]).astype(np.int64)
     with replacing(noted) as part, part.open("wb") as written:
         np.save(written, found, allow_pickle=False)
     return found
-
-
-def _ends(pieces: Iterable[np.ndarray], end_of_text: int, count: int) -> Iterator[int]:
-    begin = last = 0
-    for piece in pieces:
-        for place in np.flatnonzero(piece == end_of_text).tolist() if end_of_text >= 0 else ():
-            last = begin + place + 1
-            yield last
-        begin += len(piece)
-    if last < count:
-        yield count

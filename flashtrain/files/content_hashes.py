@@ -39,8 +39,8 @@ def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
         known = {}
     names = [path.relative_to(base).as_posix().encode("utf-8", "surrogateescape").hex() for path in paths]
     seen = [_state(path) for path in paths]
-    states: dict[str, Any] = {name: known.get(name) for name in names}
-    new = [n for n, name in enumerate(names) if (states[name] or [])[:-1] != seen[n]]
+    states: dict[str, Any] = {name: known.get(name, [None]) for name in names}
+    new = [n for n, name in enumerate(names) if states[name][:-1] != seen[n]]
     size = sum(seen[n][0] for n in new)
     if size > WORTH_A_LINE:
         log.info("reading %.1f GB in %s once, to know it again", size / 1e9, base)
@@ -50,7 +50,7 @@ def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
     if new:
         try:
             write_atomically(memory, json.dumps(states))
-        except UserError as error:
+        except OSError as error:
             log.debug("content hashes are not remembered: %s", error)
     digest = hashlib.sha256()
     for name in names:

@@ -54,14 +54,14 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
         for part in source.parts:
             yield from _paths_and_fingerprints((scored and held_out(part.source)) or part.source, scored=scored)
     elif isinstance(source, SplitFiles) and source.address is None:
-        yield from source.files()
+        yield from (file.resolve() for file in source.files())
     elif hasattr(source, "fingerprint"):
         yield source.fingerprint()
 
 
 def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool:
     """Whether a file, by its place or its contents, or a fingerprint is in both."""
-    there, here = ({_real(one) for one in side} for side in (trained, scored))
+    there, here = set(trained), set(scored)
     by_size: dict[int, list[Path]] = {}
     for one in there:
         if isinstance(one, Path):
@@ -69,7 +69,3 @@ def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool
     files = [one for one in here if isinstance(one, Path)]
     alike = ((file, other) for file in files for other in by_size.get(file.stat().st_size, ()))
     return bool(there & here) or any(cmp(*pair, shallow=False) for pair in alike)
-
-
-def _real(one: Path | str) -> Path | str:
-    return one.resolve() if isinstance(one, Path) else one

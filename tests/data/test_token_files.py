@@ -110,7 +110,7 @@ def test_the_documents_of_a_large_file_are_noted_and_looked_at_anew_when_it_chan
     first = opened(path, end_of_text=0).offsets.tolist()
     (noted,) = (cache_home / "token-files").iterdir()
     assert np.load(noted)[:2].tolist() == [0, 49]
-    monkeypatch.setattr(token_files, "_ends", None)
+    monkeypatch.setattr(token_files.TokenFile, "mapped", None)
     assert opened(path, end_of_text=0).offsets.tolist() == first
     monkeypatch.undo()
     np.save(path, np.zeros(3, "uint16"))

@@ -13,7 +13,7 @@ from flashtrain.data.bpe import BPETokenizer, gpt2_tokenizer
 from flashtrain.data.cue_documents import CueDocuments, best_micro_f1
 from flashtrain.data.labelled_documents import LabelledSamples
 from flashtrain.data.labelled_rows import SUFFIXES, Columns, Row, dataset_rows, encode_rows, file_rows, labels_in
-from flashtrain.data.sequences import ArraySource, SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.data.split_names import split_named
 from flashtrain.data.tokenizers import ByteTokenizer, Tokenizer, huggingface_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
@@ -29,7 +29,7 @@ CUE_COUNTS = {"train": 100_000, "validation": 500, "test": 2000}
 
 
 @dataclass
-class LabelledSource(ArraySource):
+class LabelledSource:
     """The samples of each split, as SequenceDataModule reads them. test: missing where there is none.
 
     bound: the most micro-F1 that a reader of the context can expect, known of made-up documents only. tokenizer: of

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.sequences import Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.sequence_rows import fingerprint, held_out, hub_rows, open_or_build, value_of
 
@@ -26,7 +26,7 @@ _PLAIN = {
 }  # fmt: skip
 
 
-class GreyImages(ArraySource):
+class GreyImages:
     """path: a folder with CIFAR-10's python batches (data_batch_1 ... test_batch) or binary ones (..._1.bin ...),
     or one that holds cifar-10-batches-py or cifar-10-batches-bin. name: instead, a dataset that `datasets` loads, whose
     rows have `img` or `image` and `label`, such as uoft-cs/cifar10. validation: training images held out, drawn by

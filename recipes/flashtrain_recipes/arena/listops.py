@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.sequences import Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.sequence_rows import open_or_build
 
@@ -22,7 +22,7 @@ COUNTS = {"train": 96_000, "validation": 2_000, "test": 2_000}  # the Arena's
 _AT_ONCE = 4096
 
 
-class ListOps(ArraySource):
+class ListOps:
     """seed: of the expressions. train, validation, test: how many of each, in the order they are made. shortest,
     longest: symbols of an expression, neither included. fixed: see SequenceSamples.
 

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 
 from flashtrain.data.sequences import Sequences
 from flashtrain.data.text_files import TextReader
 from flashtrain.errors import UserError
-from flashtrain.files.caches import default_cache_dir
+from flashtrain.files.caches import default_cache_dir, only_writer
 
 log = logging.getLogger(__name__)
 
@@ -143,16 +142,9 @@ def open_or_build(
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     folder = base / name
     if not folder.is_dir():
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(f"{folder}.lock"):
-                if not folder.is_dir():
-                    _write(build(), folder)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to the cache folder {base}: {error.strerror or error}. "
-                "Choose another with sequence.cache_dir, or set FLASHTRAIN_CACHE."
-            ) from error
+        with only_writer(folder, "sequence.cache_dir"):
+            if not folder.is_dir():
+                _write(build(), folder)
     arrays = (folder / f"{field}.npy" for field in Sequences._fields)
     return Sequences(*(np.load(array, mmap_mode="r", allow_pickle=False) for array in arrays))
 

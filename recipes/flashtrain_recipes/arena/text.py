@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flashtrain.data.sequences import ArraySource, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.sequences import Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.sequence_rows import (
     ByteSequences,
@@ -31,7 +31,7 @@ HELD_OUT = 2000  # training reviews that validate: the data set has no split for
 _SENTIMENTS = {"neg": 0, "pos": 1}
 
 
-class ByteText(ArraySource):
+class ByteText:
     """path: the folder aclImdb (train/pos, train/neg, test/pos, test/neg, a .txt a review), or one with train.jsonl and
     test.jsonl (or .parquet; several files that begin so are read in the order of their names), rows with `text` and
     `label` (0 or 1). name: instead, a dataset that `datasets` loads, with such rows, such as stanfordnlp/imdb.
@@ -148,7 +148,7 @@ COLUMNS = 5  # label, id1, id2, text1, text2
 _NAMES = {"train": "train", "validation": "eval", "test": "test"}  # as the Arena's files have them
 
 
-class Retrieval(ArraySource):
+class Retrieval:
     """path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv (any names that end so; several are read in
     the order of their names), each line: label, two ids, two texts, by tabs; the label is 0 or 1. UserError: not found,
     or lines of another form.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from flashtrain.data.sequences import ArraySource, SequenceBatch, SequenceShape
+from flashtrain.data.sequences import SequenceBatch, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS
 
@@ -35,7 +35,7 @@ class Listed(NamedTuple):
     empty: int
 
 
-class PathfinderFiles(ArraySource):
+class PathfinderFiles:
     """path: a folder or .npz as above, or a folder with pathfinder32, curv_contour_length_14 and the like, of which
     side and contour say which. validation, test: images held out, drawn by `seed` (None: a tenth each).
 

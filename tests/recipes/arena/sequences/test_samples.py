@@ -7,7 +7,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from flashtrain.data.sequences import ArraySource, SequenceDataModule, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.sequences import SequenceDataModule, Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.sequence_rows import open_or_build
 
@@ -19,7 +19,7 @@ def sequences(*lengths: int) -> Sequences:
     return Sequences(tokens, offsets, np.arange(len(lengths), dtype=np.uint8))
 
 
-class Numbered(ArraySource):
+class Numbered:
     """Samples whose one token is their number."""
 
     shape = SequenceShape(classes=2, length=1)
