@@ -59,59 +59,33 @@ def fit(data, folder, *, resume=None, **options):
 # ------------------------------------------------------------------ on its own
 
 
-def test_it_works_without_a_trainer(data):
-    module = data()
-    module.setup()
-    batches = list(module.train_dataloader())
-    assert len(batches) == len(module.train_dataloader()) == 12
-    assert batches[0]["tokens"].shape == (2, 16)
-    assert sum(len(batch["tokens"]) for batch in module.val_dataloader()) > 0
-
-
-def test_after_setup_it_knows_its_tokenizer_and_its_tokens(data):
-    module = data()
-    module.setup()
+def test_without_a_trainer_it_knows_its_tokens_and_makes_batches_of_the_sizes_set_by_then(data):
+    module = data(accumulate=1)
     assert isinstance(module.tokenizer, ByteTokenizer)
     assert module.train_tokens + module.validation_tokens == sum(len(text) + 1 for text in TEXTS)
     assert module.validation_tokens >= 17
-    line = module.describe()
     for part in ("a list of texts", "257 tokens", "60 documents", str(module.cache.folder)):
-        assert part in line
-    assert "\n" not in line
+        assert part in module.describe()
+    module.batch_size, module.accumulate, module.total_steps = 3, 2, 4
+    batches = list(module.train_dataloader())
+    assert len(batches) == len(module.train_dataloader()) == 8
+    assert batches[0]["tokens"].shape == (3, 16)
 
 
 def test_source_and_tokenizer_have_short_forms(tmp_path):
     (tmp_path / "corpus.txt").write_text("some words\n" * 100)
     module = TextDataModule(tmp_path / "corpus.txt", TokenizerSpec("bpe", vocab_size=270), context=8)
-    module.setup()
     assert isinstance(module.tokenizer, BPETokenizer)
     own = TextDataModule(str(tmp_path / "corpus.txt"), module.tokenizer, context=8)
-    own.setup()
     assert own.cache.tokens[:].tolist() == module.cache.tokens[:].tolist()
     assert "Python" in TextDataModule().source.describe()
 
 
-def test_sizes_may_be_set_until_the_loader_is_made(data):
-    module = data()
-    module.setup()
-    module.batch_size, module.accumulate, module.total_steps = 3, 2, 4
-    loader = module.train_dataloader()
-    assert len(loader) == 8
-    assert next(iter(loader))["tokens"].shape == (3, 16)
-
-
-def test_no_document_is_in_training_and_validation(data):
-    module = data(validation_fraction=0.3)
-    module.setup()
-    training, validation = (set(part.begins.tolist()) for part in module.split)
+def test_the_held_out_documents_do_not_depend_on_the_seed(data):
+    modules = [data(seed=seed, validation_fraction=0.3) for seed in (0, 1)]
+    training, validation = (set(part.begins.tolist()) for part in modules[0].split)
     assert len(validation) == 18
     assert not training & validation
-
-
-def test_the_held_out_documents_do_not_depend_on_the_seed(data):
-    modules = [data(seed=seed) for seed in (0, 1)]
-    for module in modules:
-        module.setup()
     held_out = [next(iter(module.val_dataloader()))["tokens"] for module in modules]
     trained_on = [next(iter(module.train_dataloader()))["tokens"] for module in modules]
     assert torch.equal(*held_out)
@@ -120,9 +94,7 @@ def test_the_held_out_documents_do_not_depend_on_the_seed(data):
 
 def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
     def held_out(context, split_context=None):
-        module = data(context=context, split_context=split_context)
-        module.setup()
-        return set(module.split.validation.begins.tolist())
+        return set(data(context=context, split_context=split_context).split.validation.begins.tolist())
 
     assert held_out(16) != held_out(200)  # more documents, for a sample of 200 tokens to fit
     assert held_out(16, 200) == held_out(64, 200) == held_out(200)
@@ -132,7 +104,6 @@ def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
 def test_validation_reads_a_fixed_count_of_samples_whatever_the_micro_batch(data):
     for batch_size in (1, 3, 8):
         module = data(validation_fraction=0.3, validation_samples=24, batch_size=batch_size)
-        module.setup()
         assert sum(len(batch["tokens"]) for batch in module.val_dataloader()) == 24
 
 
@@ -147,24 +118,24 @@ def test_what_could_not_be_held_out_is_said_once(data, caplog):
 
 
 def test_the_document_mask_reaches_the_batches(data):
-    module = data(document_mask=True, context=200)
-    module.setup()
-    batch = next(iter(module.train_dataloader()))
+    batch = next(iter(data(document_mask=True, context=200).train_dataloader()))
     assert (batch["labels"] == -100).any()
     assert batch["positions"].max() < 100
 
 
-@pytest.mark.parametrize("name", ["context", "batch_size", "total_steps", "accumulate", "validation_samples"])
-def test_sizes_below_one_are_told(data, name):
-    with pytest.raises(UserError, match=f"{name}=0 must be at least 1"):
-        data(**{name: 0})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 0) for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples")),
+        *(("num_workers", -1), ("seed", -1), ("validation_fraction", 1.5)),
+    ],
+)
+def test_impossible_arguments_are_told(data, name, value):
+    with pytest.raises(UserError, match=f"{name}={value}"):
+        data(**{name: value})
 
 
-def test_other_impossible_arguments_are_told(data):
-    for options in ({"num_workers": -1}, {"seed": -1}, {"validation_fraction": 1.5}):
-        name, value = next(iter(options.items()))
-        with pytest.raises(UserError, match=f"{name}={value}"):
-            data(**options)
+def test_a_tokenizer_that_is_none_and_a_text_that_is_too_short_are_told(data):
     with pytest.raises(UserError, match=r"unknown tokenizer 'bpee'\. Did you mean 'bpe'"):
         TextDataModule("stdlib", "bpee")
     with pytest.raises(UserError, match="fewer than"):

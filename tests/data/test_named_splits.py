@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from chat_folders import CHATML, save_tokenizer_folder
 
 from flashtrain.command.compose import compose_settings
@@ -20,7 +21,6 @@ from flashtrain.data.mixture import MixtureSource
 from flashtrain.data.split_names import by_split
 from flashtrain.data.streaming import StreamingDataModule
 from flashtrain.data.text_files import FilesSource
-from flashtrain.data.token_files import TokenFiles
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
 from flashtrain.tasks.language.prepare import make_data
@@ -76,12 +76,10 @@ def texts_of(module: TextDataModule, side: str) -> list[str]:
 def test_texts_of_a_folder_train_validate_and_test_apart(folder: Path, tokenizer: str) -> None:
     spec = TokenizerSpec(tokenizer, vocab_size=300)
     data = TextDataModule(FilesSource(folder), spec, 16, 2, validation_fraction=0.02)
-    data.setup()
     assert (texts_of(data, "training"), texts_of(data, "validation")) == (TRAIN, HELD_OUT)
     (batch, *_) = data.val_dataloader()
     assert data.tokenizer.decode(batch["tokens"][0].tolist()).startswith("b text")
     none = TextDataModule(FilesSource(folder), spec, 16, 2, validation_fraction=0.0)
-    none.setup()
     assert (texts_of(none, "training"), none.split.validation) == (TRAIN, None)
 
 
@@ -91,7 +89,6 @@ def test_a_path_for_validation_is_held_out_whole_or_by_its_own_names(folder: Pat
     for validation in (tmp_path / "alone.parquet", folder):
         settings = compose_settings([*words, f"data.validation_path={validation}"])
         data = make_data(settings, detect_hardware("cpu"))
-        data.setup()
         assert (texts_of(data, "training"), texts_of(data, "validation")) == (TRAIN, HELD_OUT)
 
 
@@ -106,36 +103,30 @@ def test_folders_without_such_names_have_the_fingerprint_that_they_had(tmp_path:
 
 def test_masked_samples_mixtures_and_streams_hold_the_named_files_out(folder: Path) -> None:
     masked = MaskedTextDataModule(FilesSource(folder), "bytes", 64, 256)
-    masked.setup()
     assert (texts_of(masked, "training"), texts_of(masked, "validation")) == (TRAIN, HELD_OUT)
     assert next(iter(masked.val_dataloader())) is not None
     mixed = TextDataModule(MixtureSource({"x": (FilesSource(folder), 1.0)}), "bytes", 16, 2)
-    mixed.setup()
     assert (mixed.train_tokens, mixed.validation_tokens) == (masked.train_tokens, masked.validation_tokens)
     stream = StreamingDataModule(FilesSource(folder), "bytes", 16, 2, total_steps=9, validation_samples=99)
-    stream.setup()
     assert stream.validation_tokens == masked.validation_tokens
-    read = stream.tokenizer.decode(
-        [int(one) for batch in stream.train_dataloader() for one in batch["tokens"].flatten()]
-    )
-    assert "a text" in read
-    assert "b text" not in read
-    assert "c text" not in read
+    ids = torch.cat([batch["tokens"].flatten() for batch in stream.train_dataloader()]).tolist()
+    read = stream.tokenizer.decode(ids)
+    assert [text in read for text in ("a text", "b text", "c text")] == [True, False, False]
 
 
 def test_tokens_of_a_test_are_not_trained_on_and_a_path_validates(tmp_path: Path) -> None:
     for name, begin in (("train", 0), ("test", 100), ("other/more", 200)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         np.save(tmp_path / f"{name}.npy", np.arange(begin, begin + 50, dtype="uint16"))
-    for validation in (None, tmp_path / "other"):
-        source = TokenFiles(tmp_path if validation is None else tmp_path / "train.npy")
-        apart = None if validation is None else TokenFiles(validation)
-        spec = TokenizerSpec("none", vocab_size=300)
-        data = TextDataModule(source, spec, 16, 2, validation_fraction=0.4, validation=apart)
-        data.setup()
+    words = ["recipe=gpt2", "data=tokens", "data.vocab_size=300", "context=16", "data.validation_fraction=0.4"]
+    for more in (
+        [f"data.path={tmp_path}"],
+        [f"data.path={tmp_path / 'train.npy'}", f"data.validation_path={tmp_path / 'other'}"],
+    ):
+        data = make_data(compose_settings([*words, *more]), detect_hardware("cpu"))
         assert data.train_tokens + data.validation_tokens == 100
         assert 100 not in data.cache.tokens[0:100]
-        assert validation is None or (data.train_tokens, data.validation_tokens) == (50, 50)
+    assert (data.train_tokens, data.validation_tokens) == (50, 50)
 
 
 @pytest.fixture
@@ -153,24 +144,20 @@ def test_conversations_of_a_folder_train_validate_and_test_apart(chats: Path, tm
     model = save_tokenizer_folder(tmp_path / "model", CHATML)
     source = chats if path is None else chats / "train.jsonl"
     validation = None if path is None else ChatFiles(chats / path)
-    data = ChatDataModule(source, model, context=128, total_steps=20, validation=validation)
-    data.setup()
-    assert [len(side.begins) for side in data.documents] == [9, 9]
-    loaders = data.train_dataloader(), data.val_dataloader()
-    rows = [[row for batch in loader for row in batch["tokens"].tolist()] for loader in loaders]
-    training, held_out = (" ".join(map(data.tokenizer.decode, side)) for side in rows)
-    assert all(text in training for text in TRAIN)
-    assert all(text in held_out for text in HELD_OUT)
-    assert not any(text in training for text in (*HELD_OUT, *TEST))
-    assert not any(text in held_out for text in (*TRAIN, *TEST))
-    data = ChatDataModule(source, model, context=128, validation=validation, validation_fraction=0.0)
-    data.setup()
-    assert [len(side.begins) for side in data.documents] == [9, 0]
+    for fraction, held_out in ((0.02, HELD_OUT), (0.0, [])):
+        options = {"total_steps": 20, "validation": validation, "validation_fraction": fraction}
+        data = ChatDataModule(source, model, context=128, **options)
+        data.setup()
+        assert [len(side.begins) for side in data.documents] == [9, len(held_out)]
+        for loader, texts in ((data.train_dataloader(), TRAIN), (data.val_dataloader(), held_out)):
+            read = " ".join(data.tokenizer.decode(row) for batch in loader for row in batch["tokens"].tolist())
+            assert [text in read for text in (*TRAIN, *HELD_OUT, *TEST)] == [
+                text in texts for text in (*TRAIN, *HELD_OUT, *TEST)
+            ]
 
 
 def test_held_out_files_that_are_too_short_are_named(folder: Path) -> None:
     write(folder / "validation.jsonl", ["x"])
     data = TextDataModule(FilesSource(folder), "bytes", 64, 2)
-    data.setup()
     with pytest.raises(UserError, match=r"2 tokens are fewer than the 65 .* context=64"):
         data.val_dataloader()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -15,24 +13,12 @@ from flashtrain.data.token_cache import MappedTokens, TokenFile
 from flashtrain.errors import UserError
 
 
-def write_tokens(folder, lengths, dtype="uint16"):
-    tokens = np.arange(sum(lengths)).astype(dtype)
-    tokens.tofile(folder / "tokens.bin")
+def packed(lengths, context, document_mask=False, kept=None):
     ends = np.cumsum(lengths)
-    return folder / "tokens.bin", Spans(ends - lengths, ends)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("packing")
-
-
-def packed(folder, lengths, context, document_mask=False, kept=None):
-    path, spans = write_tokens(folder, lengths)
+    spans = Spans(ends - lengths, ends)
     if kept is not None:
         spans = Spans(spans.begins[kept], spans.ends[kept])
-    tokens = MappedTokens([TokenFile(path, "uint16", 0, sum(lengths))])
-    return PackedSamples(tokens, spans, context, document_mask)
+    return PackedSamples(np.arange(sum(lengths)).astype("uint16"), spans, context, document_mask)
 
 
 def naive(lengths, kept, context, document_mask):
@@ -60,58 +46,32 @@ def naive(lengths, kept, context, document_mask):
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=30), st.integers(1, 16), st.booleans()
 )
-def test_samples_are_those_of_the_plain_implementation(folder, documents, context, document_mask):
+def test_samples_are_those_of_the_plain_implementation(documents, context, document_mask):
     lengths = [length for length, _ in documents]
     kept = np.array([keep for _, keep in documents])
     expected = naive(lengths, kept, context, document_mask)
     if not expected:
         return
-    samples = packed(folder, lengths, context, document_mask, kept)
+    samples = packed(lengths, context, document_mask, kept)
     assert len(samples) == len(expected)
     batch = samples[range(len(expected))]
     for name, values in zip(("tokens", "labels", "documents", "positions"), zip(*expected, strict=True), strict=True):
         assert batch[name].tolist() == list(values), name
+        assert batch[name].dtype == (torch.int64 if name in ("tokens", "labels") else torch.int32)
 
 
-def test_a_batch_has_the_shapes_and_types_that_are_promised(folder):
-    batch = packed(folder, [7, 9], 5)[[2, 0]]
-    assert {name: (tuple(value.shape), value.dtype) for name, value in batch.items()} == {
-        "tokens": ((2, 5), torch.int64),
-        "labels": ((2, 5), torch.int64),
-        "documents": ((2, 5), torch.int32),
-        "positions": ((2, 5), torch.int32),
-    }
-    assert batch["tokens"][0].tolist() == [10, 11, 12, 13, 14]
+def test_samples_come_in_the_order_asked_for_and_one_that_does_not_exist_is_an_index_error():
+    samples = packed([7, 9], 5)
+    assert samples[[2, 0]]["tokens"][:, 0].tolist() == [10, 0]
+    for sample in (-1, 3):
+        with pytest.raises(IndexError, match=f"sample {sample} of 3"):
+            samples[[sample]]
 
 
-def test_with_a_mask_a_document_that_ends_with_the_row_has_no_last_label(folder):
-    batch = packed(folder, [4, 4], 4, document_mask=True)[[0]]
-    assert batch["labels"].tolist() == [[1, 2, 3, -100]]
-
-
-def test_tokens_beyond_two_bytes_are_read(folder):
-    spans = Spans(np.array([0]), np.array([3]))
-    assert PackedSamples(np.array([70_000, 1, 2], "uint32"), spans, 2)[[0]]["tokens"].tolist() == [[70_000, 1]]
-
-
-def test_it_travels_to_worker_processes_without_its_file(folder):
-    samples = packed(folder, [1000] * 20, 5)
-    first = samples[[0]]["tokens"]
-    sent = pickle.dumps(samples)
-    assert len(sent) < 5000
-    assert torch.equal(pickle.loads(sent)[[0]]["tokens"], first)
-
-
-def test_a_split_shorter_than_a_sample_is_told_with_the_numbers(folder):
+def test_a_split_shorter_than_a_sample_is_told_with_the_numbers():
     with pytest.raises(UserError, match=r"5 tokens are fewer than the 6 .* context=5"):
-        packed(folder, [5], 5)
-    assert len(packed(folder, [6], 5)) == 1
-
-
-@pytest.mark.parametrize("sample", [-1, 3])
-def test_a_sample_that_does_not_exist_is_an_index_error(folder, sample):
-    with pytest.raises(IndexError, match=f"sample {sample} of 3"):
-        packed(folder, [16], 5)[[sample]]
+        packed([5], 5)
+    assert len(packed([6], 5)) == 1
 
 
 def test_tokens_past_two_thousand_million_are_found(tmp_path):

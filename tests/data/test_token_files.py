@@ -30,16 +30,12 @@ def llm_c(path, tokens, dtype="uint16", magic=20240520, count=None):
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
-def test_npy_files_of_every_type(tmp_path, dtype):
+def test_npy_and_bin_files_of_every_type(tmp_path, dtype):
     np.save(tmp_path / "a.npy", IDS.astype(dtype))
-    found = opened(tmp_path / "a.npy")
-    assert found.tokens[0:200].tolist() == IDS.tolist()
-    assert found.offsets.tolist() == [0, 200]
-
-
-def test_bin_files_as_nanogpt_writes_them(tmp_path):
-    (tmp_path / "a.bin").write_bytes(IDS.astype("uint16").tobytes())
-    assert opened(tmp_path / "a.bin", dtype="uint16").tokens[0:200].tolist() == IDS.tolist()
+    IDS.astype(dtype).tofile(tmp_path / "a.bin")  # as nanoGPT writes it
+    for found in (opened(tmp_path / "a.npy"), opened(tmp_path / "a.bin", dtype=dtype)):
+        assert found.tokens[0:200].tolist() == IDS.tolist()
+        assert found.offsets.tolist() == [0, 200]
 
 
 @pytest.mark.parametrize(("magic", "dtype"), [(20240520, "uint16"), (20240801, "uint32")])
@@ -69,19 +65,12 @@ def test_several_files_are_one_stream_of_packed_rows(tmp_path):
     assert data.train_tokens == 200
 
 
-def test_files_named_for_validation_are_held_out(tmp_path):
+def test_files_named_for_validation_are_held_out_else_the_last_tokens(tmp_path):
     np.save(tmp_path / "train.npy", IDS[:150].astype("uint16"))
     np.save(tmp_path / "val.npy", IDS[150:].astype("uint16"))
-    data = TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2)
-    data.setup()
-    assert (data.train_tokens, data.validation_tokens) == (150, 50)
-
-
-def test_without_such_a_file_the_last_tokens_are_held_out(tmp_path):
-    np.save(tmp_path / "a.npy", IDS.astype("uint16"))
-    data = TextDataModule(TokenFiles(tmp_path), NO_TOKENIZER, 16, 2, validation_fraction=0.2)
-    data.setup()
-    assert (data.train_tokens, data.validation_tokens) == (160, 40)
+    for path, counts in ((tmp_path, (150, 50)), (tmp_path / "train.npy", (120, 30))):
+        data = TextDataModule(TokenFiles(path), NO_TOKENIZER, 16, 2, validation_fraction=0.2)
+        assert (data.train_tokens, data.validation_tokens) == counts
 
 
 def test_a_named_tokenizer_says_vocabulary_and_end_of_text(tmp_path):
@@ -124,34 +113,37 @@ def fails(path, message, **options):
     assert str(path) in str(told.value)
 
 
-def test_a_token_beyond_the_vocabulary_is_one_line(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([1, 50, 2], "uint16"))
-    fails(tmp_path / "a.npy", r"holds token 50, and the vocabulary has 50: name its data\.tokenizer")
-    np.save(tmp_path / "b.npy", np.array([1, -1, 2], "int32"))
-    fails(tmp_path / "b.npy", r"holds token -1")
+@pytest.mark.parametrize(
+    ("name", "tokens", "message"),
+    [
+        (
+            "beyond",
+            np.array([1, 50, 2], "uint16"),
+            r"token 50, and the vocabulary has 50: name its data\.tokenizer",
+        ),
+        ("below", np.array([1, -1, 2], "int32"), "holds token -1"),
+        ("float", np.zeros(3), r"holds float64 of shape \(3,\): expected one dimension of uint16"),
+        ("table", np.zeros((3, 3), "uint16"), r"of shape \(3, 3\)"),
+        ("swapped", IDS.astype(">u2"), "holds >u2|holds uint16"),
+        ("empty", np.zeros(0, "uint16"), "holds no token"),
+    ],
+)
+def test_arrays_that_are_no_tokens_of_the_vocabulary_are_one_line(tmp_path, name, tokens, message):
+    np.save(tmp_path / f"{name}.npy", tokens)
+    fails(tmp_path / f"{name}.npy", message)
 
 
 def test_files_of_another_form_are_one_line(tmp_path):
-    np.save(tmp_path / "float.npy", np.zeros(3))
-    fails(tmp_path / "float.npy", r"holds float64 of shape \(3,\): expected one dimension of uint16")
-    np.save(tmp_path / "table.npy", np.zeros((3, 3), "uint16"))
-    fails(tmp_path / "table.npy", r"of shape \(3, 3\)")
     np.save(tmp_path / "cut.npy", IDS.astype("uint16"))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:-1])
     fails(tmp_path / "cut.npy", r"holds no tokens")
-    np.save(tmp_path / "swapped.npy", IDS.astype(">u2"))
-    fails(tmp_path / "swapped.npy", r"holds >u2|holds uint16")
-    np.save(tmp_path / "empty.npy", np.zeros(0, "uint16"))
-    fails(tmp_path / "empty.npy", r"holds no token")
     (tmp_path / "plain.bin").write_bytes(b"12345")
     fails(tmp_path / "plain.bin", r"say data\.dtype=uint16 .* or uint32")
     fails(tmp_path / "plain.bin", r"no whole number of data\.dtype=uint16", dtype="uint16")
     fails(llm_c(tmp_path / "short.bin", IDS, count=500), r"llm\.c's header of 500 tokens, and is not as long")
-    (tmp_path / "a.txt").write_text("text")
-    fails(tmp_path / "a.txt", r"no file of tokens at data\.path=.*: \.npy or \.bin")
-    fails(tmp_path / "nosuch", r"no file or folder")
     (tmp_path / "folder").mkdir()
-    fails(tmp_path / "folder", r"no file of tokens at")
+    (tmp_path / "folder" / "a.txt").write_text("text")
+    fails(tmp_path / "folder", r"no file of tokens at data\.path=.*: \.npy or \.bin")
 
 
 def test_what_needs_documents_or_text_says_so(tmp_path):

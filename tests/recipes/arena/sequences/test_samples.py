@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from flashtrain.data.sequences import SequenceDataModule, Sequences, SequenceSamples, SequenceShape
@@ -44,15 +43,11 @@ def test_rows_are_cut_to_the_context_and_padded_to_a_multiple_of_64() -> None:
     assert batch["labels"].tolist() == [1, 0]
     assert batch["tokens"][1].tolist() == [1] * 3 + [0] * 97
     assert SequenceSamples(sequences(3, 70, 200), context=100)[[0]]["tokens"].shape == (1, 64)
-
-
-def test_fixed_rows_have_one_shape() -> None:
     assert SequenceSamples(sequences(3, 70), context=100, fixed=True)[[0]]["tokens"].shape == (1, 100)
-
-
-def test_full_rows_come_without_lengths_and_an_empty_one_is_a_token_of_padding() -> None:
     assert "lengths" not in SequenceSamples(sequences(64, 64), context=64)[[0, 1]]
-    assert SequenceSamples(sequences(0, 64), context=64)[[0]]["lengths"].tolist() == [1]
+    assert SequenceSamples(sequences(0, 64), context=64)[[0]]["lengths"].tolist() == [1]  # a token of padding
+    with pytest.raises(IndexError, match="of 2"):
+        SequenceSamples(sequences(3, 5), 64)[[2]]
 
 
 def test_pairs_are_two_rows_of_a_sample() -> None:
@@ -67,11 +62,6 @@ def test_parts_and_choices_keep_the_samples() -> None:
     whole = sequences(3, 5, 2, 4)
     assert SequenceSamples(whole.part(1, 3), 64)[[0, 1]]["lengths"].tolist() == [5, 2]
     assert SequenceSamples(whole.chosen(np.array([3, 0])), 64)[[0, 1]]["lengths"].tolist() == [4, 3]
-
-
-def test_a_sample_that_is_not_there_is_an_index_error() -> None:
-    with pytest.raises(IndexError, match="of 2"):
-        SequenceSamples(sequences(3, 5), 64)[[2]]
 
 
 def test_the_cache_is_built_once(tmp_path) -> None:
@@ -99,4 +89,3 @@ def test_every_sample_is_read_once_an_epoch_and_validation_reads_them_in_order()
 def test_arguments_out_of_range_are_one_line() -> None:
     with pytest.raises(UserError, match="batch_size=0"):
         SequenceDataModule(Numbered(), 0)
-    assert issubclass(SequenceDataModule, pl.LightningDataModule)
