@@ -53,7 +53,6 @@ class ContextBaseline(Baseline):
 
     # Whether it computes by distributed.context.local_attention, so that its computing can be left out.
     separable = False
-    ours = False
 
     @property
     def title(self) -> str:  # type: ignore[override]

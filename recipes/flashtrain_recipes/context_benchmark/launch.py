@@ -1,7 +1,7 @@
 """The cases of a degree, gone through by ranks that this process starts, or that torchrun started, together.
 
-When one runs out of memory while the others wait for it, all are started anew after that baseline: nothing else is
-certain to end their waiting.
+When one fails while the others wait for it, all are started anew, without what it computed: nothing else is certain to
+end their waiting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team, begin
 from flashtrain_recipes.context_benchmark.turns import ContextTurns
 from flashtrain_recipes.harness.clock import clock_for
-from flashtrain_recipes.harness.processes import Failure, RankFailed, in_ranks
+from flashtrain_recipes.harness.processes import RankFailed, in_ranks
+from flashtrain_recipes.harness.rows import FAILED, OUT_OF_MEMORY
 from flashtrain_recipes.harness.turns import Effort
 
 
 class Event(NamedTuple):
-    """What is found of a case, by its number. kind: "case" (begun), "note" (title, reason), "rows"."""
+    """What is found of a case, by its number. kind: "begun", "failed" (where), "measured" (rows, [(title, reason)])."""
 
     kind: str
     number: int
@@ -39,18 +40,18 @@ class Event(NamedTuple):
 class Job:
     """What every rank is given. kind: "cuda" or "cpu". todo: cases of one degree, by number, of `count` in all.
 
-    until: the first rank's moment of time.monotonic() after which no case is begun. full: {case number: titles of
-    baselines that ran out of memory there}.
+    until: the first rank's moment of time.monotonic() after which no case is begun. failed: what failed at the first of
+    them before, as ContextTurns has it.
     """
 
-    asked: BenchmarkSettings
+    options: BenchmarkSettings
     kind: str
     todo: dict[int, ContextCase]
     baselines: Sequence[ContextBaseline]
     seed: int
     count: int
     until: float
-    full: dict[int, list[str]] = field(default_factory=dict)
+    failed: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
     @property
     def degree(self) -> int:
@@ -59,24 +60,22 @@ class Job:
 
 def measured(job: Job, team: Team) -> Iterator[Event]:
     """Measure the cases; every rank goes through them, the first one's events have what was found."""
-    clock = clock_for(team.device)
+    clock, failed = clock_for(team.device), job.failed
     for number, case in job.todo.items():
         left = float(team.gather(job.until - time.monotonic())[0])
         if left <= 0 and number > 0:  # something is measured, however long starting took
             return
-        yield Event("case", number)
-        notes: dict[tuple[str, str], None] = {}
+        yield Event("begun", number)
+        notes: list[tuple[str, str]] = []
         now, share = time.monotonic(), left / (job.count - number)
         turns = ContextTurns(
-            case, team, job.asked, job.full.get(number, ()), device=team.device, clock=clock, seed=job.seed + number,
-            effort=Effort(job.asked.rounds, late=now + share, until=now + left),
-            note=lambda title, reason, notes=notes: notes.setdefault((title, reason)),
+            case, team, job.options, failed, device=team.device, clock=clock, seed=job.seed + number,
+            effort=Effort(job.options.rounds, late=now + share, until=now + left),
+            note=lambda *note, notes=notes: notes.append(note),
         )  # fmt: skip
-        rows = turns.run(job.baselines)
+        rows, failed = turns.run(job.baselines), {}
         del turns
-        for note in notes:
-            yield Event("note", number, note)
-        yield Event("rows", number, rows)
+        yield Event("measured", number, (rows, notes))
 
 
 def started_by_torchrun() -> bool:
@@ -84,14 +83,9 @@ def started_by_torchrun() -> bool:
 
 
 def joined(job: Job) -> Generator[Event, None, None]:
-    """The events of a job of torchrun's, of which this process is a rank. Raises RankFailed."""
+    """The events of a job of torchrun's, of which this process is a rank."""
     rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
-    try:
-        yield from measured(job, begin(rank, job.degree, job.kind, local_rank=local, init_method="env://"))
-    except Exception as error:
-        failure = Failure.of(error, rank, job.degree)
-        again = "; torchrun's ranks are not started anew: leave that case out" if failure.full else ""
-        raise RankFailed(failure, again) from error
+    yield from measured(job, begin(rank, job.degree, job.kind, local_rank=local, init_method="env://"))
 
 
 def launched(job: Job) -> Generator[Event, None, None]:
@@ -107,11 +101,13 @@ def launched(job: Job) -> Generator[Event, None, None]:
             return
         except RankFailed as error:
             failure = error.failure
-            if not failure.full:
-                raise RankFailed(failure, "" if failure.title else f" at {job.todo[number]}") from error
-    yield Event("note", number, (failure.title, f"out of memory on rank {failure.rank}: all ranks are started anew"))
+            if not failure.title:  # it died, or failed before any case
+                raise RankFailed(failure, f" at {job.todo[number]}") from error
+    yield Event("failed", number, failure.trace)
+    known = (OUT_OF_MEMORY, None) if failure.full else (FAILED, failure.line)
+    before = job.failed if number == next(iter(job.todo)) else {}
     todo = {other: case for other, case in job.todo.items() if other >= number}
-    yield from launched(replace(job, todo=todo, full={**job.full, number: [*job.full.get(number, []), failure.title]}))
+    yield from launched(replace(job, todo=todo, failed={**before, failure.title: known}))
 
 
 def _rank(rank: int, send: Callable[[Event], None], job: Job, meeting: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.files.disk import write_atomically
 from flashtrain.report.figures import line_figure
 from flashtrain.report.rows import values_of
 from flashtrain.report.table import Table, View, make_table
@@ -91,14 +92,17 @@ class ContextBenchmark(Benchmark):
         begun = 0
         with closing(self.events(run.until)) as events:
             for kind, number, content in events:
-                if kind == "case" and number >= begun:
+                case = self.cases[number]
+                if kind == "failed":
+                    write_atomically(run.folder / f"case-{number}.txt", content)
+                elif kind == "measured":
+                    rows, notes = content
+                    for title, reason in notes:
+                        run.note(str(case), title, reason)
+                    self.end_case(run, number, [extrapolated(row, case, run.rows, self.cases) for row in rows])
+                elif number >= begun:
                     self.begin_case(number)
                     begun = number + 1
-                elif kind == "note":
-                    run.note(str(self.cases[number]), *content)
-                elif kind == "rows":
-                    rows = [extrapolated(row, self.cases[number], run.rows, self.cases) for row in content]
-                    self.end_case(run, number, rows)
         return begun
 
     def events(self, until: float) -> Generator[Event, None, None]:

@@ -5,17 +5,16 @@ All ranks call everything here at the same points. What one rank alone decides, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
 from flashtrain.errors import first_line
-from flashtrain.training.out_of_memory import is_out_of_memory
 from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, make_sets
+from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
@@ -23,10 +22,10 @@ from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.passes import Found, Passes
 from flashtrain_recipes.context_benchmark.ranks import Alone, Team
 from flashtrain_recipes.context_benchmark.rows import named, row_of
-from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row
+from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.turns import Entry, Turns
 
-INPUTS = "the inputs"
+INPUTS, ONE_DEVICE = "the inputs", "one device"
 _BOTH = "forward and backward"
 _COMMUNICATION_ROUNDS = 3
 
@@ -46,13 +45,21 @@ class ContextEntry(Entry[ContextBaseline]):
 
 
 class ContextTurns(Turns[ContextCase, ContextEntry]):
-    """`run` gives the rows on the first rank. full: titles of baselines that ran out of memory at this case before."""
+    """`run` gives the rows on the first rank. failed: {title: (status, reason)} of what failed at this case before.
+
+    Raises CaseFailed for whatever goes wrong: on one rank, for which the others may wait.
+    """
 
     def __init__(
-        self, case: ContextCase, team: Team, asked: BenchmarkSettings, full: Collection[str], **common: Any
+        self,
+        case: ContextCase,
+        team: Team,
+        options: BenchmarkSettings,
+        failed: Mapping[str, tuple[str, str | None]],
+        **common: Any,
     ) -> None:
         super().__init__(case, **common)
-        self.team, self.asked, self.full = team, asked, full
+        self.team, self.options, self.failed = team, options, failed
         self.place = Place(case, team)
         self.one: Passes | None = None
         self.expected: Expected | None = None
@@ -60,37 +67,40 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
 
     def run(self, baselines: Sequence[ContextBaseline]) -> list[Row]:
         """The inputs, what they should give, and on the first rank the same attention alone; then as every case."""
-        one, device = self.case.attention, self.device
-        if INPUTS not in self.full:
-            try:
-                whole = make_sets(one, device, self.seed, 0)[0]
+        one, options = self.case.attention, self.options
+        if INPUTS not in self.failed:
+            with self._computing(INPUTS):
+                whole = make_sets(one, self.device, self.seed, 0)[0]
                 for name in {one.layout for one in baselines if one.refuses(self.case) is None}:
                     layout, all_of = self.place.layout(name), (whole.q, whole.k, whole.v, whole.dout)
                     *leaves, dout = (layout.shard(x.detach(), self.team.rank).contiguous() for x in all_of)
                     self.shards[name] = [x.requires_grad_() for x in leaves], dout
-                if self.asked.reference and one.seqlen_q <= self.asked.check_longest:
-                    self.expected = expected(one, whole, Context(one, device))
-            except Exception as error:
-                raise CaseFailed(self.case, INPUTS, error) from error
-            if self.team.rank == 0 and one.seqlen_q <= self.asked.one_device_longest:
-                self._begin_one_device(whole)
+                if options.reference and one.seqlen_q <= options.check_longest:
+                    self.expected = expected(one, whole, Context(one, self.device))
+            if self.team.rank == 0 and one.seqlen_q <= options.one_device_longest and ONE_DEVICE not in self.failed:
+                with self._computing(ONE_DEVICE):
+                    attend = Flashtrain().attend(one, Context(one, self.device))
+                    leaves = [whole.q, whole.k, whole.v]
+                    self.one = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, Alone(self.device))
+                    self.one.first(self.clock, self.expected, lambda x: x)
+                self.clock.settle()
             del whole
         return super().run(baselines)
 
-    def _begin_one_device(self, whole: Inputs) -> None:
-        attend = Flashtrain().attend(self.case.attention, Context(self.case.attention, self.device))
-        one = Passes(lambda *_: attend(whole), [whole.q, whole.k, whole.v], whole.dout, Alone(self.device))
+    @contextmanager
+    def _computing(self, title: str) -> Iterator[None]:
         try:
-            one.first(self.clock, self.expected, lambda x: x)
-            self.one = one
-        except torch.OutOfMemoryError:
-            self.note("one device", OUT_OF_MEMORY)
-        self.clock.settle()
+            yield
+        except Exception as error:
+            raise CaseFailed(self.case, title, error) from error
+
+    def guarded(self, baseline: ContextBaseline, do: Callable[[], object]) -> None:
+        with self._computing(baseline.title), baseline.computing(self.place):
+            do()
 
     def refuses(self, baseline: ContextBaseline) -> tuple[str, Any] | None:
-        if baseline.title in self.full or INPUTS in self.full:
-            return OUT_OF_MEMORY, None
-        return cast("tuple[str, Any] | None", self.team.gather(super().refuses(baseline))[0])
+        known = self.failed.get(INPUTS) or self.failed.get(baseline.title) or super().refuses(baseline)
+        return cast("tuple[str, Any] | None", self.team.gather(known)[0])
 
     def start(self, baseline: ContextBaseline) -> None:
         leaves, dout = self.shards[baseline.layout]
@@ -111,19 +121,6 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     def sample(self, entry: ContextEntry, part: str, number: int) -> None:
         separately = entry.baseline.separable and number < _COMMUNICATION_ROUNDS
         entry.add(part, entry.passes.turn(communication=separately))
-
-    def guarded(self, baseline: ContextBaseline, do: Callable[[], object]) -> str | None:
-        """Why it did not work on some rank, which for other people's only leaves it out; ours must work, and where
-        there is no memory on one rank the others may wait for it: raises CaseFailed."""
-        reason = None
-        try:
-            with baseline.computing(self.place):
-                do()
-        except Exception as error:
-            if baseline.ours or is_out_of_memory(error):
-                raise CaseFailed(self.case, baseline.title, error) from error
-            reason = first_line(error)
-        return next((found for found in self.team.gather(reason) if found is not None), None)
 
     def without(self, baseline: ContextBaseline, part: str, status: str, reason: str | None) -> list[Row]:
         (row,) = super().without(baseline, part, status, reason)

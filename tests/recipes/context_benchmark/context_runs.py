@@ -41,7 +41,7 @@ RUNS = {
         "benchmark.shapes=[6/2x16]",
     ),
     "full": ("benchmark.seqlens=[64,96]", *SMALL),
-    "fails": SMALL,
+    "fails": ("benchmark.seqlens=[64,96]", *SMALL),
     "dies": SMALL,
 }  # fmt: skip
 

@@ -19,7 +19,6 @@ class Flashtrain(ContextBaseline):
     """One way in one layout."""
 
     separable = True
-    ours = True
 
     def refuses(self, case: ContextCase) -> str | None:
         one = case.attention
