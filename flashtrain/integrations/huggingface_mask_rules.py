@@ -18,8 +18,6 @@ from torch import Tensor
 from flashtrain_kernels.masks import documents_from_ids
 
 _MODULE = "transformers.masking_utils"
-# Powers of two that add up to more keys than one mask can have under torch.compile (2^21 to each side of the query).
-_STEPS = tuple(2**power for power in range(20, -1, -1))
 
 
 class Rules(NamedTuple):
@@ -90,44 +88,6 @@ def intervals(rules: Rules, query: Tensor, first_key: int, keys: int, batch: int
     if rules.right is not None:
         high = torch.minimum(high, position + rules.right + 1)
     return _rows(low, keys, batch), _rows(high, keys, batch), _rows(start, keys, batch)
-
-
-# What torch.compile must not look into, so that it computes it here and once.
-torch.library.define("flashtrain::ends_so_far", "(Tensor ends) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-torch.library.impl("flashtrain::ends_so_far", ("cpu", "cuda"), torch.clone)
-torch.library.register_fake("flashtrain::ends_so_far", torch.empty_like)
-
-
-def search(
-    mask_function: Callable[..., Any], query: Tensor, first_key: int, keys: int, batch: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as `intervals` by evaluating the mask function: bisection to both sides of each query's own key.
-
-    For torch.compile, which cannot look into a function. Correct for functions that let a query see one run of keys
-    around its own position: everything `read` knows. About 20 evaluations at 2 B Sq pairs each.
-    """
-    batch_index = torch.arange(batch, device=query.device)[:, None]
-    head = torch.zeros((), dtype=torch.int64, device=query.device)
-    last = first_key + keys - 1
-    own = query.clamp(first_key, last)[None].expand(batch, -1)
-
-    def visible(key: Tensor) -> Tensor:
-        inside = (key >= first_key) & (key <= last)
-        return inside & mask_function(batch_index, head, query[None], key.clamp(first_key, last))
-
-    side = torch.tensor([-1, 1], device=query.device)[:, None, None]
-    ends = own.expand(2, -1, -1)
-    for number, step in enumerate(_STEPS, 1):
-        further = ends + step * side
-        ends = torch.where(visible(further), further, ends)
-        if number % 3 == 0:  # each step reads the one before twice: fused, twenty would be read a million times
-            ends = torch.ops.flashtrain.ends_so_far(ends)
-    low, high = ends.unbind(0)
-    none = ~visible(own)
-    low, high = low - first_key, high - first_key + 1
-    high = torch.where(none, low, high)
-    # The function does not tell where the document starts: dropout then counts from the row's first key.
-    return _rows(low, keys, batch), _rows(high, keys, batch), _rows(torch.zeros_like(low), keys, batch)
 
 
 def _all_of(parts: list[Rules]) -> Rules:

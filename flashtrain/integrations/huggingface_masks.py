@@ -85,6 +85,7 @@ for _operator in ("add", "radd", "sub", "rsub", "mul", "rmul", "invert"):
     setattr(AttentionMask, f"__{_operator}__", _no_operator)
 
 
+@torch.compiler.disable  # it looks into functions, and at padding
 def attention_mask(
     batch_size: int,
     q_length: int,
@@ -105,7 +106,7 @@ def attention_mask(
 
     attention_mask: (B, keys seen so far) bool, False for padding; or a mask this function made before, which is
     returned as it is (generation with a static cache makes masks ahead). Waits for the device once where padding is
-    given outside torch.compile, to see whether it is there and on which side.
+    given, to see whether it is there and on which side. Under torch.compile the graph breaks here.
     None means what it means to sdpa: a layer whose is_causal is True with Sq == Sk is plainly causal; a single query
     sees every key.
     """
@@ -117,17 +118,15 @@ def attention_mask(
         found = _of_whole(spread, None if use_vmap else function, batch_size, q_length, device)
         if found is not None:
             return found
-    compiling = torch.compiler.is_compiling()
-    rules = None if compiling else mask_rules.read(function)
-    # Overlays of the caller's own come with use_vmap, blocks of image tokens as an or_mask.
-    if use_vmap or getattr(function, "__name__", "") == "or_mask" or (rules is None and not compiling):
+    rules = mask_rules.read(function)
+    if use_vmap or rules is None:  # an overlay of the caller's own, or blocks of image tokens
         sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
         visible = _dense(function, *sizes, attention_mask, use_vmap, device)
         return AttentionMask(batch_size, q_length, kv_length, bias=dense_bias(visible, dtype))
 
     may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
     padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
-    found = _of_rules(rules, function, batch_size, q_length, kv_length, q_offset, kv_offset, padding, may_skip, device)
+    found = _of_rules(rules, batch_size, q_length, kv_length, q_offset, kv_offset, padding, may_skip, device)
     head_dim = _head_dim(config)
     if found is None or found.mask is None or head_dim is None:
         return found
@@ -159,7 +158,7 @@ def _of_whole(
     if rules.chunk_start is not None:
         none = torch.zeros_like(rules.chunk_start)
         rules = rules._replace(chunk_start=none if real is None else real.cumsum(1).eq(0).sum(1))
-    found = _of_rules(rules, function, batch, length, length, 0, 0, real, True, device)
+    found = _of_rules(rules, batch, length, length, 0, 0, real, True, device)
     if found is None:
         return AttentionMask(batch, length, length, causal=True)
     if found.mask is not None and found.mask.keys is not None:
@@ -168,8 +167,7 @@ def _of_whole(
 
 
 def _of_rules(
-    rules: Rules | None,
-    function: MaskFunction,
+    rules: Rules,
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -179,22 +177,18 @@ def _of_rules(
     may_skip: bool,
     device: torch.device | str,
 ) -> AttentionMask | None:
-    """What the rules, or the function that torch.compile cannot read, and padding (B, Sk) say; without a plan."""
-    compiling = torch.compiler.is_compiling()
+    """What the rules and padding (B, Sk) say; without a plan."""
     one_sided = False
-    if padding is not None and may_skip and not compiling:
+    if padding is not None and may_skip:
         none, one_sided = _look_at(padding)
         padding = None if none else padding
-    if rules is not None and padding is None and may_skip and isinstance(q_offset, int):
+    if padding is None and may_skip and isinstance(q_offset, int):
         plain, found = _without_tensors(rules, batch_size, q_length, kv_length, q_offset - kv_offset)
         if plain:
             return found
 
     query = torch.arange(q_length, device=device) + q_offset
-    if rules is not None:
-        low, high, start = mask_rules.intervals(rules, query, kv_offset, kv_length, batch_size)
-    else:
-        low, high, start = mask_rules.search(function, query, kv_offset, kv_length, batch_size)
+    low, high, start = mask_rules.intervals(rules, query, kv_offset, kv_length, batch_size)
     keys = None
     if padding is not None:
         first, last = _ends(padding)
@@ -303,9 +297,9 @@ def _dense(
     )
 
 
-def _sequence(rules: Rules | None, batch: int, seqlen_q: int, device: torch.device | str) -> Tensor:
+def _sequence(rules: Rules, batch: int, seqlen_q: int, device: torch.device | str) -> Tensor:
     """(B, Sq) int32: the number of each query's sequence in the batch."""
-    if rules is None or rules.documents is None:
+    if rules.documents is None:
         return torch.arange(batch, device=device, dtype=torch.int32)[:, None].expand(-1, seqlen_q)
     ids = rules.documents
     begins = torch.ones_like(ids, dtype=torch.bool)

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import masking_utils as theirs
 
-from flashtrain.integrations.huggingface_mask_rules import read, search
+from flashtrain.integrations.huggingface_mask_rules import read
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 
 B, SQ = 3, 13
@@ -114,26 +113,6 @@ def test_caches_are_counted_in_where_the_queries_stand(name, padding, q_length, 
     for allowed in (True, False):
         found = ours(function, given, **sizes, allow_is_causal_skip=allowed)
         assert torch.equal(dense(found, causal, q_length, kv_length), expected(function, given, **sizes))
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_that_cannot_be_looked_into_is_searched(name):
-    low, high, _ = search(FUNCTIONS[name], torch.arange(SQ), 0, SQ, B)
-    key = torch.arange(SQ)
-    found = (key >= low[:, :, None]) & (key < high[:, :, None])
-    assert torch.equal(found, expected(FUNCTIONS[name]))
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_compiler_that_fuses_the_search_computes_few_values_again(name):
-    def find(query):
-        return search(FUNCTIONS[name], query, 0, SQ, B)
-
-    graph, computed = make_fx(find)(torch.arange(SQ)).graph, {}
-    for node in graph.nodes:  # how often the values before are computed for one of it, where all is fused
-        apart = node.target is torch.ops.flashtrain.ends_so_far.default
-        computed[node] = 1 if apart else max(1, sum(computed[one] for one in node.all_input_nodes))
-    assert max(computed.values()) < 5000  # without a step by itself now and then: millions of millions
 
 
 def test_plain_masks_need_no_tensor():
