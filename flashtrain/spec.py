@@ -34,7 +34,8 @@ class Part:
     """What a training that is one of several of its run, such as a stage of a curriculum, has of its own.
 
     settings: in place of the run's. resumed: the checkpoint to go on from, which is of the same model; None to start
-    anew. logs, goes_on, settle: see run.fitting.fit.
+    anew. logs: where loggers write. goes_on: another training starts from where this one ends, so its end is a
+    checkpoint too, and a signal that comes while it is written still stops the run; settle: called before.
     """
 
     settings: Settings
@@ -71,7 +72,8 @@ class Prepared:
     description: of the model, in plain values, for its checkpoints. said: lines about the data and the training, asked
     for once the folder is the run's: data that take long may be made on the way. row: after the fit, the columns of the
     summary row that it found, and whatever it has to say; every rank calls it. tokenizer: kept in the run's folder.
-    advice, monitor, mode, callbacks: see run.fitting.fit. part: of one of several trainings.
+    batching: the micro-batches, and what they are estimated to need; advice: what else needs less memory (None: what
+    holds for language models). monitor, mode: see checkpoint_callbacks. part: of one of several trainings.
     """
 
     data: pl.LightningDataModule

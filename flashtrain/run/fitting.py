@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from flashtrain.errors import RunFailed
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching
+from flashtrain.spec import Prepared
 from flashtrain.tasks.components import make_callbacks
 from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
@@ -28,7 +28,6 @@ from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_
 from flashtrain.training.progress import make_progress
 from flashtrain.training.resuming import RandomState, RatesOfThisRun
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
-from flashtrain.training.throughput import Throughput
 
 
 class Stopped(Exception):
@@ -40,52 +39,38 @@ class Stopped(Exception):
 
 
 def fit(
+    prepared: Prepared,
     settings: Settings,
     hardware: Hardware,
     folder: Path,
-    task: pl.LightningModule,
-    data: pl.LightningDataModule,
-    throughput: Throughput,
     *,
     resumed: Path | None,
     started: float,
     finish: Callable[[pl.Trainer], dict[str, Any]],
-    batching: Batching,
-    advice: str | None = None,
-    logs: Path | None = None,
-    goes_on: bool = False,
-    settle: Callable[[], None] | None = None,
-    monitor: str = "validation_loss",
-    mode: str = "min",
-    callbacks: Sequence[pl.Callback] = (),
 ) -> dict[str, Any]:
     """Train to the end, validate once more where the last step was no time for it, and return finish(trainer).
 
-    resumed: the checkpoint to go on from. started: time.time() at the command's start. batching: the micro-batches, and
-    what they are estimated to need; advice: what else needs less memory (None: what holds for language models). logs:
-    where loggers write (None: folder). goes_on: another training starts from where this one ends, so its end is a
-    checkpoint too, and a signal that comes while it is written still stops the run; settle: called before. monitor,
-    mode: see checkpoint_callbacks.
+    settings: the run's, or those of a part of it. resumed: the checkpoint to go on from. started: time.time() at the
+    command's start.
     Raises Stopped after a signal or at the end of trainer.max_minutes, OutOfMemory.
     """
+    task, data, batching, part = prepared.task, prepared.data, prepared.batching, prepared.part
     signals = SaveOnSignal(until=deadline(settings, started))
     due = DueValidation(settings.trainer.validate_every)
     own = [
-        throughput,
+        prepared.throughput,
         StopOnNonFinite(),
         signals,
         RatesOfThisRun(),
         RandomState(settings.seed),
         due,
-        *callbacks,
-        *checkpoint_callbacks(
-            folder / CHECKPOINTS, every_n_steps=settings.trainer.checkpoint_every, monitor=monitor, mode=mode
-        ),
+        *prepared.callbacks,
+        *checkpoint_callbacks(folder / CHECKPOINTS, settings.trainer.checkpoint_every, prepared.monitor, prepared.mode),
         pl.callbacks.LearningRateMonitor(logging_interval="step"),
         make_progress(settings.trainer.log_every),
         *make_callbacks(settings),
     ]
-    trainer = make_trainer(settings, hardware, logs or folder, own, accumulate=batching.accumulate)
+    trainer = make_trainer(settings, hardware, part.logs if part else folder, own, accumulate=batching.accumulate)
     try:
         try:
             with leading_ranks(), naming_killed_ranks(trainer):
@@ -100,9 +85,11 @@ def fit(
                 free_bytes=hardware.free_memory_bytes,
                 micro_batch=size,
                 # a task with advice of its own has a setting of its own for the micro-batch
-                alternatives=[one for one in batching.alternatives if advice is None or one.micro_batch == size],
+                alternatives=[
+                    one for one in batching.alternatives if prepared.advice is None or one.micro_batch == size
+                ],
                 saved=folder if (folder / CHECKPOINTS / LAST).exists() else None,
-                advice=advice or OTHERWISE,
+                advice=prepared.advice or OTHERWISE,
             )
             raise OutOfMemory(line) from error
         if signals.stopped_by is not None or signals.out_of_time:
@@ -112,9 +99,8 @@ def fit(
             with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
                 trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
-        if goes_on:
-            if settle is not None:
-                settle()
+        if part is not None and part.goes_on:
+            part.settle()
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:

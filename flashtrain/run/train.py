@@ -142,23 +142,5 @@ def _fit(
             "seconds": round(time.time() - started, 1),
         }
 
-    part = prepared.part
-    return fit(
-        part.settings if part else settings,
-        hardware,
-        folder,
-        prepared.task,
-        prepared.data,
-        prepared.throughput,
-        resumed=resumed,
-        started=started,
-        finish=finish,
-        batching=prepared.batching,
-        advice=prepared.advice,
-        logs=part.logs if part else None,
-        goes_on=part.goes_on if part else False,
-        settle=part.settle if part else None,
-        monitor=prepared.monitor,
-        mode=prepared.mode,
-        callbacks=prepared.callbacks,
-    )
+    own = prepared.part.settings if prepared.part else settings
+    return fit(prepared, own, hardware, folder, resumed=resumed, started=started, finish=finish)
