@@ -19,9 +19,8 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import Table, make_table
-from flashtrain_recipes.arena import image, listops
+from flashtrain_recipes.arena import image, listops, papers, reviews
 from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS, contour_words
-from flashtrain_recipes.arena.text import PAPER_LENGTH, REVIEW_LENGTH
 from flashtrain_recipes.harness.rows import over_fastest
 
 Z95 = 1.959964
@@ -70,7 +69,7 @@ CHANCE = {
 PATHFINDERS = {32: "pathfinder", 128: "pathx", 256: "path256"}
 HARD = ("hard", str(CONTOURS["hard"]))
 ORIGINAL = "original"  # what a row of Pathfinder says under "images": the original program's, or equal to them
-LENGTHS = {"listops": listops.LONGEST, "text": REVIEW_LENGTH, "retrieval": PAPER_LENGTH, "image": image.SIDE**2}
+LENGTHS = {"listops": listops.LONGEST, "text": reviews.LENGTH, "retrieval": papers.LENGTH, "image": image.SIDE**2}
 
 
 def task_of(row: Mapping[str, Any]) -> str:

@@ -20,13 +20,14 @@ from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
 from flashtrain_recipes.arena.image import GreyImages
-from flashtrain_recipes.arena.listops import COUNTS, ListOps
+from flashtrain_recipes.arena.listops import COUNTS, LONGEST, ListOps
+from flashtrain_recipes.arena.papers import PaperPairs
 from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.pathfinder.variation import varied
+from flashtrain_recipes.arena.reviews import Reviews
 from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
 from flashtrain_recipes.arena.stages import Stage
-from flashtrain_recipes.arena.text import ByteText, Retrieval
 
 # What each task's images may be turned into without changing their labels.
 _OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
@@ -37,16 +38,6 @@ def make_sequence_source(settings: Settings, *, fixed: bool, splits: tuple[str, 
     """The data that `sequence.data` names. fixed: one shape for all batches. splits: of Pathfinder, those that will be
     read (None: train and validation), since nothing else is generated."""
     return _SOURCES[settings.sequence.data](settings, fixed, splits or ("train", "validation"))
-
-
-def shape_without_data(settings: Settings) -> SequenceShape | None:
-    """The samples' shape of a task that is read from disk or the hub, without reading it; None for the others."""
-    length = settings.sequence.length
-    return {
-        "text": SequenceShape(classes=2, length=length or 4096),
-        "retrieval": SequenceShape(classes=2, length=length or 4000, towers=2),
-        "image": SequenceShape(classes=10, length=1024, side=32),
-    }.get(settings.sequence.data)
 
 
 def make_data(
@@ -190,40 +181,24 @@ def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> Seq
 
 def _listops(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
     asked = settings.sequence
-    longest = asked.length or 2000
-    return ListOps(
-        asked.seed,
-        train=asked.train or COUNTS["train"],
-        validation=asked.validation or COUNTS["validation"],
-        test=asked.test or COUNTS["test"],
-        shortest=longest // 4,
-        longest=longest,
-        fixed=fixed,
-        cache_dir=asked.cache_dir,
-    )
+    longest = asked.length or LONGEST
+    counts = {name: getattr(asked, name) or count for name, count in COUNTS.items()}
+    return ListOps(asked.seed, counts=counts, shortest=longest // 4, longest=longest, fixed=fixed)
 
 
 def _text(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    return ByteText(**_from_files(settings.sequence), length=settings.sequence.length or 4096, fixed=fixed)
+    asked = settings.sequence
+    held_out = {"validation": asked.validation, "seed": asked.seed}
+    return Reviews(asked.path, asked.name, length=asked.length, fixed=fixed, **held_out)
 
 
 def _retrieval(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    asked = settings.sequence
-    return Retrieval(asked.path, length=asked.length or 4000, fixed=fixed, cache_dir=asked.cache_dir)
+    return PaperPairs(settings.sequence.path, length=settings.sequence.length, fixed=fixed)
 
 
 def _image(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    return GreyImages(**_from_files(settings.sequence))
-
-
-def _from_files(asked: SequenceSettings) -> dict[str, Any]:
-    return {
-        "path": asked.path,
-        "name": asked.name,
-        "validation": asked.validation,
-        "seed": asked.seed,
-        "cache_dir": asked.cache_dir,
-    }
+    asked = settings.sequence
+    return GreyImages(asked.path, asked.name, validation=asked.validation, seed=asked.seed)
 
 
 _SOURCES: dict[str, Callable[[Settings, bool, tuple[str, ...]], SequenceSource]] = {

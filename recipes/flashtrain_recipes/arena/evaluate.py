@@ -20,8 +20,7 @@ from torch import Tensor
 
 from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, quoted
-from flashtrain.data.loader import FixedSampler, evaluation_loader
-from flashtrain.data.sequences import SequenceSource
+from flashtrain.data.sequences import SequenceDataModule, SequenceSource
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique, new_folder
 from flashtrain.models.classifier import Classifier, carry_weights
@@ -34,6 +33,7 @@ from flashtrain_recipes.arena.accuracy import ORIGINAL, accuracy_rows, accuracy_
 from flashtrain_recipes.arena.build import PARTS, classifier_config, make_sequence_source
 from flashtrain_recipes.arena.figures import answers_picture
 from flashtrain_recipes.arena.settings import IMAGES
+from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
@@ -76,13 +76,8 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
 
 def of_last_stage(settings: Settings) -> Settings:
     """A run's settings with the image that its last stage was trained on."""
-    stages = settings.curriculum.each_stage()
-    if not stages:
-        return settings
-    images = replace(
-        settings.pathfinder, side=stages[-1].side, contour=stages[-1].contour or settings.pathfinder.contour
-    )
-    return settings.having(pathfinder=images)
+    last = stages_of(settings)[-1].settings.pathfinder
+    return settings.having(pathfinder=replace(settings.pathfinder, side=last.side, contour=last.contour))
 
 
 def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
@@ -150,23 +145,23 @@ def _images(settings: Settings) -> Row:
 def answers(model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware) -> Answers:
     """What the model answers to the test samples, in evaluation mode, in the precision it is trained in here."""
     device = next(model.parameters()).device
-    samples = source.split("test")
-    sampler = FixedSampler(len(samples), batch_size=settings.sequence.evaluation_batch or settings.sequence.batch)
+    data = SequenceDataModule(source, settings.sequence.evaluation_batch or settings.sequence.batch)
     dtype = autocast_dtype(hardware.precision)
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
     correct = torch.zeros((), dtype=torch.int64, device=device)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     console = Console(stderr=True)
-    loader = evaluation_loader(samples, sampler)
+    loader, total = data.test_dataloader(), 0
     for loaded in track(loader, "evaluating", console=console, transient=True, disable=not console.is_terminal):
-        batch = source.finish({name: value.to(device) for name, value in loaded.items()})
+        batch = data.on_after_batch_transfer({name: value.to(device) for name, value in loaded.items()}, 0)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             logits = forward(batch["tokens"], batch.get("lengths"))
         correct += (logits.argmax(dim=1) == batch["labels"]).sum()
-        if source.shape.side is not None and sum(map(len, (labels for _, labels, _ in kept))) < PREVIEW:
+        if source.shape.side is not None and total < PREVIEW:
             kept.append((batch["tokens"].cpu(), batch["labels"].cpu(), logits.float().cpu()))
+        total += len(logits)
     first = [torch.cat(parts)[:PREVIEW] for parts in zip(*kept, strict=True)] if kept else [torch.zeros(0, 0)] * 3
-    return Answers(int(correct), len(samples), *first)
+    return Answers(int(correct), total, *first)
 
 
 def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:

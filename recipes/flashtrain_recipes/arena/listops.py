@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import numpy as np
 
-from flashtrain.data.sequences import Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.sequences import Sequences, SequenceShape
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.sequence_rows import open_or_build
+from flashtrain_recipes.arena.byte_sequences import ReadSource
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
 CLASSES = 10
 VOCABULARY = 16  # padding, ten digits, four operators, the closing bracket
 SHORTEST, LONGEST = 500, 2000  # neither included
@@ -22,33 +21,27 @@ COUNTS = {"train": 96_000, "validation": 2_000, "test": 2_000}  # the Arena's
 _AT_ONCE = 4096
 
 
-class ListOps:
-    """seed: of the expressions. train, validation, test: how many of each, in the order they are made. shortest,
-    longest: symbols of an expression, neither included. fixed: see SequenceSamples.
+class ListOps(ReadSource):
+    """seed: of the expressions. counts: of train, validation and test, made in this order. shortest, longest: symbols
+    of an expression, neither included. fixed: see SequenceSamples.
 
-    Made once, in seconds, and kept in the cache folder. UserError where numba is missing, or nothing fits the lengths.
+    All are made in seconds. UserError where numba is missing, or nothing fits the lengths.
     """
 
     def __init__(
         self,
         seed: int = 0,
         *,
-        train: int = COUNTS["train"],
-        validation: int = COUNTS["validation"],
-        test: int = COUNTS["test"],
+        counts: Mapping[str, int] = COUNTS,
         shortest: int = SHORTEST,
         longest: int = LONGEST,
         fixed: bool = False,
-        cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        super().__init__()
         if not 0 <= shortest < longest - 1:
-            raise UserError(
-                f"expressions longer than {shortest} and shorter than {longest} symbols. Possible: 500, 2000."
-            )
+            raise UserError(f"there are no expressions longer than {shortest} and shorter than {longest} symbols.")
         self.seed, self.shortest, self.longest = seed, shortest, longest
-        self.counts = {"train": train, "validation": validation, "test": test}
-        self.fixed, self.cache_dir = fixed, cache_dir
-        self._all: Sequences | None = None
+        self.counts, self.fixed = dict(counts), fixed
 
     @property
     def shape(self) -> SequenceShape:
@@ -58,23 +51,13 @@ class ListOps:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
         return f"ListOps, {self.shortest} to {self.longest} symbols, seed {self.seed}: {counts}"
 
-    def prepare(self) -> None:
-        """Generate what is not in the cache."""
-        if self._all is None:
-            total = sum(self.counts.values())
-            name = f"listops-{self.shortest}-{self.longest}-seed{self.seed}-{total}-v{VERSION}"
-            self._all = open_or_build(
-                name, lambda: _generated(self.seed, total, self.shortest, self.longest), self.cache_dir
-            )
-
-    def split(self, name: str) -> SequenceSamples:
-        """One of "train", "validation", "test"."""
-        self.prepare()
-        names = list(self.counts)
-        begin = sum(self.counts[other] for other in names[: names.index(name)])
-        if self._all is None:
-            raise UserError("the expressions are not made yet: call prepare() first.")
-        return SequenceSamples(self._all.part(begin, begin + self.counts[name]), self.longest, fixed=self.fixed)
+    def read(self, part: str) -> dict[str, Sequences]:
+        everything = _generated(self.seed, sum(self.counts.values()), self.shortest, self.longest)
+        found, begin = {}, 0
+        for name, count in self.counts.items():
+            found[name] = everything.part(begin, begin + count)
+            begin += count
+        return found
 
 
 def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
@@ -83,7 +66,7 @@ def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
         from flashtrain_recipes.arena.listops_trees import expressions
     except ImportError as error:
         raise UserError("generating ListOps needs numba: pip install numba.") from error
-    log.info("generating %s ListOps expressions (once)", f"{count:,}")
+    log.info("generating %s ListOps expressions", f"{count:,}")
     seen: set[bytes] = set()
     pieces: list[np.ndarray] = []
     labels: list[int] = []

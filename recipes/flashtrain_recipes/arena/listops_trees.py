@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint64
 
+from flashtrain_recipes.arena.pathfinder.random_numbers import GAMMA, mixed
+
 DIGIT, CLOSE = 1, 15  # the digits are 1 to 10
 MIN, MAX, MEDIAN, SUM = 11, 12, 13, 14
 OPERATORS = 4
@@ -19,12 +21,9 @@ MOST_ARGUMENTS = 10
 
 @njit(cache=True)
 def _next(state: np.ndarray) -> np.uint64:
-    """splitmix64 (Steele et al. 2014): the next 64 bits of state (1,) uint64."""
-    state[0] += uint64(0x9E3779B97F4A7C15)
-    z = state[0]
-    z = (z ^ (z >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return z ^ (z >> uint64(31))
+    """The next 64 bits of state (1,) uint64."""
+    state[0] += GAMMA
+    return mixed(state[0])
 
 
 @njit(cache=True)
@@ -51,7 +50,7 @@ def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
     """Expression `number` of a seed, written into tokens: (its length, its value); length -1 where it does not fit."""
     state = np.zeros(1, dtype=np.uint64)
     state[0] = uint64(seed) * uint64(0xD1342543DE82EF95) + uint64(1)
-    state[0] = _next(state) ^ (uint64(number) * uint64(0x9E3779B97F4A7C15))
+    state[0] = _next(state) ^ (uint64(number) * GAMMA)
     operators = np.zeros(DEEPEST + 1, dtype=np.int64)
     wanted = np.zeros(DEEPEST + 1, dtype=np.int64)
     found = np.zeros(DEEPEST + 1, dtype=np.int64)

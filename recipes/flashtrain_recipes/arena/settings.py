@@ -115,7 +115,6 @@ class SequenceSettings:
     test: int | None = None
     validation_samples: int | None = None
     evaluation_batch: int | None = None
-    cache_dir: str | None = None  # null: FLASHTRAIN_CACHE
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
@@ -174,9 +173,9 @@ class MaskedPixelSettings:
 
 @dataclass
 class StageSettings:
-    """One stage of a curriculum: images of a side, for so many steps or epochs; what is None is the run's own setting.
+    """One stage of a curriculum: images of a side; what is None is the run's own setting.
 
-    steps, epochs: one of them (neither: trainer.steps). until: the accuracy on held-out images at which the stage ends
+    steps: at most. until: the accuracy on held-out images at which the stage ends
     before its steps are over (None: it never does). images: the first so many training images. contour: as
     pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. schedule: of the
     learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
@@ -185,7 +184,6 @@ class StageSettings:
 
     side: int = 32
     steps: int | None = None
-    epochs: float | None = None
     until: float | None = None
     learning_rate: float | None = None
     schedule: str | None = None
@@ -211,16 +209,13 @@ class StageSettings:
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
         between(f"{where}.until", self.until, 0, 1, include_low=False)
-        if self.steps is not None and self.epochs is not None:
-            raise UserError(f"{where} has steps={self.steps} and epochs={self.epochs}: give one of them.")
         for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
             given = getattr(self, name)
             at_least(f"{where}.{name}", given, 1)
         for name in ("masked_weight", "classification_weight", "warmup_steps"):
             given = getattr(self, name)
             at_least(f"{where}.{name}", given, 0)
-        for name in ("epochs", "learning_rate"):
-            above(f"{where}.{name}", getattr(self, name), 0)
+        above(f"{where}.learning_rate", self.learning_rate, 0)
 
     def each_stage(self) -> list[StageSettings]:
         """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""
@@ -245,7 +240,3 @@ class CurriculumSettings:
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
             stage.check(number)
-
-    def each_stage(self) -> list[StageSettings]:
-        """The stages one by one, those of growing contours too."""
-        return [one for stage in self.stages for one in stage.each_stage()]

@@ -158,11 +158,6 @@ RULES = (
         "sequence.data=listops, text, image; Pathfinder has pathfinder.seed",
     ),
     Rule(
-        "sequence.cache_dir",
-        _data("listops", "text", "retrieval", "image"),
-        "data other than Pathfinder's, which have pathfinder.cache_dir",
-    ),
-    Rule(
         "pathfinder",
         either(does("preview"), _reads_pathfinder),
         "classifiers of sequence.data=pathfinder, and recipe=pathfinder-preview",

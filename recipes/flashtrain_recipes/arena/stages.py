@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Set
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.models.classifier_config import DENSE, TILED, check_tiles
@@ -15,16 +14,15 @@ from flashtrain.tasks import components  # noqa: F401 - they register the schedu
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.settings import StageSettings
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Stage:
-    """number: from 0, of `count`. settings: the run's, changed to train this stage alone. until: the held-out accuracy
-    that ends it early, None for none."""
+    """number: from 0, of `count`. entry: which of curriculum.stages it is of. settings: the run's, changed to train
+    this stage alone. until: the held-out accuracy that ends it early, None for none."""
 
     number: int
     count: int
+    entry: int
     settings: Settings
     until: float | None = None
 
@@ -58,16 +56,38 @@ class Stage:
         return self.steps * self.batch
 
 
+# Settings of a run, by the name that a stage has for what stands in their place.
+OF_STAGES = {
+    "side": "pathfinder.side",
+    "contour": "pathfinder.contour",
+    "images": "pathfinder.train_images",
+    "steps": "trainer.steps",
+    "micro_batch": "trainer.micro_batch",
+    "validate_every": "trainer.validate_every",
+    "compile": "trainer.compile",
+    "learning_rate": "optimizer.learning_rate",
+    "schedule": "schedule.name",
+    "warmup_steps": "schedule.warmup_steps",
+    "batch": "sequence.batch",
+    "classification_weight": "sequence.classification_weight",
+    "training_pixels": "sequence.training_pixels",
+    "masked_weight": "masked_pixels.weight",
+    "pattern": "classifier.pattern",
+}
+
+
 def stages_of(settings: Settings) -> list[Stage]:
     """The stages to train, one at least. Raises UserError for settings that do not go together."""
-    given = settings.curriculum.each_stage()
+    given = settings.curriculum.stages
     if given and settings.sequence.data != "pathfinder":
         raise UserError(
             f"curriculum.stages are of growing images: sequence.data={settings.sequence.data} has none, "
             "only pathfinder has."
         )
-    changed = [(_changed(settings, stage), stage.until) for stage in given] or [(settings, None)]
-    for one, until in changed:
+    changed = [
+        (entry, _changed(settings, one), stage.until) for entry, stage in enumerate(given) for one in stage.each_stage()
+    ] or [(0, settings, None)]
+    for _, one, until in changed:
         check_batch(one)
         if one.sequence.data == "pathfinder" and one.classifier.pattern in TILED:
             check_tiles(one.pathfinder.side, one.classifier.pattern_block)  # before images are generated
@@ -75,27 +95,7 @@ def stages_of(settings: Settings) -> list[Stage]:
         component("schedule", one.schedule.name)
         if until is not None and one.sequence.classification_weight == 0:
             raise UserError(f"a stage that learns no labels never gets until={until:g} of them right: leave it out.")
-    return [Stage(number, len(changed), one, until) for number, (one, until) in enumerate(changed)]
-
-
-# Settings of a run, and what of a stage stands in their place; a stage always says its side.
-SAID_BY_STAGES = {
-    "trainer.steps": ("steps", "epochs"),
-    "trainer.micro_batch": ("micro_batch",),
-    "trainer.validate_every": ("validate_every",),
-    "trainer.compile": ("compile",),
-    "optimizer.learning_rate": ("learning_rate",),
-    "schedule.name": ("schedule",),
-    "schedule.warmup_steps": ("warmup_steps",),
-    "sequence.batch": ("batch",),
-    "sequence.classification_weight": ("classification_weight",),
-    "sequence.training_pixels": ("training_pixels",),
-    "masked_pixels.weight": ("masked_weight",),
-    "classifier.pattern": ("pattern",),
-    "pathfinder.side": ("side",),
-    "pathfinder.contour": ("contour",),
-    "pathfinder.train_images": ("images",),
-}
+    return [Stage(number, len(changed), entry, one, until) for number, (entry, one, until) in enumerate(changed)]
 
 
 def check_heeded(settings: Settings, given: Set[str]) -> None:
@@ -104,12 +104,11 @@ def check_heeded(settings: Settings, given: Set[str]) -> None:
     stages = settings.curriculum.stages
     if not stages or "curriculum.stages" in given:
         return
-    for name in sorted(SAID_BY_STAGES.keys() & given):
-        of_stage = SAID_BY_STAGES[name]
-        if all(any(getattr(one, key) is not None for key in of_stage) for one in stages):
+    for key, name in OF_STAGES.items():
+        if name in given and all(getattr(stage, key) is not None for stage in stages):
             raise UserError(
-                f"{name} changes nothing: each of curriculum.stages has its own {' or '.join(of_stage)}. Possible: "
-                "curriculum.stages=[] for one stage as the other settings say, or stages of your own."
+                f"{name} changes nothing: each of curriculum.stages has its own {key}. Give curriculum.stages=[] for "
+                "one stage as the other settings say, or stages of your own."
             )
 
 
@@ -140,46 +139,12 @@ def check_training_pixels(settings: Settings) -> None:
             raise UserError(f"sequence.training_pixels={asked} leaves pixels out, and {given} needs all: drop one.")
 
 
-def _own(value: T | None, otherwise: T) -> T:
-    return otherwise if value is None else value
-
-
 def _changed(settings: Settings, stage: StageSettings) -> Settings:
     """The run's settings with a stage's in place."""
-
-    batch = stage.batch or settings.sequence.batch
-    images = stage.images or settings.pathfinder.train_images
-    steps = stage.steps or settings.trainer.steps
-    if stage.epochs is not None:
-        steps = max(1, math.ceil(stage.epochs * images / batch))
-    return settings.having(
-        trainer=replace(
-            settings.trainer,
-            steps=steps,
-            micro_batch=stage.micro_batch or settings.trainer.micro_batch,
-            validate_every=_own(stage.validate_every, settings.trainer.validate_every),
-            compile=_own(stage.compile, settings.trainer.compile),
-        ),
-        optimizer=replace(
-            settings.optimizer, learning_rate=_own(stage.learning_rate, settings.optimizer.learning_rate)
-        ),
-        schedule=replace(
-            settings.schedule,
-            name=_own(stage.schedule, settings.schedule.name),
-            warmup_steps=_own(stage.warmup_steps, settings.schedule.warmup_steps),
-        ),
-        sequence=replace(
-            settings.sequence,
-            batch=batch,
-            classification_weight=_own(stage.classification_weight, settings.sequence.classification_weight),
-            training_pixels=_own(stage.training_pixels, settings.sequence.training_pixels),
-        ),
-        masked_pixels=replace(settings.masked_pixels, weight=_own(stage.masked_weight, settings.masked_pixels.weight)),
-        classifier=replace(settings.classifier, pattern=_own(stage.pattern, settings.classifier.pattern)),
-        pathfinder=replace(
-            settings.pathfinder,
-            side=stage.side,
-            contour=stage.contour or settings.pathfinder.contour,
-            train_images=images,
-        ),
-    )
+    own: dict[str, dict[str, Any]] = {}
+    for key, name in OF_STAGES.items():
+        value = getattr(stage, key)
+        if value is not None:
+            group, field = name.split(".")
+            own.setdefault(group, {})[field] = value
+    return settings.having(**{group: replace(getattr(settings, group), **values) for group, values in own.items()})

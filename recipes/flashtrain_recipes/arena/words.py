@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashtrain.announce import say
-from flashtrain.data.sequences import SequenceShape
-from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, memory_plan, memory_words
@@ -21,7 +20,6 @@ from flashtrain_recipes.arena.build import (
     make_classifier,
     make_sequence_source,
     pixels_read,
-    shape_without_data,
 )
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes_in
 from flashtrain_recipes.arena.stages import Stage, stages_of
@@ -132,31 +130,32 @@ def trained_line(settings: Settings) -> str:
 def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     """Parameters, samples and time of every stage, as lines to print. Builds no weights, makes no data.
 
-    Stages that differ in nothing but contours that grow by a dash are told together, and memory where it changes.
+    Stages of one growing contour are one line together, and memory is there where it changes.
     """
     rate, how = expected_rate(hardware)
     stages = stages_of(settings)
     lines: list[str] = []
     memory: list[str] = []
     total = 0.0
-    for alike in _told_together(stages):
+    for _, of_entry in groupby(stages, key=lambda stage: stage.entry):
+        alike = list(of_entry)
         stage = alike[0]
         images = replace(stage.settings.pathfinder, contour=_span(alike))
-        shape, data = _shape(stage.settings.having(pathfinder=images))
+        source = make_sequence_source(stage.settings.having(pathfinder=images), fixed=True)
         with torch.device("meta"):
-            model = make_classifier(stage.settings, hardware, shape)
+            model = make_classifier(stage.settings, hardware, source.shape)
         batching = choose_stage_batching(stage, hardware, model)
         masked = stage.settings.masked_pixels
         # Rows that are read a second time with pixels masked.
         extra = masked.copies if masked.weight and stage.settings.sequence.classification_weight else 0.0
         samples = sum(one.samples for one in alike)
-        of_sample = model.flops_per_sample(pixels_read(stage.settings, shape.length))
+        of_sample = model.flops_per_sample(pixels_read(stage.settings, source.shape.length))
         flops = samples * of_sample * (1 + extra)
         seconds = flops / (rate * settings.trainer.ranks)
         total += seconds
         lines += [
             describe_stage_line(stage, hardware, model, batching, _name(alike)),
-            f"  {data}{' for each stage' if len(alike) > 1 else ''}",
+            f"  {source.describe()}{' for each stage' if len(alike) > 1 else ''}",
             f"  {'at most ' if stage.until is not None else ''}{samples:,} samples, "
             f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
@@ -168,45 +167,6 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
     lines.append(f"time: {most}about {duration(total)} in all ({how}), making the data, start-up and validation apart")
     lines.append("nothing was started; leave out mode=plan to train.")
     return "\n".join(lines)
-
-
-def _shape(settings: Settings) -> tuple[SequenceShape, str]:
-    """The shape of the samples and the data in a line, also of data that is not there yet. UserError: no such data."""
-    try:
-        source = make_sequence_source(settings, fixed=True)
-    except UserError as error:
-        shape = shape_without_data(settings)
-        if shape is None:
-            raise
-        return shape, f"not there yet: {error}"
-    return source.shape, source.describe()
-
-
-def _told_together(stages: Sequence[Stage]) -> list[list[Stage]]:
-    """The stages in their order; those that differ in contours alone, each longer by a dash than the one before, in
-    one."""
-    found: list[list[Stage]] = []
-    for stage in stages:
-        if found and _grows(found[-1][-1], stage):
-            found[-1].append(stage)
-        else:
-            found.append([stage])
-    return found
-
-
-def _grows(one: Stage, other: Stage) -> bool:
-    """Whether the other stage has contours longer by one dash, and all else alike."""
-    before, after = one.settings.pathfinder, other.settings.pathfinder
-    alike = other.settings.having(pathfinder=replace(after, contour=before.contour))
-    if one.until != other.until or one.settings != alike:
-        return False
-    return dashes_in(after.contour) == _one_more(before.contour)
-
-
-def _one_more(contour: str) -> range | None:
-    """The dashes of a contour that is longer by one; None after a range of lengths."""
-    dashes = dashes_in(contour)
-    return range(dashes[-1] + 1, dashes[-1] + 2) if len(dashes) == 1 else None
 
 
 def _name(alike: Sequence[Stage]) -> str:

@@ -215,11 +215,11 @@ def test_a_run_and_its_exported_weights_have_one_accuracy_on_fresh_images(
 def test_what_weights_say_becomes_values_of_few_settings(tmp_path) -> None:
     config = ClassifierConfig(classes=10, length=32, embed=8, layers=1, heads=1, ffn=8, positions="rotary")
     state = Classifier(config, attention="sdpa").state_dict()
-    notes = {"recipe": "lra-listops", "data": "listops", "sequence": {"seed": 3, "cache_dir": str(tmp_path)}}
+    notes = {"recipe": "lra-listops", "data": "listops", "sequence": {"seed": 3, "path": str(tmp_path)}}
     file = write_classifier(SavedClassifier(config, state, notes, tmp_path), tmp_path / "own.safetensors")
     found = settings_from_checkpoint(["mode=evaluate", f"weights={file}"]).sequence
     assert (found.data, found.seed, found.length) == ("listops", 3, 32)
-    assert found.cache_dir != str(tmp_path)
+    assert found.path is None
     other = SavedClassifier(config, state, {**notes, "contour": "${oc.env:HOME}"}, tmp_path)
     with pytest.raises(UserError, match=r"contour '\$\{oc.env:HOME\}'"):
         settings_from_checkpoint(["mode=evaluate", f"weights={write_classifier(other, tmp_path / 'o.safetensors')}"])
@@ -243,7 +243,6 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
     ("words", "named"),
     [
         (("trainer.devices=3",), "devices"),
-        (("curriculum.stages=[{side:24,steps:2,epochs:2}]",), "epochs"),
         (("curriculum.stages=[{side:24,learning_rate:0}]",), "learning_rate"),
         (("curriculum.stages=[{sides:24}]",), "sides"),
         (("curriculum.stages=[{side:24,until:90}]",), "until"),

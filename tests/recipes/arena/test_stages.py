@@ -19,7 +19,7 @@ from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.settings import StageSettings
-from flashtrain_recipes.arena.stages import SAID_BY_STAGES, stages_of
+from flashtrain_recipes.arena.stages import OF_STAGES, stages_of
 from flashtrain_recipes.arena.words import plan_classifier
 
 
@@ -60,10 +60,8 @@ def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made()
 
 
 def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
-    words = ["recipe=pathx", "sequence.batch=24", "optimizer.learning_rate=0.002", "pathfinder.train_images=100"]
-    (one, two) = stages_of(
-        compose_settings([*words, "curriculum.stages=[{side:32,epochs:2},{side:48,images:40,steps:7}]"])
-    )
+    words = ["recipe=pathx", "sequence.batch=24", "optimizer.learning_rate=0.002", "trainer.steps=9"]
+    (one, two) = stages_of(compose_settings([*words, "curriculum.stages=[{side:32},{side:48,images:40,steps:7}]"]))
     assert (one.steps, one.batch, one.settings.optimizer.learning_rate) == (9, 24, 0.002)
     assert (two.steps, two.settings.pathfinder.train_images) == (7, 40)
 
@@ -77,7 +75,7 @@ def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("recipe=pathx", "trainer.steps=10"), r"trainer\.steps changes nothing: .* its own steps or epochs"),
+        (("recipe=pathx", "trainer.steps=10"), r"trainer\.steps changes nothing: .* its own steps"),
         (("recipe=pathx", "pathfinder.side=64"), r"pathfinder\.side changes nothing"),
     ],
 )
@@ -87,9 +85,8 @@ def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, mess
 
 
 def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -> None:
-    known = {key for of_stage in SAID_BY_STAGES.values() for key in of_stage}
-    assert known == {one.name for one in fields(StageSettings)} - {"until"}  # of stages alone
-    assert set(SAID_BY_STAGES) <= set(setting_names())
+    assert set(OF_STAGES) == {one.name for one in fields(StageSettings)} - {"until"}  # of stages alone
+    assert set(OF_STAGES.values()) <= set(setting_names())
 
 
 def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_own_is_not() -> None:

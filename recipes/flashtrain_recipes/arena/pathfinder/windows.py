@@ -1,122 +1,21 @@
-"""What a dash and a disc look like: drawn on a grid twice as fine, then reduced by a Lanczos filter, as Pillow does.
+"""What a dash and a disc look like: drawn by Pillow on a grid twice as fine, then reduced by its Lanczos filter.
 
 A dash is drawn in a window around the tip that it starts from. The window is 4 h + 1 fine pixels wide and 2 h + 1 small
 ones, so that it is made a little less than half as small: the larger the window, and with it the margin, the fainter.
 
 Pillow draws a line one pixel wide by Bresenham's steps and a wider one as a parallelogram, whose corners it rounds to
-whole pixels: it is not exactly as wide in each direction. From Pillow 5 to 13 (Draw.c) that has not changed for lines.
-Its Lanczos filter (a = 3), here in whole numbers and so the same on every machine, is as wide as three pixels of the
-small image to each side and has negative parts: a bright shape gets a faint ring around it. Rows are reduced first,
-rounded and clipped to a byte, then columns.
+whole pixels: it is not exactly as wide in each direction. From Pillow 5 to 13 that has not changed. Its Lanczos filter
+is as wide as three pixels of the small image to each side and has negative parts: a bright shape gets a faint ring.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
-
-Point = tuple[int, int]  # (x, y)
-
-
-def line(start: Point, end: Point, width: int, size: int) -> np.ndarray:
-    """(size, size) bool, [y, x]: the pixels of a line from one pixel to another, which lie inside with their width."""
-    if start == end:
-        drawn = np.zeros((size, size), dtype=bool)
-        drawn[start[1], start[0]] = True
-        return drawn
-    return _thin(start, end, size) if width <= 1 else _filled(_corners(start, end, width), size)
-
-
-def _thin(start: Point, end: Point, size: int) -> np.ndarray:
-    """One pixel for each step along the longer axis; a half is rounded on, away from the start."""
-    along_x, along_y = end[0] - start[0], end[1] - start[1]
-    longer = max(abs(along_x), abs(along_y))
-    steps = np.arange(longer + 1)
-
-    def moved(along: int) -> np.ndarray:
-        return (2 * steps * abs(along) + longer) // (2 * longer) * (1 if along >= 0 else -1)
-
-    drawn = np.zeros((size, size), dtype=bool)
-    drawn[start[1] + moved(along_y), start[0] + moved(along_x)] = True
-    return drawn
-
-
-def _corners(start: Point, end: Point, width: int) -> list[Point]:
-    """The parallelogram's corners. An even width has its odd pixel on one side: below a line to the right."""
-    along_x, along_y = end[0] - start[0], end[1] - start[1]
-    length = math.hypot(along_x, along_y)
-    wide, narrow = _half_away((width - 1) / 2) / length, _half_back((width - 1) / 2) / length
-    left, right = _half_back(narrow * along_y), _half_back(wide * along_y)
-    below, above = _half_back(wide * along_x), _half_back(narrow * along_x)
-    return [
-        (start[0] - left, start[1] + below),
-        (end[0] - left, end[1] + below),
-        (end[0] + right, end[1] - above),
-        (start[0] + right, start[1] - above),
-    ]
-
-
-def _filled(corners: list[Point], size: int) -> np.ndarray:
-    """All pixels of a convex polygon: of each row, from the first edge's crossing to the last one's."""
-    drawn = np.zeros((size, size), dtype=bool)
-    edges = list(zip(corners, corners[1:] + corners[:1], strict=True))
-    rows = [y for _, y in corners]
-    for row in range(min(rows), max(rows) + 1):
-        crossings: list[float] = []
-        for (x0, y0), (x1, y1) in edges:
-            if y0 == y1 == row:
-                crossings += [x0, x1]
-            elif y0 != y1 and min(y0, y1) <= row <= max(y0, y1):
-                slope = np.float32(x1 - x0) / np.float32(y1 - y0)  # Pillow keeps slopes and crossings in 32 bits
-                crossings.append(float(np.float32((row - y0) * slope + np.float32(x0))))
-        drawn[row, _half_away(min(crossings)) : _half_back(max(crossings)) + 1] = True
-    return drawn
-
-
-def _half_away(value: float) -> int:
-    """Rounded; a half away from zero."""
-    return int(math.copysign(math.floor(abs(value) + 0.5), value))
-
-
-def _half_back(value: float) -> int:
-    """Rounded; a half towards zero."""
-    return int(math.copysign(math.ceil(abs(value) - 0.5), value))
-
-
-_SUPPORT = 3  # pixels of the small image to each side
-_BITS = 22  # of a weight's fraction
-
-
-def reduced(images: np.ndarray, size: int) -> np.ndarray:
-    """(..., size, size) uint8 of (..., fine, fine) uint8."""
-    weights = _weights(images.shape[-1], size)
-    rows = _rounded(images.astype(np.int64) @ weights.T)
-    return _rounded(weights @ rows).astype(np.uint8)
-
-
-def _rounded(sums: np.ndarray) -> np.ndarray:
-    return np.clip((sums + (1 << (_BITS - 1))) >> _BITS, 0, 255)
-
-
-@lru_cache(maxsize=32)
-def _weights(fine: int, size: int) -> np.ndarray:
-    """(size, fine) int64: each small pixel's weights, as parts of 2^22; cut at the image's edges and summing to one."""
-    scale = fine / size
-    weights = np.zeros((size, fine))
-    for small in range(size):
-        centre = (small + 0.5) * scale
-        first = max(0, int(centre - _SUPPORT * scale + 0.5))
-        last = min(fine, int(centre + _SUPPORT * scale + 0.5))
-        away = (np.arange(first, last) - centre + 0.5) / scale
-        kernel = np.where(np.abs(away) <= _SUPPORT, np.sinc(away) * np.sinc(away / _SUPPORT), 0.0)
-        weights[small, first:last] = kernel / kernel.sum()
-    scaled = weights * (1 << _BITS)
-    return np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
-
 
 FINER = 2  # the Arena's antialias_scale
 DEGREES = 360
@@ -169,14 +68,24 @@ def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
     angles[DEGREES:] = turned_back(angles[DEGREES:])
     middle = FINER * half_window(parameters, margin)
     width = max(1, round(FINER * parameters.thickness))
-    ends = np.ceil(middle + steps(FINER * parameters.dash_length, angles))
-    return np.stack([line((middle, middle), (int(x), int(y)), width, 2 * middle + 1) for x, y in ends])
+    drawn = []
+    for x, y in np.ceil(middle + steps(FINER * parameters.dash_length, angles)):
+        image = Image.new("L", (2 * middle + 1, 2 * middle + 1))
+        ImageDraw.Draw(image).line([(middle, middle), (int(x), int(y))], fill=255, width=width)
+        drawn.append(np.asarray(image) > 0)
+    return np.stack(drawn)
+
+
+def reduced(drawn: np.ndarray, size: int) -> np.ndarray:
+    """(..., size, size) uint8 of (..., fine, fine) bool."""
+    fine = drawn.reshape(-1, *drawn.shape[-2:]).astype(np.uint8) * 255
+    images = [Image.fromarray(one).resize((size, size), Image.Resampling.LANCZOS) for one in fine]
+    return np.stack([np.asarray(image) for image in images]).reshape(*drawn.shape[:-2], size, size)
 
 
 def dash_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
     """(D, 2 h + 1, 2 h + 1) uint8: dashes, not yet times their contrast."""
-    fine = fine_dashes(parameters, margin).astype(np.uint8) * 255
-    return reduced(fine, 2 * half_window(parameters, margin) + 1)
+    return reduced(fine_dashes(parameters, margin), 2 * half_window(parameters, margin) + 1)
 
 
 def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
@@ -188,7 +97,7 @@ def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
     padded = np.pad(fine, ((0, 0), (reach, reach), (reach, reach)))
     for x, y in disc_pixels(reach):
         wide |= padded[:, reach + y : reach + y + size, reach + x : reach + x + size]
-    return reduced(wide.astype(np.uint8) * 255, 2 * half_window(parameters, margin) + 1)
+    return reduced(wide, 2 * half_window(parameters, margin) + 1)
 
 
 def disc_pixels(radius: float) -> np.ndarray:
@@ -214,7 +123,7 @@ def disc_windows(radius: float) -> np.ndarray:
     windows = np.zeros((places, places, 2 * reach + 1, 2 * reach + 1), dtype=np.uint8)
     for y in range(places):
         discs = square[y][None, :, None] + square[:, None, :] <= (FINER * radius) ** 2
-        small = np.pad(reduced(discs.astype(np.uint8) * 255, places), ((0, 0), (reach, reach), (reach, reach)))
+        small = np.pad(reduced(discs, places), ((0, 0), (reach, reach), (reach, reach)))
         for x in range(places):
             windows[y, x] = small[x, y : y + 2 * reach + 1, x : x + 2 * reach + 1]
     return windows

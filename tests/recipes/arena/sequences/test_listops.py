@@ -8,15 +8,14 @@ import pytest
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.listops import ListOps
 
+COUNTS = {"train": 120, "validation": 20, "test": 20}
 NAMES = {11: "MIN", 12: "MAX", 13: "MED", 14: "SM"}
 VALUES = {"MIN": min, "MAX": max, "MED": lambda found: int(np.median(found)), "SM": lambda found: sum(found) % 10}
 
 
 @pytest.fixture(scope="module")
-def listops(tmp_path_factory) -> ListOps:
-    source = ListOps(3, train=120, validation=20, test=20, cache_dir=tmp_path_factory.mktemp("cache"))
-    source.prepare()
-    return source
+def listops() -> ListOps:
+    return ListOps(3, counts=COUNTS)
 
 
 def expressions(source: ListOps, split: str) -> list[tuple[list[int], int]]:
@@ -68,11 +67,9 @@ def test_no_expression_comes_twice_in_any_split(listops) -> None:
     assert len(set(found)) == len(found) == 160
 
 
-def test_a_seed_gives_the_same_expressions_wherever_they_are_made(listops, tmp_path) -> None:
-    again = ListOps(3, train=120, validation=20, test=20, cache_dir=tmp_path)
-    assert expressions(again, "test") == expressions(listops, "test")
-    other = ListOps(4, train=120, validation=20, test=20, cache_dir=tmp_path)
-    assert expressions(other, "test") != expressions(listops, "test")
+def test_a_seed_gives_the_same_expressions_wherever_they_are_made(listops) -> None:
+    assert expressions(ListOps(3, counts=COUNTS), "test") == expressions(listops, "test")
+    assert expressions(ListOps(4, counts=COUNTS), "test") != expressions(listops, "test")
 
 
 def test_all_answers_occur(listops) -> None:

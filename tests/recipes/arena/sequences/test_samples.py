@@ -8,7 +8,6 @@ import torch
 
 from flashtrain.data.sequences import SequenceDataModule, Sequences, SequenceSamples, SequenceShape
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.sequence_rows import open_or_build
 
 
 def sequences(*lengths: int) -> Sequences:
@@ -62,18 +61,6 @@ def test_parts_and_choices_keep_the_samples() -> None:
     whole = sequences(3, 5, 2, 4)
     assert SequenceSamples(whole.part(1, 3), 64)[[0, 1]]["lengths"].tolist() == [5, 2]
     assert SequenceSamples(whole.chosen(np.array([3, 0])), 64)[[0, 1]]["lengths"].tolist() == [4, 3]
-
-
-def test_the_cache_is_built_once(tmp_path) -> None:
-    built = []
-
-    def build() -> Sequences:
-        built.append(1)
-        return sequences(3, 5)
-
-    for _ in range(2):
-        assert open_or_build("some", build, tmp_path).tokens.tolist() == [1] * 3 + [2] * 5
-    assert len(built) == 1
 
 
 def test_every_sample_is_read_once_an_epoch_and_validation_reads_them_in_order() -> None:

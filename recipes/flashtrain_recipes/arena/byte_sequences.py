@@ -1,0 +1,98 @@
+"""Sequences of bytes in memory: what the Arena's tasks that are read from files and datasets share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+
+from flashtrain.data.sequences import Sequences, SequenceSamples, SequenceShape
+from flashtrain.errors import UserError
+
+_SPACE = b" "  # for byte 0 in a text, which is the padding
+
+
+class ByteSequences:
+    """Texts and labels while they are read; `finish` makes them Sequences. length: bytes of each text that are read."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._bytes = bytearray()
+        self._offsets = [0]
+        self._labels: list[int] = []
+
+    def add(self, label: int, *texts: str | bytes) -> None:
+        """A sample of one or more texts."""
+        for text in texts:
+            encoded = text.encode("utf-8", "replace") if isinstance(text, str) else text
+            self._bytes += encoded[: self.length].replace(b"\0", _SPACE)
+            self._offsets.append(len(self._bytes))
+        self._labels.append(label)
+
+    def finish(self) -> Sequences:
+        """What was added."""
+        tokens = np.frombuffer(self._bytes, dtype=np.uint8)
+        return Sequences(tokens, np.array(self._offsets, dtype=np.int64), np.array(self._labels, dtype=np.uint8))
+
+
+class ReadSource(ABC):
+    """A task whose parts are read, or made, when they are first asked for, and stay in memory."""
+
+    fixed = True  # see SequenceSamples
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Sequences] = {}
+
+    @property
+    @abstractmethod
+    def shape(self) -> SequenceShape: ...
+
+    @abstractmethod
+    def read(self, part: str) -> dict[str, Sequences]:
+        """A part by its name, and those that are read with it."""
+
+    def prepare(self) -> None:
+        """Nothing is written: each process reads."""
+
+    def split(self, name: str) -> SequenceSamples:
+        """One of "train", "validation", "test"."""
+        if name not in self._parts:
+            self._parts |= self.read(name)
+        return SequenceSamples(self._parts[name], self.shape.length, fixed=self.fixed)
+
+
+class FileSource(ReadSource):
+    """Read from `path`, or, where that is None, from the dataset that `datasets` calls `name`. needs: a sentence that
+    says which, for whoever gave neither."""
+
+    needs: str
+
+    def __init__(self, path: str | Path | None, name: str | None) -> None:
+        super().__init__()
+        self.path, self.name = None if path is None else Path(path).expanduser(), name
+
+    @property
+    def where(self) -> str:
+        """The path or the dataset, in words."""
+        return str(self.path or self.name or f"a place that is not given yet: {self.needs}")
+
+    def given(self) -> Path | str:
+        """The path, or the dataset's name. UserError: there is neither, or no such folder."""
+        if self.path is None and not self.name:
+            raise UserError(self.needs)
+        if self.path is not None and not self.path.is_dir():
+            raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
+        return self.path or str(self.name)
+
+
+def with_held_out(sequences: Sequences, size: int, seed: int) -> dict[str, Sequences]:
+    """Training samples as a part to train on, and `size` of them, drawn by the seed, that validate.
+
+    UserError: none would be left.
+    """
+    count = len(sequences.labels)
+    if count <= size:
+        raise UserError(f"{count} training samples are too few to hold out sequence.validation={size}: choose fewer.")
+    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 7)))).permutation(count)
+    return {"train": sequences.chosen(np.sort(order[size:])), "validation": sequences.chosen(np.sort(order[:size]))}

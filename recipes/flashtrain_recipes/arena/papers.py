@@ -1,0 +1,52 @@
+"""Retrieval of the Long Range Arena: does one of two papers cite the other (ACL Anthology Network; Radev et al. 2013)?
+
+The same encoder reads both papers, byte by byte.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flashtrain.data.sequences import Sequences, SequenceShape
+from flashtrain.errors import UserError
+from flashtrain_recipes.arena.byte_sequences import ByteSequences, FileSource
+
+LENGTH = 4000  # the Arena's, of each text
+_NAMES = {"train": "train", "validation": "eval", "test": "test"}  # as the Arena's files have them
+_LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
+
+
+class PaperPairs(FileSource):
+    """path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv (any names that end so; several are read in
+    the order of their names), each line: label (0 or 1), two ids, two texts, by tabs.
+    """
+
+    needs = (
+        "sequence.data=retrieval is read from disk: sequence.path=FOLDER with the Long Range Arena's "
+        "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv."
+    )
+
+    def __init__(self, path: str | Path | None, *, length: int | None = None, fixed: bool = False) -> None:
+        super().__init__(path, None)
+        self.length, self.fixed = length or LENGTH, fixed
+
+    @property
+    def shape(self) -> SequenceShape:
+        return SequenceShape(classes=2, length=self.length, towers=2)
+
+    def describe(self) -> str:
+        return f"pairs of papers in {self.where}, up to {self.length:,} bytes each"
+
+    def read(self, part: str) -> dict[str, Sequences]:
+        files = sorted(Path(self.given()).glob(f"*{_NAMES[part]}.tsv"))
+        if not files:
+            raise UserError(f"{self.path} has no file that ends in {_NAMES[part]}.tsv.")
+        pairs = ByteSequences(self.length)
+        for file in files:
+            with file.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    label, *rest = line.rstrip(b"\r\n").split(b"\t")
+                    if label not in _LABELS or len(rest) != 4:
+                        raise UserError(f"{file}:{number}: expected a label (0 or 1), id1, id2, text1, text2, by tabs.")
+                    pairs.add(_LABELS[label], *rest[2:])
+        return {part: pairs.finish()}
