@@ -48,9 +48,3 @@ def test_its_plan_tells_what_would_be_drawn_and_of_no_training(tmp_path: Path, m
     assert "nothing was started" in told
     assert "gpt2" not in told
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "cache").write_text("a file")
-    assert preview(tmp_path) == 2
-    assert "cannot write to the cache folder" in capsys.readouterr().err
