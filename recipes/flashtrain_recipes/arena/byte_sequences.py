@@ -52,7 +52,7 @@ class ReadSource(ABC):
     def read(self, part: str) -> dict[str, Sequences]:
         """A part by its name, and those that are read with it."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to make
         """Nothing is written: each process reads."""
 
     def split(self, name: str) -> SequenceSamples:
