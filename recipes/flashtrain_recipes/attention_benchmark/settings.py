@@ -41,9 +41,7 @@ BERT_IMPLEMENTATIONS = (
 )  # fmt: skip
 BERT_MODELS = ("tiny", "base", "large")
 # Of transformers' decoders (benchmark.name=huggingface); a name ends in LORA where adapters alone are trained.
-HF_IMPLEMENTATIONS = (
-    "flashtrain", "flashtrain-eager", "hf-flashtrain", "hf-sdpa", "hf-sdpa-compile", "hf-sdpa-compile-layers",
-)  # fmt: skip
+HF_IMPLEMENTATIONS = ("flashtrain", "hf-flashtrain", "hf-sdpa", "hf-sdpa-compile", "hf-sdpa-compile-layers")
 LORA = "-lora"
 HF_MODELS = tuple(name + end for name in ("tiny", "llama-1b", "llama-3b", "llama-8b", "qwen3-8b") for end in ("", LORA))
 HUGGINGFACE = ("huggingface", "huggingface-long")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.harness.rows import Row, over_fastest
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.harness.turns import Effort
+from flashtrain_recipes.huggingface_benchmark.baselines import everyone
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase, cases
-from flashtrain_recipes.huggingface_benchmark.contenders import Shared, everyone
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 
@@ -26,19 +24,15 @@ class HuggingFaceSteps(StepBenchmark):
     )  # fmt: skip
     best_key = "tokens_per_second_{model}_{context}_{batch}"
 
-    def __init__(self, settings: Settings, hardware: Hardware) -> None:
-        self.shared = Shared(hardware, updates=settings.benchmark.updates)
-        super().__init__(settings, hardware)
-
     def make_cases(self) -> list[HuggingFaceCase]:
         return cases(self.settings)
 
     def make_baselines(self) -> list[StepBaseline]:
-        return everyone(self.shared, self.compiled)
+        return everyone(self.hardware, updates=self.options.updates, compiled=self.compiled)
 
     def plan_line(self, case: HuggingFaceCase) -> str:
         """With what flashtrain's step is estimated to need."""
-        words, estimate = self.shared.decoder(case)[2]
+        words, estimate = self.make_baselines()[0].memory(case)
         return f"{case}: {words or 'no savings'}, {estimate} GiB"
 
     def measure(self, run: Run, number: int, case: HuggingFaceCase, effort: Effort) -> list[Row]:

@@ -79,12 +79,10 @@ class StepBaseline(Baseline):
 
     may_compile: whether those that are compiled on a GPU may be here.
     adapts: whether it trades time for memory where a case needs that: what did not fit says nothing of what is larger.
-    shares: whether its weights and optimiser states are the other baselines' too, and all that is on the device.
     """
 
     may_compile = True
     adapts = False
-    shares = False
 
     def missing(self, device: torch.device) -> str | None:
         refused = self.compiled and not self.may_compile

@@ -66,7 +66,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
         return rows
 
     def leave_out(self, baseline: StepBaseline, part: str, status: str, reason: str | None) -> None:
-        beside = [one for one in self.entries if one.baseline is not baseline and not one.baseline.shares]
+        beside = [one for one in self.entries if one.baseline is not baseline]
         if status == OUT_OF_MEMORY and reason is None and beside:
             self._later.append(baseline)
         else:
@@ -81,7 +81,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
     def start(self, baseline: StepBaseline) -> None:
         """The first two launches: compilation, then memory and about how long one takes."""
         memory = baseline.memory(self.case)
-        before = 0.0 if baseline.shares else self.clock.held_mib()
+        before = self.clock.held_mib()
         step = baseline.build(self.case, self.device)
         batches = baseline.batches(self.case, self.case.draw(self.device, self.seed), self.device)
         entry = StepEntry(baseline, {_STEP: []}, step=step, batches=batches, memory=memory)

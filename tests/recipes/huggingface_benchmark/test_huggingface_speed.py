@@ -14,8 +14,10 @@ from flashtrain.report import read_result
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.optimizers import MasterWeights
 from flashtrain_recipes.attention_benchmark.settings import HF_IMPLEMENTATIONS, HF_MODELS, LORA
+from flashtrain_recipes.huggingface_benchmark.baselines import everyone
+from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
+from flashtrain_recipes.huggingface_benchmark.baselines.transformers import CHECKPOINTING
 from flashtrain_recipes.huggingface_benchmark.cases import SHAPES, HuggingFaceCase
-from flashtrain_recipes.huggingface_benchmark.contenders import CHECKPOINTING, Shared, everyone
 from flashtrain_recipes.huggingface_benchmark.run import judged
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -31,9 +33,9 @@ def case_of(model: str, *words: str, weights: str = "fp32") -> HuggingFaceCase:
     return HuggingFaceCase(model, 16, weights, compose_settings([*WORDS, *words]), batch=2)
 
 
-def contenders(*, updates: bool = True):
-    shared = Shared(detect_hardware("cpu"), updates=updates)
-    return {one.name: one for one in everyone(shared, compiled=False) if not one.compiled}, shared
+def uncompiled(*, updates: bool = True) -> list[HuggingFaceBaseline]:
+    found = everyone(detect_hardware("cpu"), updates=updates, compiled=False)
+    return [one for one in found if not one.compiled]
 
 
 def names(settings_names: tuple[str, ...]) -> set[str]:
@@ -42,7 +44,8 @@ def names(settings_names: tuple[str, ...]) -> set[str]:
 
 def test_every_name_of_the_settings_is_there() -> None:
     assert names(HF_MODELS) == set(SHAPES)
-    assert [one.name for one in everyone(Shared(detect_hardware("cpu"), updates=True), False)] == [*HF_IMPLEMENTATIONS]
+    found = everyone(detect_hardware("cpu"), updates=True, compiled=False)
+    assert [one.name for one in found] == [*HF_IMPLEMENTATIONS]
 
 
 @pytest.mark.parametrize(
@@ -56,49 +59,33 @@ def test_the_shapes_have_the_published_models_parameters(model: str, billions: f
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-lora"])
 @pytest.mark.parametrize("memory", ["none", "selective"])
-def test_all_implementations_have_one_set_of_weights_and_the_same_gradients(model: str, memory: str) -> None:
+def test_all_baselines_have_equal_weights_and_gradients(model: str, memory: str) -> None:
     case = case_of(model, f"memory={memory}")
-    every, shared = contenders(updates=False)
     tokens, labels = case.draw(CPU, seed=1)
     found = []
-    for contender in every.values():
-        step = contender.build(case, CPU)
+    for baseline in uncompiled(updates=False):
+        step = baseline.build(case, CPU)
         loss = step(tokens, labels)
-        found.append(
-            (loss, {name: one.grad.clone() for name, one in step.model.named_parameters() if one.requires_grad})
-        )
-        theirs = CHECKPOINTING if contender.name.startswith("hf") else "selective checkpointing"
-        assert contender.memory(case).words == ("" if memory == "none" else theirs)
-    owner = shared._state[0]
-    assert {id(one) for one in step.model.parameters()} == {id(one) for one in owner.parameters()}
+        trained = [(name.removeprefix("module."), one) for name, one in step.model.named_parameters()]
+        found.append((loss, {name: one.grad.clone() for name, one in trained if one.requires_grad}))
+        theirs = CHECKPOINTING if baseline.name.startswith("hf") else "selective checkpointing"
+        assert baseline.memory(case).words == ("" if memory == "none" else theirs)
     for loss, gradients in found[1:]:
         torch.testing.assert_close(loss, found[0][0], rtol=1e-5, atol=1e-5)
+        assert gradients.keys() == found[0][1].keys()
         for name, gradient in gradients.items():
             torch.testing.assert_close(gradient, found[0][1][name], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_step_updates_the_weights_of_all_and_one_without_updates_none() -> None:
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_step_updates_the_weights_unless_it_is_to_have_none(updates: bool) -> None:
     words = ("optimizer.learning_rate=0.01", "schedule=constant", "schedule.warmup_steps=0")
     case = case_of("tiny", *words, weights="bf16-master")
-    for updates in (True, False):
-        every, shared = contenders(updates=updates)
-        steps = [every[name].build(case, CPU) for name in ("flashtrain", "hf-sdpa")]
-        before = shared._state[0].output_weight.clone()
-        batch = case.draw(CPU, seed=0)
-        losses = [float(steps[number % 2](*batch)) for number in range(4)]
-        moved = not torch.equal(before, shared._state[0].output_weight)
-        assert moved == updates == isinstance(shared._state[1], MasterWeights)
-        assert (losses[0] - losses[-1] > 0.01) == updates
-        assert before.dtype == torch.bfloat16
-
-
-def test_another_case_lets_the_weights_before_it_go() -> None:
-    every, shared = contenders()
-    every["flashtrain"].build(case_of("tiny"), CPU)
-    first = shared._state[0]
-    every["hf-sdpa"].build(case_of("tiny-lora"), CPU)
-    assert shared._state[0] is not first
-    assert shared._state[0].adapters
+    for baseline in uncompiled(updates=updates):
+        step = baseline.build(case, CPU)
+        assert next(step.model.parameters()).dtype == torch.bfloat16
+        losses = [float(step(*case.draw(CPU, seed=0))) for _ in range(4)]
+        assert (losses[0] - losses[-1] > 0.01) == updates == isinstance(step.optimizer, MasterWeights)
 
 
 def test_a_run_has_a_row_for_each_implementation_and_batch_and_says_how_much_faster(tmp_path) -> None:

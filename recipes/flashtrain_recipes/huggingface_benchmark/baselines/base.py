@@ -1,0 +1,80 @@
+"""What every implementation of a decoder's training step begins with: flashtrain's model of the case, which holds
+transformers' class, with equal weights for equal seeds, and the optimiser that recipe=hf trains it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
+from flashtrain.tasks import LanguageModel
+from flashtrain.tasks.components import make_model
+from flashtrain.tasks.language.prepare import make_task
+from flashtrain.training.hardware import Hardware
+from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
+from flashtrain_recipes.step_benchmark.baselines.flashtrain import save_memory
+from flashtrain_recipes.step_benchmark.training_step import (
+    MemoryChoice,
+    StepBaseline,
+    TrainingStep,
+    autocast_of,
+    precision_of,
+    task_step,
+)
+
+
+class GradientsOnly(torch.optim.SGD):
+    """Lets gradients go, and the weights as they are: forward and backward are measured by themselves."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        return None
+
+
+class HuggingFaceBaseline(StepBaseline):
+    """updates: False for forward and backward alone."""
+
+    def __init__(self, name: str, title: str, hardware: Hardware, *, updates: bool, compiled: bool) -> None:
+        self.name, self.title, self.compiled = name, title, compiled
+        self.hardware, self.updates = hardware, updates
+
+    def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
+        """flashtrain's model, on the meta device."""
+        hardware = self.hardware_of(case)
+        model = cast(HuggingFaceDecoder, make_model(case.settings(), vocab_size=0, attention=hardware.attention))
+        model.keep_in(hardware.precision)
+        return model
+
+    def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
+        """Make flashtrain's model give time for memory as the settings say."""
+        return save_memory(case.settings(), self.hardware_of(case), model)
+
+    def hardware_of(self, case: HuggingFaceCase) -> Hardware:
+        """The machine, with the precision that the case's weights mean."""
+        return replace(self.hardware, precision=precision_of(case, self.hardware.kind))
+
+    def step(
+        self,
+        case: HuggingFaceCase,
+        model: HuggingFaceDecoder,
+        part: nn.Module,
+        loss_of: Callable[[LanguageModel], Callable[..., Tensor]],
+        device: torch.device,
+    ) -> TrainingStep:
+        """A step of `part` of the model, which gets its weights here, by what is trained of it."""
+        settings = case.settings()
+        settings.trainer.compile = self.compiled and part is model
+        torch.manual_seed(settings.seed)
+        model.materialise(device)
+        model.train()
+        task = make_task(settings, self.hardware_of(case), model, {})
+        step = task_step(task, part, loss_of(task), case, device)
+        if self.updates:
+            return step
+        trained = [one for one in part.parameters() if one.requires_grad]
+        optimizer = GradientsOnly(trained, lr=0.0)
+        return TrainingStep(part, loss_of(task), optimizer, lambda: None, autocast=autocast_of(case, device))

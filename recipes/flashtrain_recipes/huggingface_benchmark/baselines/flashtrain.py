@@ -1,0 +1,24 @@
+"""What recipe=hf trains: the loss in pieces, our attention, the savings of `memory`, layers compiled one by one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
+from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
+from flashtrain_recipes.step_benchmark.baselines.flashtrain import batch_loss
+from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, TrainingStep
+
+
+class Flashtrain(HuggingFaceBaseline):
+    adapts = True
+
+    def memory(self, case: HuggingFaceCase) -> MemoryChoice:
+        return self.saved(case, self.decoder(case))
+
+    def build(self, case: HuggingFaceCase, device: torch.device) -> TrainingStep:
+        model = self.decoder(case)
+        self.saved(case, model)
+        return self.step(case, model, model, lambda task: partial(batch_loss, task), device)

@@ -1,0 +1,44 @@
+"""transformers' class with its own loss, layers checkpointed where flashtrain computes any of them again."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from flashtrain.integrations import register_with_transformers
+from flashtrain.integrations.huggingface_layers import decoder_layers
+from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
+from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
+from flashtrain_recipes.step_benchmark.baselines.hugging_face import hugging_face_loss
+from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, TrainingStep
+
+CHECKPOINTING = "gradient checkpointing"
+
+
+class Transformers(HuggingFaceBaseline):
+    """attention: transformers' name; None: ours, by register_with_transformers. by_layer: compiled layer by layer."""
+
+    def __init__(
+        self, *names: Any, attention: str | None = "sdpa", compiled: bool = False, by_layer: bool = False, **common: Any
+    ) -> None:
+        super().__init__(*names, compiled=compiled, **common)
+        self.attention, self.by_layer = attention, by_layer
+
+    def memory(self, case: HuggingFaceCase) -> MemoryChoice:
+        model = self.decoder(case)
+        self.saved(case, model)
+        return MemoryChoice() if model.savings.checkpointing == "none" else MemoryChoice(CHECKPOINTING)
+
+    def build(self, case: HuggingFaceCase, device: torch.device) -> TrainingStep:
+        ours = self.decoder(case)
+        model: Any = ours.module
+        model.set_attn_implementation(self.attention or register_with_transformers())
+        step = self.step(case, ours, model, lambda _: partial(hugging_face_loss, model), device)
+        if self.memory(case).words:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.compiled:
+            for part in decoder_layers(model) if self.by_layer else [model]:
+                part.compile(dynamic=False)
+        return step
