@@ -219,24 +219,13 @@ def test_gradients_are_those_of_the_mean_over_the_steps_labels_however_they_are_
     torch.testing.assert_close(whole[0], alone, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("how", "told"),
-    [
-        ("cut", "1 documents are longer than context=96 (up to 413 tokens) and cut"),
-        ("drop", "1 documents are longer than context=96 (up to 413 tokens) and left out"),
-    ],
-)
-def test_a_conversation_longer_than_the_context_is_cut_or_left_out_and_counted(make, how, told):
+@pytest.mark.parametrize(("how", "count", "words"), [("cut", 6, "cut"), ("drop", 5, "left out")])
+def test_a_conversation_longer_than_the_context_is_cut_left_out_or_refused_and_counted(make, how, count, words):
     long = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "z" * 400}]
     data = make(talks=[*TALKS[:5], long], too_long=how, validation_fraction=0.0)
-    assert told in data.describe()
-    longest = data.documents[0].lengths.max()
-    assert longest == CONTEXT if how == "cut" else longest < CONTEXT
-    assert len(data.documents[0].begins) == (6 if how == "cut" else 5)
-
-
-def test_a_conversation_longer_than_the_context_is_refused_when_asked(make):
-    long = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "z" * 400}]
+    assert f"1 documents are longer than context=96 (up to 413 tokens) and {words}" in data.describe()
+    assert len(data.documents[0].begins) == count
+    assert (data.documents[0].lengths.max() == CONTEXT) == (how == "cut")
     with pytest.raises(UserError, match=r"1 documents are longer than context=96.*raise context, or choose data\.too_"):
         make(talks=[*TALKS[:5], long], too_long="refuse")
     with pytest.raises(UserError, match=r"unknown data\.too_long 'trim'"):

@@ -7,7 +7,7 @@ import json
 import logging
 
 import pytest
-from chat_folders import ASKING, CHATML, ENDLESS, THINKING, save_tokenizer_folder
+from chat_folders import CHATML, ENDLESS, THINKING, save_tokenizer_folder
 
 from flashtrain.data.chat_source import ChatDataset, ChatFiles, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
@@ -92,18 +92,12 @@ def test_a_share_of_broken_lines_may_be_left_out_with_a_line_that_says_so(file, 
         texts(rows, template, skip_broken=0.3)
 
 
-def test_rows_of_a_table_are_named_too(template, tmp_path):
+def test_rows_of_a_table_and_a_folder_without_conversations_are_named_too(template, tmp_path):
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"messages": [[ASK, ANSWER], [ASK]]}), tmp_path / "chats.parquet")
     with pytest.raises(UserError, match=r"chats\.parquet: row 2: it has no message of the assistant"):
         texts(ChatFiles(tmp_path / "chats.parquet"), template)
-    (tmp_path / "chats.parquet").write_bytes(b"PAR1 no table PAR1")
-    with pytest.raises(UserError, match=r"cannot read .*chats\.parquet"):
-        texts(ChatFiles(tmp_path / "chats.parquet"), template)
-
-
-def test_a_folder_without_conversations_is_told(template, tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("no conversation")
     with pytest.raises(UserError, match=r"no conversations in .*notes\. Possible: \.jsonl"):
@@ -128,14 +122,6 @@ def test_what_a_template_rewrites_is_told_in_a_line(file, tmp_path, caplog):
     thought = {"role": "assistant", "content": "<think>hm</think>Hi."}
     assert len(texts(file({"messages": [ASK, thought, ASK, thought]}, TALK), rewriting)) == 3
     assert "the chat template rewrites earlier turns: 1 conversations become a document for each answer" in caplog.text
-
-
-def test_a_conversation_whose_answers_cannot_be_made_out_is_counted_and_named(file, tmp_path, caplog):
-    caplog.set_level(logging.WARNING)
-    asking = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "other", ASKING)))
-    assert texts(file(TALK, {"text": "plain"}), asking, skip_broken=0.5) == ["plain<|end|>"]
-    assert "1 of 2 rows are broken and left out; the first: " in caplog.text
-    assert "chats.jsonl:1: message 2 cannot be told from what comes before it" in caplog.text
 
 
 def test_a_line_says_that_nothing_teaches_the_model_to_stop(file, tmp_path, caplog):
