@@ -43,11 +43,9 @@ def test_every_document_lies_between_its_offsets_closed_by_end_of_text(list_sour
     assert (meta["tokens"], meta["documents"], meta["text_bytes"], meta["dtype"]) == (8, 3, 5, "uint16")
     assert set(meta["files"]) > {"tokens.bin", "documents.npy", "tokenizer/tokenizer_config.json"}
 
-    class Wide(ByteTokenizer):
-        vocab_size = 70_000
-        end_of_text = 69_999
-
-    wide = open_or_build(list_source(["a"]), Wide(), tmp_path).tokens[:]
+    tokenizer = ByteTokenizer()
+    tokenizer.vocab_size, tokenizer.end_of_text = 70_000, 69_999
+    wide = open_or_build(list_source(["a"]), tokenizer, tmp_path).tokens[:]
     assert (wide.dtype, wide.tolist()) == (np.uint32, [97, 69_999])
 
 
