@@ -7,7 +7,7 @@ of its sequences once, in as many optimiser steps as the baseline's batches are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from flashtrain_recipes.bert_benchmark.baselines import OURS, all_baselines
 from flashtrain_recipes.bert_benchmark.batches import BUCKETS
@@ -16,6 +16,7 @@ from flashtrain_recipes.harness.rows import Row, Rows, over_fastest
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
+from flashtrain_recipes.step_benchmark.turns import StepTurns
 
 _RATE = "real_tokens_per_second"
 _CASE = ("model", "length", "longest", "dropout", "weights")
@@ -42,8 +43,8 @@ class BertSteps(StepBenchmark):
     def make_baselines(self) -> list[StepBaseline]:
         return all_baselines(self.settings, self.hardware, compiled=self.compiled)
 
-    def prepared(self, cases: Sequence[BertCase]) -> list[BertCase]:
-        return [with_lengths(case, self.settings, self.hardware) for case in super().prepared(cases)]
+    def turns(self, case: BertCase, run: Run, **common: Any) -> StepTurns:  # type: ignore[override]
+        return super().turns(with_lengths(case, self.settings, self.hardware), run, **common)
 
     def completed(self, run: Run) -> list[Row]:
         return compared(run.rows)

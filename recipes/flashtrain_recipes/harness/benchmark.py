@@ -64,10 +64,6 @@ class Benchmark(ABC):
     def turns(self, case: Any, run: Run, **common: Any) -> Turns[Any, Any]:
         """The case, to be measured. common: the keyword arguments that every Turns takes."""
 
-    def prepared(self, cases: Sequence[Any]) -> Sequence[Any]:
-        """The cases, ready to be measured: not called for mode=plan."""
-        return cases
-
     def plan_line(self, case: Any) -> str:
         """A case, as mode=plan lists it."""
         return str(case)
@@ -126,7 +122,6 @@ class Benchmark(ABC):
         started: time.time() at the command's start, from which benchmark.max_seconds counts. Raises Stopped after
         Ctrl-C or SIGTERM; the rows until then are in result.json.
         """
-        self.cases = self.prepared(self.cases)
         say(self.line())
         planned = planned_row(self.settings, self.hardware, overrides)
         with begun(self.settings, folder, planned, overrides, started) as run:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pytorch_lightning.loggers import Logger
@@ -79,10 +79,6 @@ class Run:
         say(f"  publish them: python -m flashtrain.report {self.folder} --save recipes/results/NAME.json")
 
 
-class _Ended(BaseException):
-    """A signal came. Not an Exception: nothing that guards a baseline may swallow it."""
-
-
 @contextmanager
 def begun(
     settings: Settings, folder: Path, planned: dict[str, Any], overrides: Sequence[str], started: float
@@ -97,28 +93,16 @@ def begun(
     write_config(settings, folder)
     write_summary(folder, {**planned, "status": RUNNING})
     run = Run(folder, settings.recipe, overrides, run_loggers(settings, folder), until)
+    # SystemExit, as KeyboardInterrupt, passes what guards a baseline
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        with _signals():
-            yield run
-    except _Ended as end:
-        number = signal.Signals(end.args[0])
-        line = f"stopped by {number.name}: {len(run.rows)} rows are in {folder / RESULT}."
-        raise Stopped(line, 128 + number) from end
+        yield run
+    except (KeyboardInterrupt, SystemExit) as end:
+        status = end.code if isinstance(end, SystemExit) else 128 + signal.SIGINT
+        raise Stopped(f"stopped: {len(run.rows)} rows are in {folder / RESULT}.", int(status or 0)) from end
     finally:
+        signal.signal(signal.SIGTERM, before)
         run.save()
         for logger in run.loggers:
             logger.finalize("success")
         close_loggers(run.loggers)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    def end(number: int, _: FrameType | None) -> None:
-        raise _Ended(number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

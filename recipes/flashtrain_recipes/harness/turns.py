@@ -43,9 +43,8 @@ class Effort:
     def is_late(self) -> bool:
         return time.monotonic() >= min(self.late, self.until)
 
-    def is_over(self, ahead: float = 0.0) -> bool:
-        """Whether `until` is past, or will be in so many seconds."""
-        return time.monotonic() + ahead >= self.until
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.until
 
 
 @dataclass

@@ -64,8 +64,6 @@ class HuggingFaceCase(StepCase):
     batch: int = 1
     layers: int | None = None
 
-    __str__ = StepCase.__str__
-
     def settings(self) -> Settings:
         """Those of recipe=hf that train it, a step being one micro-batch."""
         told = deepcopy(self.told)

@@ -100,8 +100,6 @@ class GPT2Case(StepCase):
     vocab_size: int
     vocab_rows: int | None = None
 
-    __str__ = StepCase.__str__
-
     def config(self) -> GPT2Config:
         """The shape that every baseline builds."""
         return GPT2Config.of_size(

@@ -6,7 +6,7 @@ command, where its cost was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,19 +45,16 @@ class StepBenchmark(Benchmark):
         requested = self.options.compile
         return bool(self.hardware.kind == "cuda" if requested is None else requested)
 
-    def prepared(self, cases: Sequence[Any]) -> Sequence[Any]:
-        torch.set_float32_matmul_precision("high")  # as training does
-        return cases
-
     @contextmanager
     def around(self, case: StepCase) -> Iterator[None]:
         """A compiler that knows nothing of other cases, and does not give up after a few uses of one function."""
+        torch.set_float32_matmul_precision("high")  # as training does
         if not any(one.compiled for one in self.baselines):
             yield
             return
-        import torch._dynamo.config  # seconds that nobody else needs to wait
+        from torch._dynamo import config  # seconds that nobody else needs to wait
 
-        with torch._dynamo.config.patch(recompile_limit=_RECOMPILATIONS):
+        with config.patch(recompile_limit=_RECOMPILATIONS):
             try:
                 yield
             finally:

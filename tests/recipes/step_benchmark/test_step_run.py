@@ -74,45 +74,6 @@ def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(t
     assert "each implementation at its best batch" in capsys.readouterr().out
 
 
-def test_out_of_memory_at_one_context_is_not_tried_at_longer_ones(tmp_path, monkeypatch) -> None:
-    import torch
-
-    from flashtrain_recipes.step_benchmark import plain_training
-
-    real, lengths = plain_training.written_out, []
-
-    def full(q, k, v):
-        lengths.append(q.shape[2])
-        if q.shape[2] >= 32:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(q, k, v)
-
-    monkeypatch.setattr(plain_training, "written_out", full)
-    words = [*CONTEXT, "benchmark.implementations=[pytorch,standard]"]
-    assert run(tmp_path / "run", *words) == 0
-    rows = {(row["implementation"], row["context"]): row for row in read_result(tmp_path / "run" / "result.json").rows}
-    title = "plain PyTorch, standard attention"
-    assert [rows[title, length].get("status") for length in (16, 32, 64)] == [None, "out of memory", "out of memory"]
-    assert rows[title, 64]["error"] == "not tried: a batch of 1 x 32 ran out of memory already"
-    assert max(lengths) == 32
-    assert rows["plain PyTorch, SDPA", 64]["tokens_per_second"] > 0
-
-
-def test_when_the_time_is_over_the_cases_left_are_rows_that_say_so(tmp_path, monkeypatch, passing) -> None:
-    class Slow:
-        def __init__(self, *_, **__) -> None: ...
-
-        def run(self, *_, **__) -> list:
-            passing(1.1)
-            return []
-
-    monkeypatch.setattr(steps_run, "StepTurns", Slow)
-    assert run(tmp_path / "run", *CONTEXT, "benchmark.max_seconds=1") == 0
-    rows = read_result(tmp_path / "run" / "result.json").rows
-    assert {(row["context"], row["status"]) for row in rows} == {(32, "no time left"), (64, "no time left")}
-    assert "benchmark.max_seconds=1 were over" in (tmp_path / "run" / "notes.txt").read_text()
-
-
 def test_the_commands_cost_is_measured_beside_the_bare_loop(tmp_path, monkeypatch) -> None:
     asked = []
 
