@@ -78,7 +78,7 @@ class ClassifierStep(StepBaseline):
         self.name, self.title, self.attention = name, title, attention
         self.compiled, self.sparse = compiled, sparse
 
-    def columns(self, case: StepCase) -> Row:
+    def columns(self, case: SpeedCase | None) -> Row:
         return {**super().columns(case), "compiled": self.compiled, "is_standard": self.attention == "standard"}
 
     def build(self, case: Any, device: torch.device) -> TrainingStep:
@@ -125,7 +125,6 @@ class SequenceSteps(StepBenchmark):
 
     what = "training steps of the Long Range Arena"
     rate = "samples_per_second"
-    metric = "samples_per_second/{task}/{implementation}"
 
     def make_cases(self) -> list[SpeedCase]:
         return cases(self.settings)

@@ -23,7 +23,7 @@ class AttentionBenchmark(Benchmark):
     """The cases of benchmark.rows by the implementations in baselines/."""
 
     what, rate = "attention", "tflops"
-    metric, best_key = "tflops/{direction}/{implementation}", "tflops_{direction}"
+    best_key = "tflops_{direction}"
     drawings = (("runtime.png", runtime_figure), ("memory.png", memory_figure))
 
     @property

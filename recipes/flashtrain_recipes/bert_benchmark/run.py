@@ -33,7 +33,6 @@ class BertSteps(StepBenchmark):
         "without_dropout", "compile_seconds", "status",
     )  # fmt: skip
     rate = "rows_per_second"
-    metric = "rows_per_second/{model}/{length}/{dropout:g}/{implementation}/{padding}/{batch}"
     best_key = "rows_per_second_{model}_{length}_dropout_{dropout:g}"
     ours = f"{OURS}, packed"
 

@@ -54,7 +54,7 @@ class ContextBenchmark(Benchmark):
     """Every degree, shape, mask and length asked for. The ranks of a degree go through its cases and send rows here."""
 
     what = "attention over several devices"
-    rate, metric = "tflops_per_device", "tflops_per_device/{degree}/{implementation}"
+    rate = "tflops_per_device"
     drawings = (("efficiency.png", efficiency_figure),)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
@@ -99,7 +99,7 @@ class ContextBenchmark(Benchmark):
                     rows, notes = content
                     for title, reason in notes:
                         run.note(str(case), title, reason)
-                    self.end_case(run, number, [extrapolated(row, case, run.rows, self.cases) for row in rows])
+                    self.end_case(run, [extrapolated(row, case, run.rows, self.cases) for row in rows])
                 elif number >= begun:
                     self.begin_case(number)
                     begun = number + 1

@@ -41,6 +41,10 @@ class Baseline(ABC):
         """What of the case it does not support, in words; None where it may be tried."""
         return None
 
+    def columns(self, case: Any) -> Row:
+        """What every row of it at the case begins with; case None: of one that this machine does not have."""
+        return {"implementation": self.title, **({} if case is None else case.columns())}
+
     def within(self) -> AbstractContextManager[object]:
         """Entered around everything that is computed with it."""
         return nullcontext()

@@ -39,8 +39,7 @@ class Benchmark(ABC):
 
     what: ClassVar[str]  # "training steps of GPT-2", in lines and over the table
     columns: ClassVar[Sequence[str]] = ()  # of the table; those without values are left out
-    rate: ClassVar[str]  # the column that lines, loggers and the summary report
-    metric: ClassVar[str]  # its name for loggers, filled in from a row: "tokens_per_second/{model}/{implementation}"
+    rate: ClassVar[str]  # the column that lines and the summary report
     best_key: ClassVar[str]  # its name in the summary: "tokens_per_second_{model}"; the largest of flashtrain's rows
     ours: ClassVar[str] = "flashtrain"  # the implementation that the summary reports
     drawings: ClassVar[Sequence[tuple[str, Callable[[Rows, Path], object]]]] = ()  # ("context.png", draws it)
@@ -74,7 +73,7 @@ class Benchmark(ABC):
 
     def without(self, case: Any, baseline: Any, status: str, reason: str) -> list[Row]:
         """The rows of a baseline at a case that was not begun; case None: of one that this machine does not have."""
-        return [empty_row(baseline.title, {} if case is None else case.columns(), status, reason)]
+        return [empty_row(baseline.columns(case), status, reason)]
 
     def completed(self, run: Run) -> list[Row]:
         """The rows as they are published, when all cases were measured or given up: with what compares them."""
@@ -148,20 +147,18 @@ class Benchmark(ABC):
             self.begin_case(number)
             share = left / (len(self.cases) - number)
             effort = Effort(self.options.rounds, self.options.steps, time.monotonic() + share, run.until)
-            self.end_case(run, number, self.measure(run, number, case, effort))
+            self.end_case(run, self.measure(run, number, case, effort))
         return len(self.cases)
 
     def begin_case(self, number: int) -> None:
         """Print which case is measured next."""
         say(f"[{number + 1}/{len(self.cases)}] {self.cases[number]}")
 
-    def end_case(self, run: Run, number: int, rows: list[Row]) -> None:
-        """Save, print and log what was found at a case."""
+    def end_case(self, run: Run, rows: list[Row]) -> None:
+        """Save and print what was found at a case."""
         run.rows += rows
         run.save()
         say(f"    {case_line(rows, self.rate)}")
-        found = [row for row in rows if row.get(self.rate) is not None]
-        run.log_metrics({self.metric.format(**row): row[self.rate] for row in found}, step=number)
 
     def measure(self, run: Run, number: int, case: Any, effort: Effort) -> list[Row]:
         """The rows of one case."""

@@ -15,10 +15,9 @@ NO_TIME, MISSING = "no time left", "not available"  # besides FAILED and OUT_OF_
 Rows = Sequence[Mapping[str, Any]]
 
 
-def empty_row(title: str, columns: Row, status: str, reason: str | None = None) -> Row:
-    """The row of a baseline without a figure. columns: the case's; reason: more than the status says."""
-    error = {} if reason is None else {"error": reason}
-    return {"implementation": title, **columns, "status": status, **error}
+def empty_row(columns: Row, status: str, reason: str | None = None) -> Row:
+    """The row of a baseline without a figure. columns: its own and the case's; reason: more than the status says."""
+    return {**columns, "status": status, **({} if reason is None else {"error": reason})}
 
 
 def over_fastest(
@@ -41,11 +40,7 @@ def case_line(rows: Rows, rate: str) -> str:
     parts = []
     for title in values_of(rows, "implementation"):
         own = [row for row in rows if row["implementation"] == title]
-        found = [status_text(row) if has_failed(row) else f"{row[rate]:,.4g}" for row in own if row_says(row, rate)]
+        measured = [f"{row[rate]:,.4g}" for row in own if row.get(rate) is not None]
+        found = measured + [status_text(row) for row in own if has_failed(row)]
         parts.append(f"{title} {'/'.join(dict.fromkeys(found))}")
     return f"{rate}: {'; '.join(parts)}" if parts else "nothing could be measured"
-
-
-def row_says(row: Mapping[str, Any], rate: str) -> bool:
-    """Whether there is a figure, or the reason why there is none."""
-    return has_failed(row) or row.get(rate) is not None

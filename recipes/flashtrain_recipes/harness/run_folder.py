@@ -1,10 +1,10 @@
 """What a benchmark's run leaves, also when it is stopped:
 
 runs/RECIPE/2026-11-21_10-15-02/
-  config.yaml, summary.json, metrics.jsonl  as every run
-  result.json                               all rows so far, in the form of recipes/results
-  notes.txt                                 what could not be measured, and why
-  *.png                                     the benchmark's own figures, where several lengths were measured
+  config.yaml, summary.json  as every run
+  result.json                all rows so far, in the form of recipes/results
+  notes.txt                  what could not be measured, and why
+  *.png                      the benchmark's own figures, where several lengths were measured
 """
 
 from __future__ import annotations
@@ -66,12 +66,6 @@ class Run:
         if self.notes:
             lines = [f"{title}: {reason} [{'; '.join(cases)}]" for (title, reason), cases in self.notes.items()]
             write_atomically(self.folder / NOTES, "\n".join(lines) + "\n")
-
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Give numbers to every logger, at once."""
-        for logger in self.loggers if metrics else []:
-            logger.log_metrics(metrics, step=step)
-            logger.save()
 
     def say_end(self, measured: int, wanted: int) -> None:
         """Print where the rows are, and how to publish them."""

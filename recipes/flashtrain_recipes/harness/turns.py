@@ -100,7 +100,7 @@ class Turns(ABC, Generic[C, E]):
 
     def without(self, baseline: Any, part: str, status: str, reason: str | None) -> list[Row]:
         """The rows of what has no figure. part: "" where all of the baseline failed."""
-        return [empty_row(baseline.title, self.case.columns(), status, reason)]
+        return [empty_row(baseline.columns(self.case), status, reason)]
 
     def refuses(self, baseline: Any) -> tuple[str, str] | None:
         """(status, reason) of a baseline that is not to be started at this case, known beforehand."""

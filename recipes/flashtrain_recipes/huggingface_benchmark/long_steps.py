@@ -62,7 +62,7 @@ class LongSteps(Benchmark):
         "model", "context", "devices", "implementation", "step_seconds", "tokens_per_second", "mfu", "peak_memory_gib",
         "memory_estimate_gib", "host_estimate_gib", "memory", "limited_by", "steps", "compile_seconds", "status",
     )  # fmt: skip
-    rate, metric = "tokens_per_second", "tokens_per_second/{model}/{context}"
+    rate = "tokens_per_second"
     best_key = "tokens_per_second_{model}_{context}"
     drawings = (("memory.png", memory_figure),)
 

@@ -23,7 +23,7 @@ from flashtrain_recipes.step_benchmark.cases import GPT2Case, StepCase, cases
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND, command_row
 from flashtrain_recipes.step_benchmark.figures import best_rows, compared, context_speed_figure, step_tables
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
-from flashtrain_recipes.step_benchmark.turns import MEASURES, StepTurns
+from flashtrain_recipes.step_benchmark.turns import StepTurns
 
 _RECOMPILATIONS = 64  # of one function: every baseline that shares it
 
@@ -32,7 +32,6 @@ class StepBenchmark(Benchmark):
     """full: the baselines and cases that ran out of memory until now."""
 
     rate = "tokens_per_second"
-    metric = "tokens_per_second/{model}/{context}/{weights}/{implementation}/{batch}"
     best_key = "tokens_per_second_{model}_{context}_{weights}"
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
@@ -63,10 +62,6 @@ class StepBenchmark(Benchmark):
     def turns(self, case: StepCase, run: Run, **common: Any) -> StepTurns:
         return StepTurns(case, peak_flops=self.hardware.peak_flops, full=self.full, **common)
 
-    def without(self, case: StepCase | None, baseline: StepBaseline, status: str, reason: str) -> list[Row]:
-        columns = {"implementation": baseline.title} if case is None else baseline.columns(case)
-        return [{**columns, **dict.fromkeys((self.rate, *MEASURES)), "status": status, "error": reason}]
-
 
 class GPT2Steps(StepBenchmark):
     """Every model, context, batch and precision of weights requested."""
@@ -84,11 +79,7 @@ class GPT2Steps(StepBenchmark):
         """With best batches and speed-ups, and the row of the command itself where that was requested."""
         if self.options.command_steps:
             self._measure_command(run)
-        found = compared(run.rows)
-        key = self.metric.replace(self.rate, "speedup").removesuffix("/{batch}")
-        best = [row for row in found if row.get("best_batch") and row["speedup"] is not None]
-        run.log_metrics({key.format(**row): row["speedup"] for row in best}, step=len(self.cases))
-        return found
+        return compared(run.rows)
 
     def tables(self, rows: Rows) -> list[Table]:
         return step_tables(rows)

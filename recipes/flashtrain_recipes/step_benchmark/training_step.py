@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from flashtrain.training.optimizers import MasterWeights
 from flashtrain.training.steps import clip_gradients
 from flashtrain_recipes.harness.baseline import Baseline
-from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.step_benchmark.cases import StepCase
 
 # GPT-2's usual optimiser, for every baseline but ours, whose own settings have the same values.
@@ -100,10 +99,6 @@ class StepBaseline(Baseline):
         """What the steps of a turn take, one after the other, of what the case drew. Not timed."""
         return [drawn]
 
-    def columns(self, case: StepCase) -> Row:
-        """What every row of it at the case begins with."""
-        return {"implementation": self.title, **case.columns()}
-
 
 def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
     """The step of a baseline that is not ours: torch's fused AdamW, decay on matrices, clipping by the norm.
@@ -135,13 +130,11 @@ def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, d
     return TrainingStep(model, loss, found["optimizer"], clip, autocast=autocast_of(case, device), schedule=schedule)
 
 
-def autocast_of(case: StepCase, device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
-    return torch.bfloat16 if device.type == "cuda" and not case.is_bfloat16 else None
-
-
 def precision_of(case: StepCase, kind: str) -> str:
     """Lightning's name of what a case's weights mean on a "cuda" or "cpu" device."""
-    if case.is_bfloat16:
-        return "bf16-true"
-    return "bf16-mixed" if kind == "cuda" else "32-true"
+    return "bf16-true" if case.is_bfloat16 else "bf16-mixed" if kind == "cuda" else "32-true"
+
+
+def autocast_of(case: StepCase, device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
+    return torch.bfloat16 if precision_of(case, device.type) == "bf16-mixed" else None

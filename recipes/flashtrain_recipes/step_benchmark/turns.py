@@ -20,7 +20,6 @@ from flashtrain_recipes.harness.turns import Entry, Turns
 from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, StepBaseline, TrainingStep
 
-MEASURES = ("peak_memory_gib", "milliseconds", "compile_seconds")
 _STEP = "step"  # the one part of a turn
 _TURN_SECONDS = 2.0  # a turn has fewer steps than requested rather than take longer
 _MOST_SECONDS = 60.0  # of all turns but the first: minutes tell nothing that these do not
@@ -70,6 +69,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
         if status == OUT_OF_MEMORY and reason is None and beside:
             self._later.append(baseline)
         else:
+            self.full += [(baseline.title, self.case)] if status == OUT_OF_MEMORY else []
             super().leave_out(baseline, part, status, reason)
 
     def refuses(self, baseline: StepBaseline) -> tuple[str, str] | None:
@@ -114,12 +114,6 @@ class StepTurns(Turns[StepCase, StepEntry]):
             entry.step.drop_gradients()
 
     # ---------------------------------------------------------------- rows
-    def without(self, baseline: StepBaseline, part: str, status: str, reason: str | None) -> list[Row]:
-        if status == OUT_OF_MEMORY:
-            self.full.append((baseline.title, self.case))
-        error = {} if reason is None else {"error": reason}
-        return [{**baseline.columns(self.case), **dict.fromkeys(MEASURES), "status": status, **error}]
-
     def rows_of(self, entry: StepEntry) -> list[Row]:
         milliseconds = entry.median(_STEP)
         compiling = max(0.0, entry.first_seconds - milliseconds / 1e3) if entry.baseline.compiled else 0.0

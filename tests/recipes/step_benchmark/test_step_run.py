@@ -60,9 +60,7 @@ def test_its_summary_is_flat_and_says_what_flashtrain_reached(speed) -> None:
     assert not any(isinstance(value, (dict, list)) for value in row.values())
     assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 2, 2)
     assert row["tokens_per_second_demo_16_fp32"] > 0
-    metrics = (speed / "metrics.jsonl").read_text()
-    assert "tokens_per_second/demo/16/fp32/flashtrain/1" in metrics
-    assert "speedup/demo/16/fp32/flashtrain" in metrics
+    assert row["speedup_demo_16_fp32"] > 0
 
 
 def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(tmp_path, capsys) -> None:

@@ -39,7 +39,7 @@ def test_out_of_memory_is_a_row_and_what_needs_as_much_is_not_tried() -> None:
     notes: list = []
     full: list = []
     first, other = turns(notes, full=full).run([MadeUp("full", does=out_of_memory), MadeUp("other")])[::-1]
-    assert (first["status"], first["milliseconds"], other["turns"]) == ("out of memory", None, 3)
+    assert (first["status"], "milliseconds" in first, other["turns"]) == ("out of memory", False, 3)
     assert ("full", "out of memory") in notes
     (row,) = turns(batch=4, full=full).run([MadeUp("full", does=lambda: pytest.fail("tried"))])
     assert (row["status"], row["error"]) == ("out of memory", "not tried: a batch of 2 x 8 ran out of memory already")

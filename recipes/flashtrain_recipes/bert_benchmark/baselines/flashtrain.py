@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from flashtrain.data.masking import MaskedBatch
 from flashtrain.models.bert import Bert
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.masked_language.build import make_masked_task
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.bert_benchmark.batches import (
@@ -40,9 +36,9 @@ class FlashtrainBert(StepBaseline):
         self.title = f"{OURS}, {'packed' if batching == PACKED else 'padded'}"
         self.settings, self.hardware = settings, hardware
 
-    def columns(self, case: BertCase) -> Row:  # type: ignore[override]
-        padding = self.batching if case.unit or self.batching == PACKED else FULL
-        return {**super().columns(case), "padding": padding}
+    def columns(self, case: BertCase | None) -> Row:
+        full = case is not None and not case.unit and self.batching != PACKED
+        return {**super().columns(case), "padding": FULL if full else self.batching}
 
     def build(self, case: BertCase, device: torch.device) -> TrainingStep:
         settings = deepcopy(self.settings)
@@ -53,7 +49,7 @@ class FlashtrainBert(StepBaseline):
         with torch.device(device):
             model = Bert(case.config(), hardware.attention, settings.bert.residual)
         task = make_masked_task(settings, hardware, model.train(), {})
-        return task_step(task, model, partial(_loss, task), case, device)
+        return task_step(task, model, task.batch_loss, case, device)
 
     def batches(self, case: BertCase, drawn: Sequences, device: torch.device) -> list[tuple[Any, ...]]:  # type: ignore[override]
         budget = None
@@ -62,7 +58,3 @@ class FlashtrainBert(StepBaseline):
         else:
             members = random_batches(drawn.lengths, case.batch)
         return [(one,) for one in masked_batches(drawn, members, device, budget=budget)]
-
-
-def _loss(task: MaskedLanguageModel, batch: dict[str, Any]) -> Tensor:
-    return task.batch_loss(cast(MaskedBatch, batch))

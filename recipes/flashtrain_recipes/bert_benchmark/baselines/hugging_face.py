@@ -37,9 +37,10 @@ class HuggingFaceBert(HuggingFace):
         """Full rows have no length buckets."""
         return bool(case.unit) or self.batching != BUCKETS
 
-    def columns(self, case: BertCase) -> Row:  # type: ignore[override]
-        padding = self.batching if case.unit else FULL
-        return {**super().columns(case), "implementation": self.implementation, "padding": padding}
+    def columns(self, case: BertCase | None) -> Row:
+        full = case is not None and not case.unit
+        own = {"implementation": self.implementation, "padding": FULL if full else self.batching}
+        return {**super().columns(case), **own}
 
     def build(self, case: BertCase, device: torch.device) -> TrainingStep:
         model = hugging_face_bert(case, device, self.attention)
