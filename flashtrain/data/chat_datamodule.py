@@ -184,7 +184,7 @@ class ChatDataModule(TextDataModule):
         samples = self._chats(held_out, self._caches[-1])
         world_size, rank = self._place()
         size = self.validation_batch or self.batch_size
-        steps = rows_once(samples.lengths(0), budget=self.context, ranks=size * world_size, cost=COST)
+        steps = rows_once(samples.lengths, budget=self.context, ranks=size * world_size, cost=COST)
         place = {"rank": rank, "world_size": world_size}
         mine = [one for rows in steps for one in samples.micro_batches(rows, batch_size=size, **place)]
         sampler = ListedBatches(len(samples), mine, **place)

@@ -76,7 +76,8 @@ class ChatSamples(Dataset[ChatBatch]):
         """Of all documents, as far as they are read."""
         return int(self.documents.lengths.sum())
 
-    def lengths(self, epoch: int) -> np.ndarray:
+    @property
+    def lengths(self) -> np.ndarray:
         """(n,) int64: tokens of each document, which every epoch reads."""
         return self.documents.lengths
 

@@ -36,7 +36,7 @@ def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
     return order
 
 
-_latest_orders = lru_cache(maxsize=2)(epoch_order)  # a step may lie in two epochs
+latest_orders = lru_cache(maxsize=2)(epoch_order)  # a step may lie in two epochs
 
 
 class StepSampler(DistributedSampler):
@@ -105,7 +105,7 @@ class StepSampler(DistributedSampler):
         chosen = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
-            chosen[of_epoch] = _latest_orders(self.samples, self.seed, int(epoch))[places[of_epoch]]
+            chosen[of_epoch] = latest_orders(self.samples, self.seed, int(epoch))[places[of_epoch]]
         return chosen
 
 

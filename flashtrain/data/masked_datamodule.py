@@ -33,8 +33,8 @@ class MaskedTextDataModule(TextDataModule):
     TextDataModule; but the source is text.
     context: tokens of the longest sample, [CLS] and [SEP] included. unit: what a sample is, "sentence", "paragraph" or
     "document", cut where it is longer; shortest: pieces below so many tokens are joined to the next.
-    token_budget: T, tokens of a micro-batch on each device. share: of the tokens, masked. pairs: samples of two pieces
-    for next-sentence prediction. layout: "packed", or "padded": the same samples in padded rows.
+    token_budget: T, tokens of a micro-batch on each device. share: of the tokens, masked. layout: "packed", or
+    "padded": the same samples in padded rows.
     cost: of a sequence, by which the rows of a step are evened (BertConfig's cost_per_token and cost_per_pair).
     validation_samples: at most so many held-out samples, masked the same at every validation.
 
@@ -52,7 +52,6 @@ class MaskedTextDataModule(TextDataModule):
         unit: str = "paragraph",
         shortest: int = 16,
         share: float = 0.15,
-        pairs: bool = False,
         layout: str = "packed",
         cost: Cost | None = None,
         total_steps: int = 100,
@@ -64,16 +63,14 @@ class MaskedTextDataModule(TextDataModule):
         num_workers: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        least = 5 if pairs else 3
-        if context < least:
-            raise UserError(f"context={context} must be at least {least}: a token and the special ones.")
+        if context < 3:
+            raise UserError(f"context={context} must be at least 3: a token and the special ones.")
         if token_budget < context:
             raise UserError(f"token_budget={token_budget} must be at least the context, {context}.")
         self.token_budget = token_budget
         self.unit = unit
         self.shortest = shortest
         self.share = share
-        self.pairs = pairs
         self.layout = layout
         self.cost = cost
         self._breaks: TokenBreaks | None = None
@@ -114,16 +111,16 @@ class MaskedTextDataModule(TextDataModule):
         epoch's longest sample over the mean one. Needs setup()."""
         if self.layout != "padded":
             return 1.0
-        lengths = self._masked(self.split.training, self.seed).lengths(0)
+        lengths = self._masked(self.split.training, self.seed).lengths
         return float(lengths.max() / lengths.mean())
 
     def means(self) -> tuple[float, float, float]:
         """Of a token to train on, in the first epoch: pairs of attention, samples, labels. Needs setup()."""
         samples = self._masked(self.split.training, self.seed)
-        lengths = samples.lengths(0)
+        lengths = samples.lengths
         tokens = float(lengths.sum())
         pairs = float((lengths * lengths).sum())
-        return pairs / tokens, len(lengths) / tokens, float(samples.epoch(0).label_counts.sum()) / tokens
+        return pairs / tokens, len(lengths) / tokens, float(samples.label_counts.sum()) / tokens
 
     def train_dataloader(self) -> ResumableLoader:
         """The run's micro-batches for this device, from the step that the trainer stands at."""
@@ -139,7 +136,7 @@ class MaskedTextDataModule(TextDataModule):
             return []
         samples = self._masked(held_out, VALIDATION_SEED)
         world_size, rank = self._place()
-        lengths = samples.lengths(0)[: self.validation_samples]
+        lengths = samples.lengths[: self.validation_samples]
         planned = rows_once(lengths, budget=self.token_budget, ranks=world_size, most=samples.most)
         rows = [samples.row(of_ranks[rank]) for of_ranks in planned]
         sampler = ListedBatches(len(lengths), rows, world_size=world_size, rank=rank)
@@ -155,7 +152,7 @@ class MaskedTextDataModule(TextDataModule):
         """The pieces that the documents of a split are cut into."""
         if self._breaks is None:
             self._breaks = TokenBreaks.of(self.tokenizer)
-        longest = (self.context - 3) // 2 if self.pairs else self.context - 2
+        longest = self.context - 2
         return split_pieces(
             self.cache.tokens,
             spans,
@@ -175,6 +172,5 @@ class MaskedTextDataModule(TextDataModule):
             budget=self.token_budget,
             seed=seed,
             share=self.share,
-            pairs=self.pairs,
             layout=self.layout,
         )

@@ -10,16 +10,13 @@ exchanged, and no messages either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from flashtrain.data.balance import Cost, share_out
-from flashtrain.data.loader import epoch_order
+from flashtrain.data.loader import latest_orders
 from flashtrain.errors import at_least
-
-EPOCHS_KEPT = 3
 
 
 class PlanState(NamedTuple):
@@ -37,7 +34,7 @@ class PlanState(NamedTuple):
 class TokenBudgetPlan:
     """Makes the rows of one step after the other; `state` is where it stands, and may be set.
 
-    samples: of an epoch. lengths: of an epoch's samples, (samples,) integers. budget: tokens a row. rows: of a step,
+    lengths: of an epoch's samples, (samples,) integers. budget: tokens a row. rows: of a step,
     over all micro-batches and devices. cost: of a sequence, by which rows are evened. most: sequences a row may hold.
     seed: of the order. look_ahead: how many steps' worth of tokens are looked through for what fits.
     tolerance: see balance.share_out. UserError: numbers below 1, a sample longer than the budget.
@@ -45,8 +42,7 @@ class TokenBudgetPlan:
 
     def __init__(
         self,
-        samples: int,
-        lengths: Callable[[int], np.ndarray],
+        lengths: np.ndarray,
         *,
         budget: int,
         rows: int,
@@ -56,9 +52,9 @@ class TokenBudgetPlan:
         look_ahead: float = 2.0,
         tolerance: float = 1.03,
     ) -> None:
-        for name, value in (("samples", samples), ("budget", budget), ("rows", rows)):
+        self.samples = len(lengths)
+        for name, value in (("samples", self.samples), ("budget", budget), ("rows", rows)):
             at_least(name, value, 1)
-        self.samples = samples
         self.lengths = lengths
         self.budget = budget
         self.rows = rows
@@ -68,7 +64,6 @@ class TokenBudgetPlan:
         self.look_ahead = look_ahead
         self.tolerance = tolerance
         self.state = PlanState()
-        self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def next_step(self) -> list[tuple[int, ...]]:
         """The samples of each row of the next step, as epoch * samples + sample; the state moves on."""
@@ -109,24 +104,12 @@ class TokenBudgetPlan:
         places = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             of_epoch = epochs == epoch
-            places[of_epoch] = epoch * self.samples + self._epoch(int(epoch))[0][at[of_epoch]].astype(np.int64)
+            order = latest_orders(self.samples, self.seed, int(epoch))
+            places[of_epoch] = epoch * self.samples + order[at[of_epoch]].astype(np.int64)
         return places
 
     def _sizes(self, places: np.ndarray) -> np.ndarray:
-        epochs, at = np.divmod(places, self.samples)
-        sizes = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            of_epoch = epochs == epoch
-            sizes[of_epoch] = self._epoch(int(epoch))[1][at[of_epoch]]
-        return sizes
-
-    def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The order of an epoch's samples, and their lengths."""
-        if epoch not in self._epochs:
-            while len(self._epochs) >= EPOCHS_KEPT:
-                del self._epochs[min(self._epochs)]
-            self._epochs[epoch] = epoch_order(self.samples, self.seed, epoch), np.asarray(self.lengths(epoch))
-        return self._epochs[epoch]
+        return self.lengths[places % self.samples]
 
 
 def rows_once(

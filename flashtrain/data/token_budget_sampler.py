@@ -18,8 +18,9 @@ class BudgetSamples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lengths(self, epoch: int) -> np.ndarray:
-        """(n,) int64: tokens of each sample of an epoch."""
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64: tokens of each sample."""
         ...
 
     def micro_batches(
@@ -40,7 +41,7 @@ class TokenBudgetSampler(StepSampler):
     def __init__(self, samples: BudgetSamples, plan: dict[str, Any], **options: Any) -> None:
         super().__init__(len(samples), **options)
         self.rows = samples
-        self.plan = TokenBudgetPlan(len(samples), samples.lengths, rows=self.samples_per_step, seed=self.seed, **plan)
+        self.plan = TokenBudgetPlan(samples.lengths, rows=self.samples_per_step, seed=self.seed, **plan)
         self._states: dict[int, PlanState] = {0: self.plan.state}
 
     def __iter__(self) -> Iterator[Any]:

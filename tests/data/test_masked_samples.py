@@ -1,4 +1,4 @@
-"""Masked samples in both layouts, one piece each or pairs."""
+"""Masked samples in both layouts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def test_a_sample_is_its_piece_between_cls_and_sep(make, layout):
     assert texts(batch) == expected
     assert (batch["sequences"], batch["real_tokens"], batch["pairs"]) == (3, 24, 11**2 + 3**2 + 10**2)
     assert batch["label_count"] == 1 + 1 + 1
-    assert "segments" not in batch
 
 
 def test_a_packed_row_is_filled_up_with_what_counts_nowhere(make):
@@ -95,11 +94,11 @@ def test_every_epoch_masks_other_tokens_and_a_sample_the_same_in_any_row(make):
 
 def test_both_layouts_are_one_batch_to_a_model(make):
     torch.manual_seed(0)
-    config = BertConfig.of_size("tiny", vocab_size=SPECIAL.vocab_size, context=64, next_sentence=True)
+    config = BertConfig.of_size("tiny", vocab_size=SPECIAL.vocab_size, context=64)
     model = Bert(config, "sdpa").double()
     losses = []
     for layout in ("packed", "padded"):
-        samples = make(layout=layout, pairs=True)
+        samples = make(layout=layout)
         batch = samples[samples.row([0, 1, 3, 4])]
         arguments = {name: x for name, x in batch.items() if isinstance(x, torch.Tensor)}
         losses.append(model.loss(**arguments).item())
@@ -108,39 +107,7 @@ def test_both_layouts_are_one_batch_to_a_model(make):
     assert losses[0] == pytest.approx(losses[1], abs=1e-10)
 
 
-def test_pairs_are_neighbours_of_one_document_and_each_piece_is_used_once(make):
-    samples = make(pairs=True, budget=100)
-    assert len(samples) == 6  # (0 1) (2) | (3 4) | (5 6) (7 8) | (9)
-    for epoch in range(6):
-        table = samples.epoch(epoch)
-        used = [*table.first.tolist(), *table.second[table.second >= 0].tolist()]
-        assert sorted(used) == list(range(10))
-        assert table.label.tolist().count(1) == 2
-        assert table.label.tolist().count(-100) == 2
-        for first, second, label in zip(table.first, table.second, table.label, strict=True):
-            assert (label == 0) == (second == first + 1)
-        rows = samples[samples.row(range(6 * epoch, 6 * epoch + 6))]
-        assert rows["next_sentence"].tolist()[:6] == table.label.tolist()
-        assert rows["sentence_count"] == 4
-        assert [len(text) for text in texts(rows)] == samples.lengths(epoch).tolist()
-    draws = {tuple(samples.epoch(epoch).label) for epoch in range(6)}
-    assert len(draws) > 1
-
-
-def test_a_pair_has_a_segment_for_each_piece(make):
-    samples = make(pairs=True)
-    batch = samples[samples.row([0, 1])]
-    table = samples.epoch(0)
-    first, second = len(piece(table.first[0])), len(piece(table.second[0]))
-    single = len(piece(table.first[1]))
-    expected = [0] * (first + 2) + [1] * (second + 1) + [0] * (single + 2)
-    assert batch["segments"].tolist()[: len(expected)] == expected
-    assert batch["next_sentence"].shape == (samples.most,)
-
-
 def test_an_empty_row_counts_nothing(make):
-    for pairs in (False, True):
-        samples = make(pairs=pairs)
-        batch = samples[samples.row([])]
-        assert batch["real_tokens"] == 0
-        assert (batch["labels"] == -100).all()
+    batch = make()[make().row([])]
+    assert batch["real_tokens"] == 0
+    assert (batch["labels"] == -100).all()

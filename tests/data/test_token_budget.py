@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,7 +27,7 @@ def log_normal(count: int, longest: int = 512, seed: int = 0) -> np.ndarray:
 
 
 def plan_of(lengths: np.ndarray, **options) -> TokenBudgetPlan:
-    return TokenBudgetPlan(len(lengths), lambda epoch: lengths, **{"budget": 4096, "rows": 4, "cost": LARGE, **options})
+    return TokenBudgetPlan(lengths, **{"budget": 4096, "rows": 4, "cost": LARGE, **options})
 
 
 def samples_of(plan: TokenBudgetPlan, steps: int) -> list[int]:
@@ -91,13 +89,6 @@ def test_a_run_may_go_on_with_other_rows_and_still_use_every_sample_once():
     while min(then.state.waiting, default=then.state.next_number) < 900:
         used += samples_of(then, 1)
     assert np.bincount(used)[:900].tolist() == [1] * 900
-
-
-def test_lengths_may_differ_from_epoch_to_epoch():
-    tables = [np.array([5, 6, 7, 8]), np.array([8, 7, 6, 5])]
-    plan = TokenBudgetPlan(4, lambda epoch: tables[epoch % 2], budget=8, rows=1)
-    used = list(itertools.chain.from_iterable(plan.next_step()[0] for _ in range(12)))
-    assert sorted(used)[:8] == list(range(8))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -132,7 +132,7 @@ def token_budgets(settings: Settings, *, gpu: bool) -> int | list[int]:
 def check_masked_step(settings: Settings) -> None:
     """Raise UserError unless a step is whole rows for each device, and a row holds the longest sample."""
     budget, ranks, context = settings.masked.token_budget, settings.trainer.ranks, settings.context
-    at_least("context", context, 5 if settings.masked.pairs else 3)  # a token and the special ones
+    at_least("context", context, 3)  # a token and the special ones
     at_least("masked.token_budget", budget, context)  # the longest sample
     tokens, unit = settings.trainer.tokens_per_step, 1 if budget is None else budget
     if tokens % (unit * ranks):
@@ -206,7 +206,6 @@ def bert_config(settings: Settings, vocab_size: int) -> BertConfig:
         context=settings.context,
         vocab_rows=asked.vocab_rows,
         dropout=asked.dropout,
-        next_sentence=settings.masked.pairs,
         activation=asked.activation,
     )
 
@@ -214,27 +213,24 @@ def bert_config(settings: Settings, vocab_size: int) -> BertConfig:
 def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
     """The model to train, with random weights or those that `weights` names.
 
-    UserError: weights of other tokens, of a shorter context, or without the heads that the training needs.
+    UserError: weights of other tokens, of a shorter context, or without a masked-language head.
     """
     if settings.weights is None:
         model = Bert(bert_config(settings, vocab_size), hardware.attention, settings.bert.residual)
     else:
         saved = read_bert(settings.weights)
-        config = replace(saved.config, dropout=settings.bert.dropout)
+        # A next-sentence head and its pooler are left out: the samples are single pieces.
+        config = replace(saved.config, dropout=settings.bert.dropout, pooler=False, next_sentence=False)
         if config.vocab_size != vocab_size:
             raise UserError(
                 f"the weights in {settings.weights} know {config.vocab_size} tokens, and this text is made of "
                 f"{vocab_size}: train on with the data and tokenizer settings that they were trained with."
             )
         check_context(config, settings.context, settings.weights)
-        if not config.masked_head or config.next_sentence != settings.masked.pairs:
-            raise UserError(
-                f"the weights in {settings.weights} have {'a' if config.next_sentence else 'no'} next-sentence head "
-                f"and {'a' if config.masked_head else 'no'} masked one: masked.pairs={settings.masked.pairs} needs "
-                "others."
-            )
+        if not config.masked_head:
+            raise UserError(f"the weights in {settings.weights} have no masked-language head to train on.")
         model = Bert(config, hardware.attention, settings.bert.residual)
-        model.load_state_dict(saved.state)
+        model.load_state_dict({name: saved.state[name] for name in model.state_dict()})
     return model
 
 
@@ -278,7 +274,6 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         unit=asked.unit,
         shortest=min(asked.shortest, settings.context),
         share=asked.share,
-        pairs=asked.pairs,
         layout=asked.layout,
         cost=cost_of(settings),
         total_steps=settings.trainer.steps,
@@ -301,8 +296,6 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
 
 def cost_of(settings: Settings) -> Cost:
     """What a sequence costs the model, by which the rows of a step are evened."""
-    if settings.masked.balance == "tokens":
-        return Cost()
     config = bert_config(settings, vocab_size=30522)  # the vocabulary adds to each token alike
     return Cost(config.cost_per_token(settings.masked.share), config.cost_per_pair())
 

@@ -91,7 +91,7 @@ def describe_training(
         samples = f"{len(pieces.begins):,} {asked.unit}s of {mean:.0f} tokens in the mean, "
     return (
         f"{name}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most {settings.context}, "
-        f"{asked.share:.0%} masked{', in pairs' if asked.pairs else ''}, {asked.layout}, attention "
+        f"{asked.share:.0%} masked, {asked.layout}, attention "
         f"{hardware.attention}; {settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,} tokens on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
         f"{memory_words(batching)}"

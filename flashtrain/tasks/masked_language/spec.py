@@ -39,7 +39,6 @@ SIZES = ("tiny", "base", "large")
 FAMILIES = ("bert", "modern")
 UNITS = ("sentence", "paragraph", "document")
 LAYOUTS = ("packed", "padded")
-BALANCES = ("cost", "tokens")
 
 
 @dataclass
@@ -79,8 +78,7 @@ class MaskedSettings:
     unit: a sample is a sentence, paragraph or document, cut at `context` tokens; shortest: shorter pieces are joined to
     the next. token_budget: tokens of a micro-batch (None: as many as a
     GPU's memory holds); a step is trainer.tokens_per_step of them. layout: packed, or
-    padded rows of the same samples. share: of the tokens, masked. pairs: two pieces a sample, and next-sentence
-    prediction. balance: rows of a step are evened by cost (attention's square included) or by tokens alone.
+    padded rows of the same samples. share: of the tokens, masked.
     validation_samples: held-out samples, at most (None: so many that a validation takes a tenth of the training's time,
     and 10,000 at most).
     """
@@ -90,14 +88,11 @@ class MaskedSettings:
     token_budget: int | None = 16384
     layout: str = "packed"
     share: float = 0.15
-    pairs: bool = False
-    balance: str = "cost"
     validation_samples: int | None = None
 
     def check(self) -> None:
         one_of("masked.unit", self.unit, UNITS)
         one_of("masked.layout", self.layout, LAYOUTS)
-        one_of("masked.balance", self.balance, BALANCES)
         for name in ("shortest", "token_budget", "validation_samples"):
             at_least(f"masked.{name}", getattr(self, name), 1)
         between("masked.share", self.share, 0, 1, include_low=False)

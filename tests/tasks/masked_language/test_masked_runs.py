@@ -13,10 +13,13 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.command.modes import run_mode, settings_from_checkpoint
 from flashtrain.errors import UserError
+from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
+from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.spec import task_of
-from flashtrain.tasks.masked_language.build import read_bert
+from flashtrain.tasks.masked_language.build import make_bert, read_bert
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain.training.hardware import detect_hardware
 
 pytestmark = pytest.mark.integration  # whole runs
 
@@ -96,6 +99,16 @@ def test_training_starts_from_such_weights(bert_runs: TinyRuns, trained_bert) ->
     assert summary(folder)["train_loss_first"] < summary(trained_bert)["train_loss_first"]
 
 
+def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
+    bert = Bert(BertConfig.of_size("tiny", vocab_size=261, context=64, next_sentence=True), "sdpa").eval()
+    save_bert(bert, tmp_path)
+    settings = compose_settings(["recipe=bert", "context=64", "bert.dropout=0", f"weights={tmp_path}"])
+    model = make_bert(settings, detect_hardware("cpu"), 261).eval()
+    assert not model.config.next_sentence
+    tokens = torch.arange(20).reshape(2, 10)
+    torch.testing.assert_close(model(tokens), bert(tokens))
+
+
 def test_a_plan_starts_nothing(bert_runs: TinyRuns) -> None:
     settings, hardware = settle(compose_settings(bert_runs.settings_words("mode=plan")), [])
     text = task_of(settings).plan(settings, hardware)
@@ -116,7 +129,6 @@ def test_a_plan_starts_nothing(bert_runs: TinyRuns) -> None:
         (("bert.family=gpt",), "unknown bert.family"),
         (("masked.unit=line",), "unknown masked.unit"),
         (("masked.share=0",), "masked.share=0"),
-        (("masked.balance=luck",), "unknown masked.balance"),
         (("target_accuracy=2",), "target_accuracy=2.0"),
         (("recipe=gpt2", "target_accuracy=0.5"), "is of recipe=bert"),
         (("weights=nowhere",), "no weights at nowhere"),
@@ -132,7 +144,6 @@ def test_settings_that_cannot_work_are_one_line(bert_runs: TinyRuns, words, mess
     ("words", "message"),
     [
         (("bert.activation=cube",), "unknown activation 'cube'"),
-        (("masked.pairs=true", "weights=TRAINED"), "no next-sentence head"),
         (("context=65", "masked.token_budget=256", "weights=TRAINED"), "longer than the 64 positions"),
         (("bert.size=base", "resume=TRAINED"), "embed is 128 there and 768 here"),
     ],
