@@ -11,14 +11,16 @@ A bin is one micro-batch of one device: its sequences lie end to end in a row of
 from __future__ import annotations
 
 import bisect
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from flashtrain.errors import UserError
+
+COST_OF = attrgetter("cost")
 
 
 class Cost(NamedTuple):
@@ -33,7 +35,7 @@ class Cost(NamedTuple):
         return self.per_token * exact + self.per_pair * exact * exact
 
 
-@dataclass
+@dataclass(eq=False)
 class Bin:
     """What lies in a row so far: places in the list that was shared out, their tokens and their cost."""
 
@@ -77,7 +79,13 @@ def share_out(
     first = np.argsort(-costs[1:body], kind="stable") + 1 if body > 1 else np.empty(0, dtype=np.int64)
     order = [0, *first.tolist()] if body else []
     size_list, cost_list = sizes.tolist(), costs.tolist()
-    left = _put_evenly(order, size_list, cost_list, rows, budget, most)
+    left = []
+    for member in order:
+        open_rows = [row for row in rows if row.tokens + size_list[member] <= budget and len(row.members) < most]
+        if open_rows:
+            min(open_rows, key=COST_OF).put(member, size_list[member], cost_list[member])
+        else:
+            left.append(member)
     _fill([*left, *range(body, len(sizes))], size_list, cost_list, rows, budget, most, tolerance)
     return rows
 
@@ -88,29 +96,6 @@ def _body(sizes: np.ndarray, bins: int, budget: int) -> int:
         return 0
     room = bins * max(0.0, budget - float(sizes.mean()))
     return max(1, int(np.searchsorted(sizes.cumsum(), room, side="right")))
-
-
-def _put_evenly(
-    order: list[int], sizes: list[int], costs: list[float], rows: list[Bin], budget: int, most: int
-) -> list[int]:
-    """Put each into the cheapest row with room; returns those for which no row had any."""
-    heap = [(0.0, number) for number in range(len(rows))]
-    left = []
-    for member in order:
-        passed = []
-        while heap:
-            entry = heapq.heappop(heap)
-            row = rows[entry[1]]
-            passed.append(entry)
-            if row.tokens + sizes[member] <= budget and len(row.members) < most:
-                row.put(member, sizes[member], costs[member])
-                passed[-1] = (row.cost, entry[1])
-                break
-        else:
-            left.append(member)
-        for entry in passed:
-            heapq.heappush(heap, entry)
-    return left
 
 
 def _fill(
@@ -127,11 +112,9 @@ def _fill(
     by_length = sorted(waiting, key=lambda member: (sizes[member], -member))
     keys = [sizes[member] for member in by_length]
     total = sum(row.cost for row in rows)
-    heap = [(row.cost, number) for number, row in enumerate(rows)]
-    heapq.heapify(heap)
-    while heap and keys:
-        _, number = heapq.heappop(heap)
-        row = rows[number]
+    open_rows = list(rows)
+    while open_rows and keys:
+        row = min(open_rows, key=COST_OF)
         place = bisect.bisect_right(keys, budget - row.tokens) - 1
         while place >= 0:
             cost = costs[by_length[place]]
@@ -140,9 +123,9 @@ def _fill(
                 break
             place = bisect.bisect_left(keys, keys[place]) - 1
         if place < 0 or len(row.members) >= most:
-            continue  # nothing fits here any more
+            open_rows.remove(row)  # nothing fits here any more
+            continue
         member = by_length.pop(place)
         keys.pop(place)
         row.put(member, sizes[member], cost)
         total += cost
-        heapq.heappush(heap, (row.cost, number))

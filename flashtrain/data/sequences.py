@@ -21,19 +21,14 @@ from flashtrain.data.loader import ResumableLoader, Samples
 from flashtrain.errors import at_least
 
 
-class Labelled(TypedDict):
-    """What every batch has; see SequenceBatch."""
-
-    tokens: Tensor
-    labels: Tensor
-
-
-class SequenceBatch(Labelled, total=False):
+class SequenceBatch(TypedDict, total=False):
     """tokens (B, S), or (B, 2, S) where a sample is two sequences: uint8 grey levels, or token numbers, 0 for padding.
 
     labels (B,) int64. lengths (B,) or (B, 2) int64: tokens before the padding; absent where all are S long.
     """
 
+    tokens: Tensor
+    labels: Tensor
     lengths: Tensor
 
 
@@ -172,7 +167,7 @@ class SequenceDataModule(ResumableDataModule):
         self.total_steps = total_steps
         self.accumulate = accumulate
         self.seed = seed
-        self.limits = {"validation": validation_samples, "test": None}
+        self.validation_samples = validation_samples
         self.evaluation_batch = evaluation_batch or batch_size
         self.num_workers = num_workers
 
@@ -183,7 +178,7 @@ class SequenceDataModule(ResumableDataModule):
     @property
     def held_out_samples(self) -> int:
         """Samples of each validation, over all devices. Needs prepare_data()."""
-        count, limit = len(self.source.split("validation")), self.limits["validation"]
+        count, limit = len(self.source.split("validation")), self.validation_samples
         return count if limit is None else min(limit, count)
 
     def train_dataloader(self) -> ResumableLoader:
@@ -192,16 +187,13 @@ class SequenceDataModule(ResumableDataModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         """This device's share of the validation samples."""
-        return self._fixed("validation")
+        return self._once(self.source.split("validation"), self.validation_samples, self.evaluation_batch)
 
     def test_dataloader(self) -> DataLoader[Any]:
         """This device's share of the test samples."""
-        return self._fixed("test")
+        return self._once(self.source.split("test"), None, self.evaluation_batch)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> SequenceBatch:
         """What is left to do on the device, such as drawing."""
         finish = getattr(self.source, "finish", None)
         return batch if finish is None else finish(batch)
-
-    def _fixed(self, split: str) -> DataLoader[Any]:
-        return self._once(self.source.split(split), self.limits[split], self.evaluation_batch)
