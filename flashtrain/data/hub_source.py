@@ -79,12 +79,7 @@ class HubSource:
         """The documents of each shard that the dataset lies in, to be read apart."""
         rows = self._load()
         count = getattr(rows, "num_shards", 1)
-        if not isinstance(count, int) or count < 2:
-            return [self.documents]
-        return [partial(self._of_shard, rows, count, number) for number in range(count)]
-
-    def _of_shard(self, rows: Any, count: int, number: int) -> Iterator[str]:
-        return self._texts(rows.shard(num_shards=count, index=number))
+        return [partial(self._texts, rows.shard(num_shards=count, index=number)) for number in range(count)]
 
     def _texts(self, rows: Any) -> Iterator[str]:
         for row in rows:
