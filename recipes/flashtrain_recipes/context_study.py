@@ -12,8 +12,8 @@ A context that is finished there is not trained again, and one that was interrup
 
 from __future__ import annotations
 
-import os
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -93,11 +93,6 @@ class ContextStudy(ABC):
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
         self.settings, self.hardware, self.overrides = settings, hardware, overrides
         self.contexts = sorted(settings.lengths.contexts or [])
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            raise UserError(
-                "mode=lengths starts its trainings itself: leave torchrun out and say trainer.devices=N, "
-                "which each of them then uses."
-            )
         if "context" in override_keys(overrides):
             raise UserError(
                 f"recipe={settings.recipe} trains every context of lengths.contexts="
@@ -113,12 +108,8 @@ class ContextStudy(ABC):
         """Print the table and draw the figures in the folder, the main one first; none: nothing was scored."""
 
     @abstractmethod
-    def best(self, rows: Sequence[Row], started: float) -> dict[str, Any]:
-        """The summary row's own figures, and the seconds that the study took."""
-
-    def last_words(self, rows: Sequence[Row]) -> list[str]:
-        """Lines said at the very end, where something was scored."""
-        return []
+    def best(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The summary row's own figures."""
 
     def run(self, *, started: float, start: Start) -> int:
         """Train what is not trained yet, score, and report. Returns the exit status: 0 unless a training failed.
@@ -145,7 +136,10 @@ class ContextStudy(ABC):
             write_result(folder / RESULT, self.settings.recipe, self._command(rows), rows)
             self._report(folder, rows)
             failed = [row for row in rows if has_failed(row) and row.get("status") != OUT_OF_MEMORY]
-            row = {**planned, **_status(failed), **self.best(rows, started)}
+            row = {**planned, "status": FINISHED, **self.best(rows), "seconds": round(time.time() - started, 1)}
+            for first in failed[:1]:
+                error = f"context {first['context']}: {first.get('error') or 'failed'}"
+                row |= {"status": FAILED, "error": error}
             write_report(folder, row)
             write_summary(folder, row)
             return 1 if failed else 0
@@ -202,8 +196,6 @@ class ContextStudy(ABC):
         if "wandb" in logger.kinds:
             group = self._group(folder)
             log_figure(logger.project, group=group, folder=folder, figure=figures[0], mode=logger.mode)
-        for line in self.last_words(rows):
-            say(line)
 
     def _group(self, folder: Path) -> str:
         return self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"
@@ -227,11 +219,3 @@ def trained_contexts(folder: Path) -> list[int]:
     """The contexts that have a folder in a comparison's folder, ascending."""
     found = [path.name.removeprefix("context-") for path in folder.glob("context-*") if path.is_dir()]
     return sorted(int(name) for name in found if name.isdigit())
-
-
-def _status(failed: Sequence[Row]) -> dict[str, Any]:
-    """What the summary says: finished, or failed, with the words of the first training that did."""
-    if not failed:
-        return {"status": FINISHED}
-    first = failed[0]
-    return {"status": FAILED, "error": f"context {first.get('context')}: {first.get('error') or 'failed'}"}

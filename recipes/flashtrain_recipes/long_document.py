@@ -13,12 +13,11 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import FINISHED, read_summary
 from flashtrain.report.figures import line_figure
-from flashtrain.report.rows import Row
+from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import make_table
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.prepare import check_fine_tuning_step
 from flashtrain.tasks.fine_tuning.splits import check_trainable, read_rows
-from flashtrain.tasks.fine_tuning.task import score_of
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_study import ContextStudy, run_of, trained_contexts
 
@@ -55,24 +54,17 @@ class DocumentsStudy(ContextStudy):
         return rows
 
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
-        columns = [key for key in _TABLE if any(row.get(key) is not None for row in rows)]
+        columns = [key for key in _TABLE if values_of(rows, key)]
         make_table(rows, columns, "score on test texts by context, at equal samples").print()
         return [documents_figure(rows, folder / FIGURE)] if _scored(rows) else []
 
-    def last_words(self, rows: Sequence[Row]) -> list[str]:
-        best = max(_scored(rows), key=_score)
-        return [f"best: context {best['context']:,}, {score_of(best)}"]
-
-    def best(self, rows: Sequence[Row], started: float) -> dict[str, Any]:
-        """The best score and the context that reached it. The seconds are the trainings' own, those of an earlier
-        command too."""
-        seconds = {"seconds": round(sum(row.get("seconds") or 0.0 for row in rows), 1)}
+    def best(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The best score and the context that reached it."""
         scored = _scored(rows)
         if not scored:
-            return seconds
+            return {}
         best = max(scored, key=_score)
-        found = {"best_context": best["context"], "score": _score(best), "contexts_scored": len(scored)}
-        return {**found, **seconds}
+        return {"best_context": best["context"], "score": _score(best), "contexts_scored": len(scored)}
 
 
 def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
@@ -80,8 +72,8 @@ def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Pat
 
     Raises UserError for rows of another recipe.
     """
-    measure = next((key for key in ("micro_f1", "accuracy") if any(row.get(key) is not None for row in rows)), None)
-    if measure is None or not any(row.get("context") for row in rows):
+    measure = next((key for key in ("micro_f1", "accuracy") if values_of(rows, key)), None)
+    if measure is None or not values_of(rows, "context"):
         raise UserError("these rows have no score by context: they are not of recipe=long-document.")
     drawn: list[Row] = [{**row, "series": f"flashtrain, {row.get('model', 'BERT')}"} for row in rows]
     drawn += [

@@ -58,7 +58,7 @@ class ContextBenchmark(Benchmark):
     drawings = (("efficiency.png", efficiency_figure),)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
-        self.degrees, self.left_out = degrees_of(settings, hardware)
+        self.degrees = degrees_of(settings, hardware)
         super().__init__(settings, hardware)
 
     def make_cases(self) -> list[ContextCase]:
@@ -69,9 +69,6 @@ class ContextBenchmark(Benchmark):
 
     def turns(self, case: Any, run: Run, **common: Any) -> Any:
         raise NotImplementedError("the ranks take turns")
-
-    def line(self) -> str:
-        return "\n".join(filter(None, [super().line(), self.left_out]))
 
     def plan_line(self, case: ContextCase) -> str:
         refused = [f"; without {one.title} ({reason})" for one in self.baselines if (reason := one.refuses(case))]
@@ -132,22 +129,11 @@ class ContextBenchmark(Benchmark):
         return {"best_efficiency": max(found)} if found else {}
 
 
-def degrees_of(settings: Settings, hardware: Hardware) -> tuple[list[int], str]:
-    """Devices that share a sequence, and a line about degrees that this machine is too small for ("" without any).
-
-    Raises UserError where it is too small for all of them. torchrun's ranks all share one.
-    """
-    wanted = sorted(set(settings.benchmark.degrees or [2, 4, 8]))
-    if started_by_torchrun():
-        size = int(os.environ["WORLD_SIZE"])
-        degrees, have = [size], f"torchrun started {size} ranks"
-    elif hardware.kind == "cuda":
-        degrees = [degree for degree in wanted if degree <= hardware.count]
-        have = f"this machine has {hardware.count} GPUs"
-    else:
-        most = max(hardware.count, FEWEST_RANKS_ON_A_CPU)
-        degrees, have = [degree for degree in wanted if degree <= most], f"on a CPU there may be {most} ranks"
-    if not degrees:
-        raise UserError(f"benchmark.degrees={wanted}: {have}. Expected a degree of 2 or more that they can hold.")
-    others = ", ".join(str(degree) for degree in wanted if degree not in degrees)
-    return degrees, f"degrees {others} are left out: {have}" if others and settings.benchmark.degrees else ""
+def degrees_of(settings: Settings, hardware: Hardware) -> list[int]:
+    """Devices that share a sequence, ascending; torchrun's ranks all share one. UserError: more than there are."""
+    most = hardware.count if hardware.kind == "cuda" else max(hardware.count, FEWEST_RANKS_ON_A_CPU)
+    possible = [int(os.environ["WORLD_SIZE"])] if started_by_torchrun() else list(range(2, most + 1))
+    degrees = sorted(set(settings.benchmark.degrees or [])) or [one for one in possible if one in (2, 4, 8)] or possible
+    if not degrees or not set(degrees) <= set(possible):
+        raise UserError(f"benchmark.degrees={degrees}: expected numbers among {possible} on these devices.")
+    return degrees

@@ -6,7 +6,6 @@ tokens.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, FINISHED, LAST, read_summary
 from flashtrain.report.figures import line_figure
-from flashtrain.report.rows import Row
+from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import Table, make_table
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.prepare import make_data
@@ -46,7 +45,7 @@ def lengths_table(rows: Sequence[Row]) -> Table:
     lengths = [row for row in rows if row["part"] == LENGTHS]
     first = next((row for row in lengths if row.get("scored_tokens")), None)
     scored = "" if first is None else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
-    columns = [key for key in COLUMNS if any(row.get(key) is not None for row in lengths)]
+    columns = [key for key in COLUMNS if values_of(lengths, key)]
     if meets_the_paper(lengths):
         scored += f"; paper: {PAPER}"
     else:
@@ -142,15 +141,13 @@ class LengthsStudy(ContextStudy):
         lengths_table(rows).print()
         return [lengths_figure(rows, folder / "lengths.png"), positions_figure(rows, folder / "positions.png")]
 
-    def best(self, rows: Sequence[Row], started: float) -> dict[str, Any]:
+    def best(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The lowest perplexity and the context that reached it."""
-        seconds = {"seconds": round(time.time() - started, 1)}
         scored = [row for row in rows if row["part"] == LENGTHS and row.get("perplexity") is not None]
         if not scored:
-            return seconds
+            return {}
         best = min(scored, key=lambda row: row["perplexity"])
-        found = {"best_context": best["context"], "perplexity": best["perplexity"], "lengths_scored": len(scored)}
-        return {**found, **seconds}
+        return {"best_context": best["context"], "perplexity": best["perplexity"], "lengths_scored": len(scored)}
 
     def _windows(self) -> Windows:
         data = make_data(replace(self.settings, context=min(self.contexts)), self.hardware)

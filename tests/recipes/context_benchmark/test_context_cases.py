@@ -66,20 +66,14 @@ def test_a_mistaken_word_is_refused_before_anything_is_started(setting: str, giv
         BenchmarkSettings(name="context", **{setting: given}).check()
 
 
-def test_degrees_that_the_machine_cannot_hold_are_left_out_with_a_line(monkeypatch) -> None:
-    with pytest.raises(UserError, match=r"benchmark\.degrees"):
-        degrees_of(asked("benchmark.degrees=[512]"), CPU)
-    degrees, line = degrees_of(asked("benchmark.degrees=[512,2]"), CPU)
-    assert degrees == [2]
-    assert line.startswith("degrees 512 are left out: on a CPU there may be")
+def test_degrees_are_those_that_the_devices_or_torchruns_ranks_can_hold(monkeypatch) -> None:
+    assert degrees_of(asked("benchmark.degrees=[4,2]"), CPU) == [2, 4]
+    with pytest.raises(UserError, match=r"benchmark\.degrees=\[2, 512\]"):
+        degrees_of(asked("benchmark.degrees=[512,2]"), CPU)
     assert not started_by_torchrun()
-    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "8"), ("RANK", "3")):
+    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "6"), ("RANK", "3")):
         monkeypatch.setenv(name, value)
-    assert degrees_of(asked("benchmark.degrees=[2,8]"), CPU) == (
-        [8],
-        "degrees 2 are left out: torchrun started 8 ranks",
-    )
-    assert degrees_of(asked(), CPU) == ([8], "")
+    assert degrees_of(asked("benchmark.degrees=null"), CPU) == [6]
 
 
 def test_cases_are_every_degree_shape_mask_and_length_the_shorter_lengths_first() -> None:

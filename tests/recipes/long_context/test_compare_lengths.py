@@ -31,12 +31,10 @@ def interval(losses, units, resamples=4000):
 
 
 def test_the_value_is_the_mean_over_all_tokens_whatever_the_documents() -> None:
-    assert interval([[1.0, 2.0], [3.0, 4.0], [8.0, 9.0]], [7, 7, 9]).value == 4.5
-
-
-def test_windows_are_summed_by_their_document() -> None:
     sums, counts = per_unit(np.array([[1.0, 2.0], [3.0, 4.0], [8.0, 9.0]]), np.array([9, 7, 9]))
     assert (sums.tolist(), counts.tolist()) == ([7.0, 20.0], [2, 4])
+    assert interval([[1.0, 2.0], [3.0, 4.0], [8.0, 9.0]], [7, 7, 9]).value == 4.5
+    assert tuple(interval([[1.0, 3.0]], [0])) == (2.0, None, None)  # one unit has no interval
 
 
 def test_the_interval_is_that_of_the_normal_theory_where_there_are_many_documents() -> None:
@@ -54,10 +52,6 @@ def test_windows_of_one_document_do_not_make_the_interval_narrower() -> None:
     assert (repeated.low, repeated.high) == pytest.approx((alone.low, alone.high))
     as_windows = interval(np.repeat(documents, 20, axis=0), np.arange(200))
     assert as_windows.high - as_windows.low < 0.5 * (alone.high - alone.low)
-
-
-def test_a_single_unit_has_no_interval() -> None:
-    assert tuple(interval([[1.0, 3.0]], [0])) == (2.0, None, None)
 
 
 NOISE = np.random.RandomState(0).normal(0, 0.5, size=(12, 8)).astype("float32")

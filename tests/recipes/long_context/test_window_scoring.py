@@ -22,38 +22,23 @@ def corpus(lengths):
     return cache, Spans(ends - lengths, ends)
 
 
-def begins(windows) -> list[int]:
-    return windows.tokens[:, 0].tolist()
+@pytest.mark.parametrize(
+    ("lengths", "most", "begins", "unit", "units"),
+    [
+        # 2, 0, 3 and 2 windows of 10 with their label; documents take turns
+        ([25, 5, 40, 21], 100, [0, 30, 70, 10, 40, 80, 50], "documents", [0, 2, 3, 0, 2, 3, 2]),
+        ([25, 5, 40, 21], 3, [0, 30, 70], "documents", [0, 2, 3]),  # few windows are of many documents
+        ([35, 4], 100, [0, 10, 20], "windows", [0, 1, 2]),  # those of a single document are units themselves
+        ([8, 9, 10], 100, [0, 10], "windows", [0, 1]),  # short documents are laid end to end
+    ],
+)
+def test_windows_lie_within_documents_where_they_fit(lengths, most, begins, unit, units) -> None:
+    windows = held_out_windows(*corpus(lengths), window=10, most=most)
+    assert (windows.unit, windows.units.tolist()) == (unit, units)
+    assert torch.equal(windows.tokens, torch.tensor(begins)[:, None] + torch.arange(11))
 
 
-def test_windows_lie_within_documents_and_documents_take_turns(tmp_path) -> None:
-    cache, held_out = corpus([25, 5, 40, 21])  # 2, 0, 3 and 2 windows of 10 with their label
-    windows = held_out_windows(cache, held_out, window=10, most=100)
-    assert begins(windows) == [0, 30, 70, 10, 40, 80, 50]
-    assert windows.units.tolist() == [0, 2, 3, 0, 2, 3, 2]
-    assert (windows.unit, windows.count) == ("documents", 3)
-    assert torch.equal(windows.tokens, torch.tensor(begins(windows))[:, None] + torch.arange(11))
-
-
-def test_few_windows_are_of_many_documents(tmp_path) -> None:
-    cache, held_out = corpus([25, 5, 40, 21])
-    assert begins(held_out_windows(cache, held_out, window=10, most=3)) == [0, 30, 70]
-
-
-def test_the_windows_of_a_single_document_are_units_themselves(tmp_path) -> None:
-    cache, held_out = corpus([35, 4])
-    windows = held_out_windows(cache, held_out, window=10, most=100)
-    assert (windows.unit, windows.units.tolist()) == ("windows", [0, 1, 2])
-
-
-def test_short_documents_are_laid_end_to_end(tmp_path) -> None:
-    cache, held_out = corpus([8, 9, 10])
-    windows = held_out_windows(cache, held_out, window=10, most=100)
-    assert (windows.unit, begins(windows)) == ("windows", [0, 10])
-    assert windows.tokens[1].tolist() == list(range(10, 21))
-
-
-def test_held_out_text_shorter_than_a_window_is_refused(tmp_path) -> None:
+def test_held_out_text_shorter_than_a_window_is_refused() -> None:
     cache, held_out = corpus([8])
     with pytest.raises(UserError, match="8 tokens are fewer than the 11"):
         held_out_windows(cache, held_out, window=10, most=100)
@@ -132,13 +117,3 @@ def test_dropout_is_off() -> None:
     windows = torch.randint(0, 50, (2, 17))
     first, second = (score_windows(model.train(), windows, context=16, scored=4) for _ in range(2))
     assert torch.equal(first, second)
-
-
-def test_autocast_stays_near_the_exact_losses() -> None:
-    torch.manual_seed(0)
-    model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=16), attention="sdpa")
-    windows = torch.randint(0, 50, (2, 17))
-    exact = score_windows(model, windows, context=16, scored=4)
-    half = score_windows(model, windows, context=16, scored=4, autocast=torch.bfloat16)
-    torch.testing.assert_close(half, exact, atol=0.03, rtol=0)
-    assert half.dtype == torch.float32
