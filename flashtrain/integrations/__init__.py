@@ -10,11 +10,11 @@ its layers, huggingface_numbers.py counts);
 sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
 
 decoder_weights.py reads and writes our decoders as transformers stores them (load_decoder, save_decoder), in the
-layouts of GPT-2, Llama and Starcoder2 that decoder_layouts.py has; huggingface_bert.py BERT (load_bert, save_bert,
-differences_from_bert) and huggingface_bert_classifiers.py classifiers on it (save_bert_classifier); own_weights.py
-writes any flashtrain model with its configuration and reads it back (save_weights, load_weights; exported_by_flashtrain
-tells such a folder from transformers'); weight_files.py has the safetensors of them all; huggingface_tokenizers.py
-writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
+layouts of GPT-2, Llama and Starcoder2 that decoder_layouts.py has; huggingface_bert.py BERT (load_bert, save_bert) and
+huggingface_bert_classifiers.py classifiers on it (save_bert_classifier); own_weights.py writes any flashtrain model
+with its configuration and reads it back (save_weights, load_weights; exported_by_flashtrain tells such a folder from
+transformers'); weight_files.py has the safetensors of them all; huggingface_tokenizers.py writes a tokenizer beside
+them that AutoTokenizer reads (save_tokenizer).
 The names below are imported when first used.
 """
 
@@ -29,13 +29,8 @@ if TYPE_CHECKING:
     from flashtrain.integrations.decoder_weights import save_decoder as save_decoder
     from flashtrain.integrations.huggingface_attention import document_lengths as document_lengths
     from flashtrain.integrations.huggingface_attention import register_with_transformers as register_with_transformers
-    from flashtrain.integrations.huggingface_bert import differences_from_bert as differences_from_bert
     from flashtrain.integrations.huggingface_bert import load_bert as load_bert
     from flashtrain.integrations.huggingface_bert import save_bert as save_bert
-    from flashtrain.integrations.huggingface_bert_classifiers import architecture_of as architecture_of
-    from flashtrain.integrations.huggingface_bert_classifiers import (
-        differences_from_bert_classifier as differences_from_bert_classifier,
-    )
     from flashtrain.integrations.huggingface_bert_classifiers import save_bert_classifier as save_bert_classifier
     from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
@@ -50,9 +45,6 @@ _HOMES = {
     "save_decoder": "decoder_weights",
     "document_lengths": "huggingface_attention",
     "register_with_transformers": "huggingface_attention",
-    "architecture_of": "huggingface_bert_classifiers",
-    "differences_from_bert": "huggingface_bert",
-    "differences_from_bert_classifier": "huggingface_bert_classifiers",
     "load_bert": "huggingface_bert",
     "save_bert": "huggingface_bert",
     "save_bert_classifier": "huggingface_bert_classifiers",

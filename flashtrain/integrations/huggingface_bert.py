@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.own_weights import save_weights
 from flashtrain.integrations.weight_files import (
     Part,
     check_architecture,
@@ -81,15 +82,22 @@ def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
     return config, converted(tensors, make, partial(_their_parts, config=config), folder_or_file)
 
 
-def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> Path:
-    """Writes a BERT for transformers: folder/model.safetensors and folder/config.json; returns the folder.
+def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
+    """Write a BERT as safetensors: for transformers as BertForPreTraining, BertForMaskedLM or BertModel, by the heads
+    that it has; else (the modern family) in our own layout. Returns which, in words.
 
-    As BertForPreTraining, BertForMaskedLM or BertModel, by the heads that it has. pad_token: that id, for config.json.
-    UserError: a model that transformers' BERT cannot hold (the modern family). OSError: an unwritable folder.
+    pad_token: that id, for config.json. OSError: an unwritable folder.
     """
-    architecture = _architecture(model.config)
-    tensors = bert_tensors(model.state_dict(), model.config, prefix="" if architecture == "BertModel" else PREFIX)
-    return write_folder(folder, bert_content(model.config, architecture, pad_token, model.token_table.dtype), tensors)
+    config = model.config
+    kinds = {(True, True, True): "BertForPreTraining", (True, False, False): "BertForMaskedLM"}
+    kinds |= {(False, pooler, False): "BertModel" for pooler in (True, False)}
+    architecture = kinds.get((config.masked_head, config.pooler, config.next_sentence))
+    if architecture is None or differences_from_bert(config):
+        save_weights(model, folder)
+        return "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+    tensors = bert_tensors(model.state_dict(), config, prefix="" if architecture == "BertModel" else PREFIX)
+    write_folder(folder, bert_content(config, architecture, pad_token, model.token_table.dtype), tensors)
+    return f"Hugging Face's BERT layout: transformers.{architecture}.from_pretrained reads it"
 
 
 def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str) -> dict[str, Tensor]:
@@ -126,31 +134,15 @@ def bert_content(config: BertConfig, architecture: str, pad_token: int, dtype: t
 
 
 def differences_from_bert(config: BertConfig) -> list[str]:
-    """What of a model transformers' BERT cannot hold, in words; empty when save_bert can write it."""
+    """What of an encoder transformers' BERT cannot hold, in words."""
     differences = {
         f"norm_place={config.norm_place}": config.norm_place != "post",
         f"positions={config.positions}": config.positions != "learned",
         f"activation={config.activation}": config.activation not in ACTIVATIONS.values(),
         "no segments": config.segments == 0,
         "no biases": not config.bias,
-        "a next-sentence head and no masked head": config.next_sentence and not config.masked_head,
-        "a masked head and a pooler without next-sentence head": config.masked_head
-        and config.pooler
-        and not config.next_sentence,
     }
     return [name for name, differs in differences.items() if differs]
-
-
-def _architecture(config: BertConfig) -> str:
-    differences = differences_from_bert(config)
-    if differences:
-        raise UserError(
-            f"a model with {', '.join(differences)} is not one transformers' BERT can hold. Possible: the family bert, "
-            "with the heads of BertForPreTraining, BertForMaskedLM or BertModel."
-        )
-    if not config.masked_head:
-        return "BertModel"
-    return "BertForPreTraining" if config.next_sentence else "BertForMaskedLM"
 
 
 def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

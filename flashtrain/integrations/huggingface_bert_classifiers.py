@@ -17,39 +17,26 @@ from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifi
 
 def save_bert_classifier(
     model: SequenceClassifier | TokenClassifier, folder: str | Path, label_names: Sequence[str], *, pad_token: int = 0
-) -> Path:
-    """Writes folder/model.safetensors and folder/config.json for transformers; returns the folder.
+) -> str:
+    """Writes folder/model.safetensors and folder/config.json for transformers; returns the class that reads them.
 
-    As BertForSequenceClassification (several labels at once as its multi_label_classification) or
+    That is BertForSequenceClassification (several labels at once as its multi_label_classification) or
     BertForTokenClassification. label_names: of the outputs, in their order. pad_token: that id, for config.json.
-    UserError: a model that transformers' cannot hold (see differences_from_bert_classifier), other than one name for
-    each output. OSError: an unwritable folder.
+    UserError: a model that transformers' cannot hold. OSError: an unwritable folder.
     """
-    differences = differences_from_bert_classifier(model)
+    config, pooling = model.encoder.config, getattr(model, "pooling", "first")
+    differences = [*differences_from_bert(config), *([f"pooling={pooling}"] if pooling != "first" else [])]
     if differences:
         raise UserError(
-            f"a classifier with {', '.join(differences)} is not one transformers' BERT can hold. Possible: the family "
+            f"a classifier with {', '.join(differences)} is not one transformers' BERT can hold: expected the family "
             "bert with pooling first, or with a label for each word."
         )
-    outputs = model.classifier.out_features
-    if len(label_names) != outputs:
-        raise UserError(f"{len(label_names)} names for {outputs} labels. Possible: one name for each.")
-    config = model.encoder.config
-    content = bert_content(config, architecture_of(model), pad_token, model.classifier.weight.dtype)
+    name = "BertForTokenClassification" if isinstance(model, TokenClassifier) else "BertForSequenceClassification"
+    content = bert_content(config, name, pad_token, model.classifier.weight.dtype)
     content["id2label"] = {str(number): name for number, name in enumerate(label_names)}
     content["label2id"] = {name: number for number, name in enumerate(label_names)}
     content["classifier_dropout"] = model.dropout.p
     if isinstance(model, SequenceClassifier):
         content["problem_type"] = "multi_label_classification" if model.multi_label else "single_label_classification"
-    return write_folder(folder, content, bert_tensors(model.state_dict(), config, prefix=PREFIX))
-
-
-def architecture_of(model: SequenceClassifier | TokenClassifier) -> str:
-    """The class of transformers that such a model is."""
-    return "BertForTokenClassification" if isinstance(model, TokenClassifier) else "BertForSequenceClassification"
-
-
-def differences_from_bert_classifier(model: SequenceClassifier | TokenClassifier) -> list[str]:
-    """What of a model transformers' classifiers cannot hold, in words; empty when save_bert_classifier can write it."""
-    pooling = getattr(model, "pooling", "first")
-    return [*differences_from_bert(model.encoder.config), *([f"pooling={pooling}"] if pooling != "first" else [])]
+    write_folder(folder, content, bert_tensors(model.state_dict(), config, prefix=PREFIX))
+    return name

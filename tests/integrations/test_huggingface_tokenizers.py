@@ -94,7 +94,7 @@ def test_a_bert_export_puts_its_four_tokens_around_a_text(tokenizer, segments, t
     sizes = {"vocab_size": special.vocab_size, "vocab_rows": special.vocab_size, "context": 32}
     config = BertConfig(**sizes, layers=1, heads=1, embed=8, ffn=8, segments=segments)
     model = Bert(config, "sdpa")
-    save_bert(model, tmp_path, pad_token=special.pad) if segments else save_weights(model, tmp_path)
+    save_bert(model, tmp_path, pad_token=special.pad)
     save_tokenizer(tokenizer, tmp_path, special=special, segments=segments > 0)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert len(theirs) == config.vocab_size

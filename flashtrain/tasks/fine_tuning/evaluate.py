@@ -11,7 +11,7 @@ from flashtrain.data.tokenizers import Tokenizer, load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, new_folder, read_settings
-from flashtrain.integrations import architecture_of, differences_from_bert_classifier, save_bert_classifier
+from flashtrain.integrations import save_bert_classifier
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.prepare import (
@@ -100,14 +100,11 @@ def _export(tuned: Tuned) -> dict[str, Any]:
         special = SpecialTokens.past(tuned.model.encoder.config.vocab_size - SPECIAL_COUNT)
     else:
         special = special_tokens(tuned.tokenizer)
-    if differences_from_bert_classifier(tuned.model):  # before a folder is made
-        save_bert_classifier(tuned.model, tuned.folder, tuned.label_names)
     with new_folder(tuned.folder, "export") as folder:
-        save_bert_classifier(tuned.model, folder, tuned.label_names, pad_token=special.pad)
+        name = save_bert_classifier(tuned.model, folder, tuned.label_names, pad_token=special.pad)
         if tuned.tokenizer is None:
             tokenizer = "it has no tokenizer: its documents were made up"
         else:
             tokenizer = save_encoder_tokenizer(tuned.tokenizer, folder, tuned.model.encoder.config)
-    name = architecture_of(tuned.model)
     say(f"exported step {tuned.step} to {folder} (transformers.{name}.from_pretrained reads it; {tokenizer})")
     return {"folder": folder}

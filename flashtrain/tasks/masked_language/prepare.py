@@ -12,7 +12,7 @@ from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder
-from flashtrain.integrations import differences_from_bert, save_bert, save_weights
+from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
@@ -206,13 +206,7 @@ def _export(saved: SavedBert) -> dict[str, Any]:
     model = Bert(saved.config, "sdpa")
     model.load_state_dict(saved.state)
     with new_folder(saved.folder, "export") as folder:
-        if not differences_from_bert(saved.config):
-            save_bert(model, folder, pad_token=saved.special.pad)
-            which = "BertForPreTraining" if saved.config.next_sentence else "BertForMaskedLM"
-            how = f"Hugging Face's BERT layout: transformers.{which}.from_pretrained reads it"
-        else:
-            save_weights(model, folder)
-            how = "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+        how = save_bert(model, folder, pad_token=saved.special.pad)
         tokenizer = save_encoder_tokenizer(saved.needed_tokenizer(), folder, saved.config)
     say(f"exported step {saved.step} to {folder} ({how}; {tokenizer})")
     return {"folder": folder}
