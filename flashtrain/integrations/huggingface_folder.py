@@ -53,8 +53,7 @@ def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
     """The tokenizer beside a model. begin_of_text: see huggingface_tokenizer. UserError: none is there."""
     if path is None:
         raise UserError("data.tokenizer=huggingface is the one in the folder of model.path=..., which is not given.")
-    folder = folder_of(path)
-    return huggingface_tokenizer(folder if folder.is_dir() else folder.parent, begin_of_text=begin_of_text)
+    return huggingface_tokenizer(folder_of(path), begin_of_text=begin_of_text)
 
 
 def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:

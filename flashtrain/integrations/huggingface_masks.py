@@ -7,7 +7,7 @@ of layer; it gives the layers None (all or plainly causal), or an AttentionMask.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,18 +23,8 @@ from flashtrain_kernels.masks import Mask
 MaskFunction = Callable[..., Any]
 
 
-class NoTensor(UserError, AttributeError):
-    """A model computes with a mask of ours as with the tensor that other implementations give it."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"the model computes with its attention mask ({what}), which is no tensor here: it needs "
-            "attn_implementation='sdpa' or 'eager'."
-        )
-
-
 class AttentionMask(NamedTuple):
-    """What a layer needs of the mask, in place of a 4-D tensor. Any other use as of a tensor is a NoTensor (UserError).
+    """What a layer needs of the mask, in place of a 4-D tensor. A model that computes with it fails: it is no tensor.
 
     batch, seqlen_q, seqlen_k: what it was made for. causal, window_size: as flash_attn_func takes them.
     mask: intervals of keys. bias: (B, 1, Sq, Sk), -inf for pairs that do not see each other: only for masks that
@@ -61,28 +51,6 @@ class AttentionMask(NamedTuple):
 
     def contiguous(self) -> AttentionMask:
         return self
-
-    def __getattr__(self, name: str) -> NoReturn:  # .to, .dtype, .size, ...
-        if name.startswith("__"):  # Python's own questions, such as copy's
-            raise AttributeError(name)
-        raise NoTensor(f".{name}")
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, int | slice):
-            return tuple.__getitem__(self, index)
-        raise NoTensor("a part of it")
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise NoTensor(getattr(function, "__name__", "an operator"))
-
-
-def _no_operator(*_: Any) -> NoReturn:
-    raise NoTensor("an operator")
-
-
-for _operator in ("add", "radd", "sub", "rsub", "mul", "rmul", "invert"):
-    setattr(AttentionMask, f"__{_operator}__", _no_operator)
 
 
 @torch.compiler.disable  # it looks into functions, and at padding

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError, first_line, one_of, unknown
@@ -111,19 +110,12 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
 
 
 def _check_adapters(model: HuggingFaceDecoder) -> None:
-    """UserError for an adapter of a matrix that another layer has too, or of a router, which gives several tensors."""
+    """UserError for an adapter of a matrix that another layer has too."""
     names: dict[int, list[str]] = {}
     for name, weight in model.module.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name.removesuffix(".weight").removesuffix(".base_layer"))
-    for name, layer in model.adapters:
-        base = layer.get_base_layer()
-        if isinstance(base, nn.Linear) and type(base).forward is not nn.Linear.forward:
-            others = sorted({one.rpartition(".")[2] for one, _ in model.adapters} - {name.rpartition(".")[2]})
-            raise UserError(
-                f"model.adapter_targets: {name} is a {type(base).__name__}, which gives more than the one tensor that "
-                f"peft's adapters add to: name other layers, such as [{','.join(others)}]."
-            )
-        for weight in base.parameters():
+    for _, layer in model.adapters:
+        for weight in layer.get_base_layer().parameters():
             if len(names[id(weight)]) > 1:
                 raise UserError(
                     f"model.adapter_targets: {' and '.join(names[id(weight)])} are one matrix (tie_word_embeddings), "

@@ -155,8 +155,8 @@ def converted(
     """The state dict of the model that `make` builds, from transformers' tensors.
 
     parts_of: of one of ours, of so many rows, the tensors that it is made of, one below the other. Rows of ours beyond
-    them are zero: those of an embedding table that stand for no token. UserError naming a tensor that is missing, too
-    many, or of another shape than config.json says.
+    them are zero: those of an embedding table that stand for no token. UserError naming a tensor that is missing
+    (None), one too many, or of another shape than config.json says.
     """
     with torch.device("meta"):  # none of it takes memory
         ours = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
@@ -172,15 +172,9 @@ def converted(
 
 
 def _check_shapes(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: str | Path) -> None:
-    missing, surplus = [name for name in expected if name not in found], sorted(found.keys() - expected.keys())
-    shaped = [name for name in expected if name in found and tuple(found[name].shape) != expected[name]]
-    if missing:
-        reason = f"has no tensor '{missing[0]}', which its {CONFIG} calls for"
-    elif shaped:
-        shape = tuple(found[shaped[0]].shape)
-        reason = f"has '{shaped[0]}' of shape {shape} where its {CONFIG} calls for {expected[shaped[0]]}"
-    elif surplus:
-        reason = f"has {len(surplus)} tensors that its {CONFIG} does not call for: '{surplus[0]}', ..."
-    else:
-        return
-    raise UserError(f"{where} {reason}.")
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    for name in [*expected, *sorted(shapes)]:
+        if shapes.get(name) != expected.get(name):
+            raise UserError(
+                f"{where}: '{name}' has the shape {shapes.get(name)} where {CONFIG} calls for {expected.get(name)}."
+            )

@@ -137,7 +137,7 @@ def test_what_no_layout_of_transformers_holds_is_written_in_our_own(tmp_path) ->
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"head_dim": 16}, "head_dim=16"),
         ({"mlp_bias": True}, "attention_bias and mlp_bias"),
-        ({"num_hidden_layers": 5}, "has no tensor 'layers.4.input_layernorm.weight'"),
+        ({"num_hidden_layers": 5}, "'layers.4.input_layernorm.weight' has the shape None"),
     ],
 )
 def test_a_llama_that_does_not_fit_is_refused(tmp_path, changes, message) -> None:
@@ -241,9 +241,9 @@ def test_a_file_that_is_cut_off_or_no_safetensors_is_named(folder):
         ({"activation_function": "relu"}, "activation_function=relu"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06"),
-        ({"n_positions": 32}, r"'wpe.weight' of shape \(16, 24\)"),
-        ({"n_layer": 3}, "has no tensor 'h.2.ln_1.weight'"),
-        ({"n_layer": 1}, "has 12 tensors .* 'h.1"),
+        ({"n_positions": 32}, r"'wpe.weight' has the shape \(16, 24\)"),
+        ({"n_layer": 3}, "'h.2.ln_1.weight' has the shape None"),
+        ({"n_layer": 1}, "'h.1.* calls for None"),
         ({"format": "flashtrain"}, "load_weights reads it"),
     ],
 )
