@@ -12,9 +12,8 @@ sdpa_routing.py sends torch's scaled_dot_product_attention calls through our ker
 decoder_weights.py reads and writes our decoders as transformers stores them (load_decoder, save_decoder), in the
 layouts of GPT-2, Llama and Starcoder2 that decoder_layouts.py has; huggingface_bert.py BERT (load_bert, save_bert) and
 huggingface_bert_classifiers.py classifiers on it (save_bert_classifier); own_weights.py writes any flashtrain model
-with its configuration and reads it back (save_weights, load_weights; exported_by_flashtrain tells such a folder from
-transformers'); weight_files.py has the safetensors of them all; huggingface_tokenizers.py writes a tokenizer beside
-them that AutoTokenizer reads (save_tokenizer).
+with its configuration (save_weights), which they read too; weight_files.py has the safetensors of them all;
+huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
 The names below are imported when first used.
 """
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
-    from flashtrain.integrations.own_weights import exported_by_flashtrain as exported_by_flashtrain
-    from flashtrain.integrations.own_weights import load_weights as load_weights
     from flashtrain.integrations.own_weights import save_weights as save_weights
     from flashtrain.integrations.sdpa_routing import route_sdpa as route_sdpa
 
@@ -52,8 +49,6 @@ _HOMES = {
     "transformers_decoder": "huggingface_model",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",
-    "exported_by_flashtrain": "own_weights",
-    "load_weights": "own_weights",
     "save_weights": "own_weights",
 }
 __all__ = [*_HOMES]

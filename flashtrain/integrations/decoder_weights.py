@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.decoder_layouts import LAYOUTS, Layout
-from flashtrain.integrations.own_weights import save_weights
+from flashtrain.integrations.own_weights import own_config, save_weights
 from flashtrain.integrations.weight_files import (
     CONFIG,
     SHARD_BYTES,
@@ -42,8 +42,7 @@ def save_decoder(
     config = model.config
     kind = next((name for name, layout in LAYOUTS.items() if layout.holds(config)), None)
     if kind is None:
-        save_weights(model, folder)
-        return "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+        return save_weights(model, folder)
     layout, tensors = LAYOUTS[kind], {}
     for name, tensor in model.state_dict().items():
         parts = layout.parts(name, len(tensor), config)
@@ -58,14 +57,18 @@ def save_decoder(
 
 
 def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
-    """Configuration and state dict for GPT2 from a transformers folder, or a safetensors file with config.json beside.
+    """Configuration and state dict for GPT2 from a folder of transformers' or of save_weights, or a safetensors file
+    with config.json beside.
 
-    vocab_rows: rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64; GPT-2's
+    vocab_rows: of transformers' weights, rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64; GPT-2's
     50,257 become 50,304). Tensors are on the CPU in the file's dtype. config.dropout is 0 whatever the file says: how
     to go on training is the trainer's choice.
     UserError: nothing there, another architecture, a computation GPT2 does not have, tensors that do not fit.
     """
     content, tensors = read_folder(folder_or_file)
+    own = own_config(content, "gpt2", folder_or_file)
+    if own is not None:
+        return own, tensors
     layout = LAYOUTS.get(content.get("model_type", ""), LAYOUTS["gpt2"])
     config = _our_config(layout, content, vocab_rows, folder_or_file)
     bare = {}

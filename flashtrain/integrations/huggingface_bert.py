@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.own_weights import save_weights
+from flashtrain.integrations.own_weights import own_config, save_weights
 from flashtrain.integrations.weight_files import (
     Part,
     check_architecture,
@@ -68,7 +68,8 @@ COMPUTATION: dict[str, tuple[Any, ...]] = {
 
 
 def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Configuration and state dict for Bert from a transformers folder, or a safetensors file with config.json beside.
+    """Configuration and state dict for Bert from a folder of transformers' or of save_weights, or a safetensors file
+    with config.json beside.
 
     vocab_rows: rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64). The
     config has the heads that the file has. Tensors are on the CPU in the file's dtype. config.dropout is 0 whatever the
@@ -76,6 +77,9 @@ def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
     UserError: nothing there, another architecture, a computation Bert does not have, tensors that do not fit.
     """
     content, tensors = read_folder(folder_or_file)
+    own = own_config(content, "bert", folder_or_file)
+    if own is not None:
+        return own, tensors
     tensors = _bare(tensors)
     config = _our_config(content, tensors, vocab_rows, folder_or_file)
     make, tensors = partial(Bert, config, attention="sdpa"), _without_tied(tensors, folder_or_file)
@@ -93,8 +97,7 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
     kinds |= {(False, pooler, False): "BertModel" for pooler in (True, False)}
     architecture = kinds.get((config.masked_head, config.pooler, config.next_sentence))
     if architecture is None or differences_from_bert(config):
-        save_weights(model, folder)
-        return "flashtrain's own layout: flashtrain.integrations.load_weights reads it"
+        return save_weights(model, folder)
     tensors = bert_tensors(model.state_dict(), config, prefix="" if architecture == "BertModel" else PREFIX)
     write_folder(folder, bert_content(config, architecture, pad_token, model.token_table.dtype), tensors)
     return f"Hugging Face's BERT layout: transformers.{architecture}.from_pretrained reads it"

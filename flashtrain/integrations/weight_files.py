@@ -130,8 +130,6 @@ def check_architecture(
 
     kinds: the model_types that are read. computation: what the file may say of each entry, absent meaning the first.
     """
-    if content.get("format") == "flashtrain":
-        raise UserError(f"{where} was exported by flashtrain, not by transformers: load_weights reads it.")
     given = content.get("model_type", "no model_type")
     if given not in kinds:
         raise UserError(f"{where} holds another architecture: model_type {given}: expected {', '.join(kinds)}.")

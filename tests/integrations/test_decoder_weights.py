@@ -244,7 +244,6 @@ def test_a_file_that_is_cut_off_or_no_safetensors_is_named(folder):
         ({"n_positions": 32}, r"'wpe.weight' has the shape \(16, 24\)"),
         ({"n_layer": 3}, "'h.2.ln_1.weight' has the shape None"),
         ({"n_layer": 1}, "'h.1.* calls for None"),
-        ({"format": "flashtrain"}, "load_weights reads it"),
     ],
 )
 def test_a_gpt2_that_does_not_fit_is_refused(folder, changes, message):

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from flashtrain.errors import UserError
-from flashtrain.integrations import load_bert, load_weights, save_bert
+from flashtrain.integrations import load_bert, save_bert
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 
@@ -155,4 +155,4 @@ def test_a_decoder_that_is_not_tied_is_refused(folder):
 def test_a_model_that_transformers_cannot_hold_is_written_in_our_own_layout(tmp_path, family, changes):
     config = replace(BertConfig.of_size("tiny", family, vocab_size=61, context=16), **changes)
     assert "flashtrain's own layout" in save_bert(Bert(config, "sdpa"), tmp_path)
-    assert load_weights(tmp_path, "bert")[0] == config
+    assert load_bert(tmp_path)[0] == config

@@ -52,7 +52,9 @@ def hugging_face(demo, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exported(rotary, tmp_path_factory):
-    return save_weights(rotary, tmp_path_factory.mktemp("ours") / "export")
+    folder = tmp_path_factory.mktemp("ours") / "export"
+    save_weights(rotary, folder)
+    return folder
 
 
 def test_hugging_face_weights_at_a_longer_context_are_refused_with_the_setting_that_allows_it(hugging_face) -> None:

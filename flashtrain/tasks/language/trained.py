@@ -13,7 +13,7 @@ from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, load_tokenizer, without_begin
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
-from flashtrain.integrations import exported_by_flashtrain, load_decoder, load_weights
+from flashtrain.integrations import load_decoder
 from flashtrain.integrations.huggingface_folder import folder_of, read_config
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
@@ -153,8 +153,6 @@ def starting_weights(settings: Settings) -> tuple[GPT2Config, dict[str, torch.Te
     path = Path(str(settings.weights)).expanduser()
     if is_of_run(path):
         config, state = _checkpoint_weights(path)
-    elif exported_by_flashtrain(path):
-        config, state = load_weights(path)
     else:
         config, state = load_decoder(path, vocab_rows=settings.model.vocab_rows)
     return replace(config, dropout=settings.model.dropout), state

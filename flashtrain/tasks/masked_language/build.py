@@ -16,7 +16,7 @@ from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenize
 from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.errors import UserError, at_least
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
-from flashtrain.integrations import exported_by_flashtrain, load_bert, load_weights, save_tokenizer
+from flashtrain.integrations import load_bert, save_tokenizer
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.models.memory_savings import MemorySavings
@@ -94,10 +94,7 @@ def read_bert(given: str | Path) -> SavedBert:
     if path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file():
         return _of_run(str(given))
     folder = path if path.is_dir() else path.parent
-    if exported_by_flashtrain(path):
-        config, state = load_weights(path, "bert")
-    else:
-        config, state = load_bert(path)
+    config, state = load_bert(path)
     tokenizer = load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.beside(folder)
     return SavedBert(config, state, tokenizer, folder, path)
 
