@@ -60,9 +60,9 @@ def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -
     """Configuration and state dict for GPT2 from a folder of transformers' or of save_weights, or a safetensors file
     with config.json beside.
 
-    vocab_rows: of transformers' weights, rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64; GPT-2's
-    50,257 become 50,304). Tensors are on the CPU in the file's dtype. config.dropout is 0 whatever the file says: how
-    to go on training is the trainer's choice.
+    vocab_rows: of transformers' weights, rows of the embedding table, the added ones zero (None: tokens rounded up to a
+    multiple of 64; GPT-2's 50,257 become 50,304). Tensors are on the CPU in the file's dtype. config.dropout of
+    transformers' weights is 0 whatever the file says: how to go on training is the trainer's choice.
     UserError: nothing there, another architecture, a computation GPT2 does not have, tensors that do not fit.
     """
     content, tensors = read_folder(folder_or_file)
