@@ -16,7 +16,7 @@ from flashtrain.data.loader import ListedBatches, ResumableLoader, evaluation_lo
 from flashtrain.data.masked_samples import MaskedSamples
 from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.packing import Spans
-from flashtrain.data.pieces import Pieces, TokenBreaks, split_pieces
+from flashtrain.data.pieces import TokenBreaks, split_pieces
 from flashtrain.data.sources import TextSource, TokenSource
 from flashtrain.data.token_budget import rows_once
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
@@ -148,7 +148,7 @@ class MaskedTextDataModule(TextDataModule):
         held_out = self.split.validation
         return 0 if held_out is None else min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
 
-    def pieces(self, spans: Spans) -> Pieces:
+    def pieces(self, spans: Spans) -> Spans:
         """The pieces that the documents of a split are cut into."""
         if self._breaks is None:
             self._breaks = TokenBreaks.of(self.tokenizer)

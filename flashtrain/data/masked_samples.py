@@ -17,8 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from flashtrain.data.masking import MaskedBatch, mask_tokens, masked_count
-from flashtrain.data.packing import IGNORED_LABEL
-from flashtrain.data.pieces import Pieces
+from flashtrain.data.packing import IGNORED_LABEL, Spans
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 
@@ -45,7 +44,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
     def __init__(
         self,
         tokens: Any,
-        pieces: Pieces,
+        pieces: Spans,
         special: SpecialTokens,
         *,
         budget: int,
@@ -76,7 +75,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
     @property
     def tokens(self) -> int:
         """Of all pieces."""
-        return int(self.pieces.lengths.sum())
+        return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:
         """These samples as a step of one micro-batch."""

@@ -55,14 +55,18 @@ log = logging.getLogger(__name__)
 
 
 class Spans(NamedTuple):
-    """Documents, or a part of one, as ranges of the token file. Both arrays are (documents,) int64, in file order."""
+    """Documents, or parts of them, as ranges of the token file. Both arrays are (documents,) int64, in file order."""
 
     begins: np.ndarray
     ends: np.ndarray
 
     @property
+    def lengths(self) -> np.ndarray:
+        return self.ends - self.begins
+
+    @property
     def tokens(self) -> int:
-        return int((self.ends - self.begins).sum())
+        return int(self.lengths.sum())
 
 
 class Split(NamedTuple):
@@ -155,7 +159,7 @@ class PackedSamples(Dataset[Batch]):
         self.context = context
         self.document_mask = document_mask
         # Where each document ends in the stream.
-        self._ends = (spans.ends - spans.begins).cumsum()
+        self._ends = spans.lengths.cumsum()
         # Documents that are neighbours in the file are read at once: a run, of which there are few.
         first = np.concatenate([[True], spans.begins[1:] != spans.ends[:-1]])
         last = np.concatenate([first[1:], [True]])

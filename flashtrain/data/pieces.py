@@ -19,18 +19,6 @@ SENTENCE_ENDS = (".", "!", "?")
 CLOSING = "\"'\u201d\u2019\u00bb)]"  # quotes and brackets that may follow a sentence's last mark
 
 
-class Pieces(NamedTuple):
-    """Ranges of the token file, in file order; all (P,) int64. documents: the ordinal of each one's document."""
-
-    begins: np.ndarray
-    ends: np.ndarray
-    documents: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.ends - self.begins
-
-
 class TokenBreaks(NamedTuple):
     """What each token id says of where a text breaks; all (vocabulary,).
 
@@ -68,8 +56,8 @@ def split_pieces(
     unit: str,
     longest: int,
     shortest: int = 1,
-    end_of_text: int | None = None,
-) -> Pieces:
+    end_of_text: int,
+) -> Spans:
     """Cut documents into pieces of 1 to `longest` tokens; every token but the ends of text is in exactly one.
 
     tokens: the token file. spans: the documents in it. unit: "document"; "paragraph": where there is an empty line (two
@@ -78,29 +66,18 @@ def split_pieces(
     shortest: a shorter piece is joined to the next of its document (the last one to the one before), unless they are
     together too long. A heading is no sample of its own, that is to say.
     """
-    begins: list[int] = []
-    ends: list[int] = []
-    documents: list[int] = []
+    pieces: list[tuple[int, int]] = []
     for first, last in _groups(spans):
         low, high = int(spans.begins[first]), int(spans.ends[last - 1])
-        starts = None
-        if unit != "document":
-            starts = low + _starts(np.asarray(tokens[low:high]), breaks, unit)
+        starts = low + _starts(np.asarray(tokens[low:high]), breaks, unit)
         for document in range(first, last):
             begin, end = int(spans.begins[document]), int(spans.ends[document])
-            if end > begin and end_of_text is not None and tokens[end - 1 : end][0] == end_of_text:
+            if end > begin and tokens[end - 1 : end][0] == end_of_text:
                 end -= 1
-            if end <= begin:
-                continue
-            inner: list[int] = []
-            if starts is not None:
-                from_, to = np.searchsorted(starts, (begin + 1, end))
-                inner = starts[from_:to].tolist()
-            for piece_begin, piece_end in _cut(_joined([begin, *inner, end], shortest, longest), longest, shortest):
-                begins.append(piece_begin)
-                ends.append(piece_end)
-                documents.append(document)
-    return Pieces(*(np.array(x, dtype=np.int64) for x in (begins, ends, documents)))
+            if end > begin:
+                inner = starts[slice(*np.searchsorted(starts, (begin + 1, end)))].tolist()
+                pieces += _cut(_joined([begin, *inner, end], shortest, longest), longest, shortest)
+    return Spans(*np.array(pieces, dtype=np.int64).reshape(-1, 2).T)
 
 
 def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
@@ -116,8 +93,8 @@ def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
 def _starts(tokens: np.ndarray, breaks: TokenBreaks, unit: str) -> np.ndarray:
     """Where a paragraph or sentence begins in tokens (T,): sorted indices of tokens that are not blank."""
     solid = np.flatnonzero(~breaks.blank[tokens])
-    if len(solid) < 2:
-        return np.empty(0, dtype=np.int64)
+    if unit == "document":
+        return solid[:0]
     before, after = solid[:-1], solid[1:]
     # Line feeds up to each token, counting those that stand alone; then those that the two neighbours bring along.
     alone = np.concatenate(([0], np.where(breaks.blank[tokens], breaks.after[tokens], 0).cumsum()))

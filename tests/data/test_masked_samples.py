@@ -10,16 +10,15 @@ import torch
 
 from flashtrain.data.masked_samples import MaskedSamples
 from flashtrain.data.masking import score_arguments
-from flashtrain.data.pieces import Pieces
+from flashtrain.data.packing import Spans
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.models import Bert, BertConfig
 
 SPECIAL = SpecialTokens.past(50)
 LENGTHS = [4, 9, 1, 6, 12, 3, 3, 8, 5, 7]
-DOCUMENTS = [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
 TOKENS = np.random.default_rng(0).integers(0, 50, sum(LENGTHS)).astype(np.uint16)
 ENDS = np.cumsum(LENGTHS)
-PIECES = Pieces(ENDS - LENGTHS, ENDS, np.array(DOCUMENTS))
+PIECES = Spans(ENDS - LENGTHS, ENDS)
 
 
 @pytest.fixture

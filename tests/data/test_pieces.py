@@ -23,7 +23,7 @@ def cut(texts: list[str], tokenizer=BYTES, breaks=BREAKS, **options) -> tuple[li
     options = {"unit": "paragraph", "longest": 1000, "end_of_text": tokenizer.end_of_text, **options}
     pieces = split_pieces(tokens, spans, breaks, **options)
     found = [tokenizer.decode(tokens[b:e]) for b, e in zip(pieces.begins, pieces.ends, strict=True)]
-    return found, pieces.documents.tolist()
+    return found, np.searchsorted(ends, pieces.begins, side="right").tolist()
 
 
 def test_a_paragraph_ends_at_an_empty_line_whatever_its_line_ends():
