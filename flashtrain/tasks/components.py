@@ -75,12 +75,17 @@ def build_files(settings: DataSettings) -> TextSource:
         return HubSource(path, settings.split, settings.text_column)
     if settings.split != DataSettings.split:
         raise UserError(f"data.split={settings.split} is of a dataset, and {path} is none that save_to_disk wrote.")
-    return FilesSource(
-        path,
-        text_column=settings.text_column,
-        encoding=settings.encoding,
-        encoding_errors=settings.encoding_errors,
-    )
+    return FilesSource(path, **_of_files(settings))
+
+
+def _of_files(settings: DataSettings) -> dict[str, Any]:
+    names = ("text_column", "encoding", "encoding_errors")
+    return {name: getattr(settings, name) for name in names}
+
+
+def _of_dataset(settings: DataSettings) -> dict[str, Any]:
+    shared = {name: getattr(settings, name) for name in ("split", "text_column", "config", "options")}
+    return {**shared, "streaming": settings.streaming is not False}
 
 
 @register("source", "tokens")
@@ -102,14 +107,7 @@ def build_mixture(settings: DataSettings) -> TokenSource:
 
 @register("source", "hub")
 def build_hub(settings: DataSettings) -> TextSource:
-    return HubSource(
-        str(settings.name),
-        split=settings.split,
-        text_column=settings.text_column,
-        config=settings.config,
-        streaming=settings.streaming is not False,
-        options=settings.options,
-    )
+    return HubSource(str(settings.name), **_of_dataset(settings))
 
 
 @register("source", "chat")
@@ -122,19 +120,8 @@ def build_chat(settings: DataSettings) -> TextSource:
             "data.name=..., a dataset of the hub."
         )
     if settings.path is not None and saved_folder(settings.path, settings.split) is None:
-        return ChatFiles(
-            settings.path,
-            text_column=settings.text_column,
-            encoding=settings.encoding,
-            encoding_errors=settings.encoding_errors,
-        )
-    return ChatDataset(
-        str(settings.name or Path(str(settings.path)).expanduser()),
-        split=settings.split,
-        text_column=settings.text_column,
-        config=settings.config,
-        streaming=settings.streaming is not False,
-    )
+        return ChatFiles(settings.path, **_of_files(settings))
+    return ChatDataset(str(settings.name or Path(str(settings.path)).expanduser()), **_of_dataset(settings))
 
 
 def _usual(settings: OptimizerSettings) -> dict[str, Any]:
