@@ -12,20 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.classification import BinaryF1Score
 
-from flashtrain.errors import one_of
 from flashtrain.models.bert import IGNORED
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.tasks.training_task import TrainingTask
 
 
 class MicroF1(BinaryF1Score):
-    """2 TP / (2 TP + FP + FN), counted over all samples and labels together; 0 where there are neither.
+    """2 TP / (2 TP + FP + FN), counted over all samples and labels together; 0 where there are neither. A label is
+    predicted where its probability is above 1/2; labels of -100 count nothing."""
 
-    threshold: a label is predicted where its probability is above it. Labels of -100 count nothing.
-    """
-
-    def __init__(self, threshold: float = 0.5) -> None:
-        super().__init__(threshold=threshold, ignore_index=-100, validate_args=False)  # checking waits for the device
+    def __init__(self) -> None:
+        super().__init__(ignore_index=-100, validate_args=False)  # checking waits for the device
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """logits (N, L) floating; labels (N, L) integers 0, 1 or -100."""
@@ -33,7 +30,6 @@ class MicroF1(BinaryF1Score):
         super().update(logits.sigmoid(), labels)
 
 
-TARGETS = ("labels", "class", "tokens")
 NUMBERS = ("real_tokens", "pairs", "sequences")
 
 
@@ -46,7 +42,6 @@ class FineTuning(TrainingTask):
 
     Logs `train_loss`, `gradient_norm`, `validation_loss` (the mean over micro-batches), and the score over all held-out
     texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in testing test_... of these.
-    UserError: an unknown target.
     """
 
     def __init__(
@@ -57,7 +52,6 @@ class FineTuning(TrainingTask):
         compile: bool = False,
         **options: Any,
     ) -> None:
-        one_of("target", target, TARGETS)
         super().__init__(model, **options)
         self.target = target
         self.tokens_done = 0
