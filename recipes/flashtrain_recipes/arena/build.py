@@ -1,8 +1,7 @@
-"""From a stage's settings to its data, model, micro-batches and task: where the settings of classification end."""
+"""From a stage's settings to its model, micro-batches and task: where the settings of classification end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,25 +18,13 @@ from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
-from flashtrain_recipes.arena.image import GreyImages
-from flashtrain_recipes.arena.listops import COUNTS, LONGEST, ListOps
-from flashtrain_recipes.arena.papers import PaperPairs
-from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
-from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.pathfinder.variation import varied
-from flashtrain_recipes.arena.reviews import Reviews
 from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
 from flashtrain_recipes.arena.stages import Stage
 
 # What each task's images may be turned into without changing their labels.
 _OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
 TASK = "classification"  # what checkpoints and weights files call this task
-
-
-def make_sequence_source(settings: Settings, *, fixed: bool, splits: tuple[str, ...] | None = None) -> SequenceSource:
-    """The data that `sequence.data` names. fixed: one shape for all batches. splits: of Pathfinder, those that will be
-    read (None: train and validation), since nothing else is generated."""
-    return _SOURCES[settings.sequence.data](settings, fixed, splits or ("train", "validation"))
 
 
 def make_data(
@@ -154,60 +141,6 @@ def _parts(sequence: SequenceSettings) -> dict[str, int]:
     """What decides which of the generated expressions are for testing: those after the others."""
     given = {name: getattr(sequence, name) for name in PARTS}
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _pathfinder(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    asked = settings.pathfinder
-    if settings.sequence.path is not None:
-        return PathfinderFiles(
-            settings.sequence.path,
-            asked.side,
-            contour=asked.contour,
-            validation=settings.sequence.validation,
-            test=settings.sequence.test,
-            seed=settings.sequence.seed,
-        )
-    counts = {"train": asked.train_images, "validation": asked.validation_images, "test": asked.test_images}
-    return Pathfinder(
-        asked.side,
-        asked.seed,
-        counts={name: counts[name] for name in splits},
-        contour=asked.contour,
-        variation=asked.variation,
-        workers=asked.workers,
-        cache_dir=asked.cache_dir,
-    )
-
-
-def _listops(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    asked = settings.sequence
-    longest = asked.length or LONGEST
-    counts = {name: getattr(asked, name) or count for name, count in COUNTS.items()}
-    return ListOps(asked.seed, counts=counts, shortest=longest // 4, longest=longest, fixed=fixed)
-
-
-def _text(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    asked = settings.sequence
-    held_out = {"validation": asked.validation, "seed": asked.seed}
-    return Reviews(asked.path, asked.name, length=asked.length, fixed=fixed, **held_out)
-
-
-def _retrieval(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    return PaperPairs(settings.sequence.path, length=settings.sequence.length, fixed=fixed)
-
-
-def _image(settings: Settings, fixed: bool, splits: tuple[str, ...]) -> SequenceSource:
-    asked = settings.sequence
-    return GreyImages(asked.path, asked.name, validation=asked.validation, seed=asked.seed)
-
-
-_SOURCES: dict[str, Callable[[Settings, bool, tuple[str, ...]], SequenceSource]] = {
-    "pathfinder": _pathfinder,
-    "listops": _listops,
-    "text": _text,
-    "retrieval": _retrieval,
-    "image": _image,
-}
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:

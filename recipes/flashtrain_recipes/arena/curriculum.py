@@ -38,13 +38,13 @@ from flashtrain_recipes.arena.build import (
     describe_stage,
     make_classifier,
     make_data,
-    make_sequence_source,
     make_task,
     pixels_read,
     trained_config,
 )
 from flashtrain_recipes.arena.figures import curriculum_figure
-from flashtrain_recipes.arena.learning_curve import BestOfStage, LearningCurve, end_if_fallen, forget_start, keep_start
+from flashtrain_recipes.arena.learning_curve import BestOfStage, LearningCurve
+from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import Stage, stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier
 from flashtrain_recipes.arena.words import describe_stage_line, random_start
@@ -56,7 +56,7 @@ _ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on mo
 def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[Prepared]:
     """Every stage that is left to train, each asked for when the one before has ended; none of a finished run.
 
-    Raises UserError for what the user can mend, and for a stage that fell to chance.
+    Raises UserError for what the user can mend.
     """
     stages = stages_of(settings)
     for stage in stages:
@@ -72,7 +72,6 @@ def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: l
         first = resumed.stage
         over = curve.is_over(stages[first], resumed.step)
         if over and first + 1 < len(stages):
-            end_if_fallen(curve.rows, stages[first], folder / CHECKPOINTS)
             first, start = first + 1, resumed.saved
         elif over or resumed.step >= stages[first].steps:
             finished = read_summary(folder).get("status") == FINISHED
@@ -85,14 +84,9 @@ def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: l
         again = resumed if resumed is not None and stage.number == resumed.stage else None
         curve.begin_stage(stage)
         prepared, model = _prepare(stage, hardware, folder, curve, start=start, resumed=again)
-        if is_first_rank():
-            keep_start(stage, start, folder / CHECKPOINTS)
         if curve.rows and stage.number == first:
             curve.write()
         yield prepared
-        end_if_fallen(curve.rows, stage, folder / CHECKPOINTS)
-        if is_first_rank():
-            forget_start(stage, folder / CHECKPOINTS)
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
         start = SavedClassifier(model.config, state, describe_stage(stage, model), folder / CHECKPOINTS / LAST)
     if curve.rows and is_first_rank():

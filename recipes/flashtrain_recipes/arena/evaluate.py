@@ -30,9 +30,10 @@ from flashtrain.spec import Loaded
 from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.accuracy import ORIGINAL, accuracy_rows, accuracy_table, papers_task, task_of, wilson
-from flashtrain_recipes.arena.build import PARTS, classifier_config, make_sequence_source
+from flashtrain_recipes.arena.build import PARTS, classifier_config
 from flashtrain_recipes.arena.figures import answers_picture
 from flashtrain_recipes.arena.settings import IMAGES
+from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain_recipes.long_context.evaluate import autocast_dtype

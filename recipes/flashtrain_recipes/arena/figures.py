@@ -9,12 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.report.figures import save
+from flashtrain.report.figures import INK, WIDTH_INCHES, save
 from flashtrain.report.formats import figure_text
 from flashtrain.report.rows import values_of
 from flashtrain_recipes.arena.accuracy import accuracy_rows, chance_of, papers_task
@@ -116,26 +117,36 @@ COLUMNS = 6
 RIGHT, WRONG = "#1a7f37", "#cf222e"
 
 
+def image_grid(
+    images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str, colors: Sequence[str] | None = None
+) -> Path:
+    """Draw images (N, side, side) uint8 in rows of six, `captions` above them, as one PNG 1200 pixels wide. colors: of
+    the captions. Returns the path."""
+    rows = math.ceil(len(images) / COLUMNS)
+    cell = WIDTH_INCHES / COLUMNS
+    figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.16) + 0.4), layout="constrained")
+    panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for panel in panels:
+        panel.set_axis_off()
+    for panel, image, caption, color in zip(panels, images, captions, colors or [INK] * len(images), strict=False):
+        panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        panel.set_title(caption, fontsize=7, color=color)
+    figure.suptitle(figure_text(title), fontsize=10, color=INK)
+    return save(figure, Path(path))
+
+
 def answers_picture(
     pixels: Tensor, labels: Tensor, logits: Tensor, path: str | Path, *, names: Sequence[str], title: str
 ) -> Path:
     """Draw images (N, S) uint8 with what the model answers and how sure it is: green where it is right, red where not.
 
-    labels (N,), logits (N, classes); names: of the classes. Returns the path. UserError: it cannot be written.
+    labels (N,), logits (N, classes); names: of the classes. Returns the path.
     """
     side = math.isqrt(pixels.shape[1])
-    sure, answers = torch.softmax(logits.float(), dim=1).max(dim=1)
-    rows = max(1, math.ceil(len(pixels) / COLUMNS))
-    figure = Figure(figsize=(2.1 * COLUMNS, 2.35 * rows + 0.5), layout="constrained")
-    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-    for place, axis in enumerate(axes):
-        axis.set_axis_off()
-        if place >= len(pixels):
-            continue
-        axis.imshow(pixels[place].view(side, side), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        answer, label = int(answers[place]), int(labels[place])
-        words = f"{names[answer]} ({float(sure[place]):.0%})"
-        right = answer == label
-        axis.set_title(words if right else f"{words}, is {names[label]}", fontsize=8, color=RIGHT if right else WRONG)
-    figure.suptitle(figure_text(title), fontsize=10)
-    return save(figure, Path(path), dpi=110)
+    captions, colors = [], []
+    for shares, label in zip(torch.softmax(logits.float(), dim=1), labels.tolist(), strict=True):
+        answer = int(shares.argmax())
+        words = f"{names[answer]} ({float(shares[answer]):.0%})"
+        captions.append(words if answer == label else f"{words}, is {names[label]}")
+        colors.append(RIGHT if answer == label else WRONG)
+    return image_grid(pixels.view(-1, side, side).numpy(), captions, path, title=title, colors=colors)

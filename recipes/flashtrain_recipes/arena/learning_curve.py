@@ -1,14 +1,12 @@
-"""How a stage of a curriculum goes and ends: its learning curve, its best weights, and whether it fell to chance.
+"""How a stage of a curriculum goes and ends: its learning curve, and its best weights for the next.
 
-The curve has a row at each validation, through all stages and pieces of the run. The next stage starts from the weights
-of a stage's best validation. After a stage that fell to chance the others would build on nothing, for hours perhaps.
+The curve has a row at each validation, through all stages and pieces of the run.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.tasks import SequenceClassification
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.callbacks import held_out_samples
-from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.stages import Stage
-from flashtrain_recipes.arena.weights import SavedClassifier, write_classifier
 
 
 class LearningCurve(pl.Callback):
@@ -41,22 +35,19 @@ class LearningCurve(pl.Callback):
         super().__init__()
         self.path = Path(path)
         self.rows: list[dict[str, Any]] = []
-        self._stage: Stage | None = None
+        self.stage: Stage
         self._images_before, self._seconds_before = 0, 0.0
         self._began: float | None = None
 
     def begin_stage(self, stage: Stage) -> None:
         """The stage that the next fit trains."""
-        self._stage = stage
+        self.stage = stage
         self._images_before = max((row["images"] for row in self.rows if row["stage"] <= stage.number), default=0)
-
-    def has_row(self, stage: Stage, step: int) -> bool:
-        """Whether the stage was validated after so many steps."""
-        return self._accuracy(stage, step) is not None
 
     def is_over(self, stage: Stage, step: int) -> bool:
         """Whether the stage ends with this step: with its last one, or with one that reached `until`."""
-        return self.has_row(stage, step) and (step >= stage.steps or self._reached(stage, step))
+        accuracy = self._accuracy(stage, step)
+        return accuracy is not None and (step >= stage.steps or self._reached(stage, step))
 
     def made(self) -> dict[str, int]:
         """`steps` and `samples` of all stages so far, as of the last row; nothing where there is none."""
@@ -71,7 +62,7 @@ class LearningCurve(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._began = time.monotonic()
-        if self._reached(self._begun_stage(), trainer.global_step):
+        if self._reached(self.stage, trainer.global_step):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,7 +74,7 @@ class LearningCurve(pl.Callback):
         train = pl_module.take_train_accuracy()
         if train is None:  # nothing was trained since the last row
             return
-        logged, stage, step = trainer.callback_metrics, self._begun_stage(), trainer.global_step
+        logged, stage, step = trainer.callback_metrics, self.stage, trainer.global_step
         images = stage.settings.pathfinder if stage.settings.sequence.data == "pathfinder" else None
         row = {
             "stage": stage.number + 1,
@@ -112,11 +103,6 @@ class LearningCurve(pl.Callback):
             say(f"{stage.name}: until={stage.until:g} reached after {step:,} of {stage.steps:,} steps, it ends here")
         elif stage.until is not None and step >= stage.steps:
             say(f"{stage.name}: its {step:,} steps are over below until={stage.until:g}")
-
-    def _begun_stage(self) -> Stage:
-        if self._stage is None:
-            raise RuntimeError("LearningCurve.begin_stage comes before a fit")
-        return self._stage
 
     def _accuracy(self, stage: Stage, step: int) -> float | None:
         place = (stage.number + 1, step)
@@ -177,56 +163,3 @@ class BestOfStage(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.score, self.step, self._latest = state_dict["score"], state_dict["step"], state_dict["latest"]
         self._weights = dict(state_dict["weights"])
-
-
-CHANCE = 0.5  # of images whose answer is yes or no, which alone have stages
-LEARNED = 0.6  # what the stage before must have been above, for the fall to be one
-
-
-def fell(rows: Sequence[Mapping[str, Any]], stage: Stage) -> bool:
-    """Whether no validation of this stage tells it from guessing, though those of the stage before did clearly.
-
-    rows: of the learning curve. The last stage's end is everybody's to see, and the first has none before it.
-    """
-    settings = stage.settings
-    if settings.sequence.classification_weight == 0 or stage.number + 1 == stage.count:
-        return False
-    images = settings.pathfinder.validation_images
-    sequence = settings.sequence
-    looked_at = held_out_samples(sequence.validation_samples, settings.trainer.validate_every, sequence.batch)
-    count = min(images, looked_at)
-    best: dict[int, float] = {}
-    for row in rows:
-        best[row["stage"]] = max(best.get(row["stage"], 0.0), float(row["validation_accuracy"]))
-    here, before = best.get(stage.number + 1), best.get(stage.number)
-    if here is None or before is None:
-        return False
-    return wilson(round(here * count), count)[0] <= CHANCE and wilson(round(before * count), count)[0] > LEARNED
-
-
-def keep_start(stage: Stage, start: SavedClassifier | None, folder: Path) -> None:
-    """Write the weights that a stage after the first begins with into `folder`, as end_if_fallen names them: a run that
-    is resumed within the stage has them still."""
-    if start is not None and stage.number > 0:
-        write_classifier(start, _path(stage, folder))
-
-
-def forget_start(stage: Stage, folder: Path) -> None:
-    """Remove what keep_start wrote: the stage ended well."""
-    _path(stage, folder).unlink(missing_ok=True)
-
-
-def end_if_fallen(rows: Sequence[Mapping[str, Any]], stage: Stage, folder: Path) -> None:
-    """Raise UserError where the stage fell to chance, naming the weights that keep_start wrote into `folder`."""
-    if not fell(rows, stage):
-        return
-    path = _path(stage, folder)
-    kept = f" The weights that it began with: weights={path}." if path.exists() else ""
-    raise UserError(
-        f"{stage.name} fell to chance, and the stages after it would begin there: the training ends.{kept} Possible: "
-        "smaller steps from stage to stage (contour, side, training_pixels), a lower learning rate, larger batches."
-    )
-
-
-def _path(stage: Stage, folder: Path) -> Path:
-    return folder / f"before-stage-{stage.number + 1}.safetensors"

@@ -24,6 +24,7 @@ from flashtrain.training.optimizers import adamw
 from flashtrain.training.steps import clip_gradients
 from flashtrain_recipes.arena.accuracy import mean_speedups, speed_rows, speed_tables
 from flashtrain_recipes.arena.build import classifier_config
+from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.harness.rows import Row, Rows
 from flashtrain_recipes.harness.run_folder import Run
@@ -107,17 +108,17 @@ def _flops(config: ClassifierConfig) -> float:
         return Classifier(config, "sdpa").flops_per_sample()
 
 
-# The recipe that each task's model and batch come from, and what its samples are.
-_TASKS = {
-    "listops": ("lra-listops", SequenceShape(classes=10, length=2000, vocab_size=16)),
-    "text": ("lra-text", SequenceShape(classes=2, length=4096)),
-    "retrieval": ("lra-retrieval", SequenceShape(classes=2, length=4000, towers=2)),
-    "image": ("lra-image", SequenceShape(classes=10, length=1024, side=32)),
-    "pathfinder": ("lra-pathfinder", SequenceShape(classes=2, length=1024, side=32)),
-    "pathx": ("pathx", SequenceShape(classes=2, length=16384, side=128)),
-    "path256": ("path256", SequenceShape(classes=2, length=65536, side=256)),
+# The recipe that each task's model, samples and batch come from.
+_RECIPES = {
+    "listops": "lra-listops",
+    "text": "lra-text",
+    "retrieval": "lra-retrieval",
+    "image": "lra-image",
+    "pathfinder": "lra-pathfinder",
+    "pathx": "pathx",
+    "path256": "path256",
 }
-_USUAL = tuple(_TASKS)[:-1]  # standard attention has no figure at 65,536 pixels
+_USUAL = tuple(_RECIPES)[:-1]  # standard attention has no figure at 65,536 pixels
 
 
 class SequenceSteps(StepBenchmark):
@@ -163,8 +164,8 @@ def cases(settings: Settings) -> list[SpeedCase]:
     """The tasks that benchmark.tasks names, at benchmark.seqlens' longest length where that is shorter."""
     options, found = settings.benchmark, []
     for name in options.tasks or _USUAL:
-        recipe, shape = _TASKS[name]
-        stage = stages_of(settings_of_recipe(recipe))[-1]
+        stage = stages_of(settings_of_recipe(_RECIPES[name]))[-1]
+        shape = make_sequence_source(stage.settings, fixed=True).shape
         if options.longest is not None and shape.length > options.longest:
             side = None if shape.side is None else int(options.longest**0.5)
             length = options.longest if side is None else side * side

@@ -18,10 +18,10 @@ from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain_recipes.arena.build import (
     choose_stage_batching,
     make_classifier,
-    make_sequence_source,
     pixels_read,
 )
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes_in
+from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import Stage, stages_of
 
 

@@ -5,24 +5,18 @@ The run's folder holds config.yaml, summary.json and samples.png.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from flashtrain.announce import say
 from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write_summary
-from flashtrain.report.figures import INK, WIDTH_INCHES, save
 from flashtrain.run.fitting import run_loggers
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image
+from flashtrain_recipes.arena.figures import image_grid
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.store import ensure
@@ -82,32 +76,3 @@ def _describe(settings: Settings) -> str:
 
 def _count(settings: Settings) -> int:
     return settings.pathfinder.preview or IMAGES
-
-
-_MOST_COLUMNS = 6
-
-
-def image_grid(
-    images: np.ndarray,
-    captions: Sequence[str],
-    path: str | Path,
-    *,
-    title: str,
-) -> Path:
-    """Draw images (B, side, side) uint8 in rows of at most six, `captions` below them, as one PNG 1200 pixels wide.
-
-    Raises UserError where the file cannot be written.
-    """
-    columns = min(len(images), _MOST_COLUMNS)
-    rows = math.ceil(len(images) / columns)
-    cell = WIDTH_INCHES / max(columns, 3)
-    figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.12) + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for panel in panels:
-        panel.axis("off")
-    for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
-        panels[number].imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        panels[number].set_title(caption, y=-0.02, va="top", fontsize=8, color=INK, pad=0)
-    figure.suptitle(title, fontsize=10, color=INK)
-    return save(figure, Path(path))

@@ -88,11 +88,10 @@ def test_the_seed_decides_what_is_held_out(tmp_path: Path) -> None:
     assert held_out[0] == held_out[1] != held_out[2]
 
 
-def test_files_without_a_byte_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_files_without_a_byte_are_left_out(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "imgs/1/sample_3.png").write_bytes(b"")
-    source = PathfinderFiles(tmp_path, SIDE)
-    assert "19 images, 1 empty files left out" in source.describe()
+    assert "19 images" in PathfinderFiles(tmp_path, SIDE).describe()
 
 
 def large_png(folder: Path) -> None:
@@ -109,7 +108,6 @@ def line(text: str):
     [
         (large_png, "64 x 64 pixels"),
         (line("imgs/1 sample_0.png 0 7\n"), "line 1"),
-        (line("imgs/1 sample_99.png 0 1\n"), "imgs/1/sample_99.png"),
         (line(""), "no images"),
     ],
 )
@@ -123,7 +121,6 @@ def test_what_is_wrong_with_a_folder_is_one_line(tmp_path: Path, spoil, told: st
     "arrays",
     [
         {"x": np.zeros((4, 16, 16), np.uint8), "y": np.zeros(4)},
-        {"x": np.zeros((4, 32, 32)), "y": np.zeros(4)},
         {"x": np.zeros((4, 32, 32), np.uint8), "y": np.full(4, 2)},
     ],
 )
@@ -133,9 +130,7 @@ def test_an_npz_of_anything_else_is_one_line(tmp_path: Path, arrays) -> None:
         PathfinderFiles(tmp_path / "images.npz", SIDE).prepare()
 
 
-def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
+def test_a_folder_without_images_says_what_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "pathfinder64").mkdir()
-    with pytest.raises(UserError, match="no pathfinder32: it holds pathfinder64"):
+    with pytest.raises(UserError, match="no pathfinder32"):
         PathfinderFiles(tmp_path, SIDE).prepare()
-    with pytest.raises(UserError, match="no folder of images"):
-        PathfinderFiles(tmp_path / "nowhere", SIDE).prepare()

@@ -1,0 +1,44 @@
+"""The data that sequence.data names."""
+
+from __future__ import annotations
+
+from flashtrain.data.sequences import SequenceSource
+from flashtrain.settings.settings import Settings
+from flashtrain_recipes.arena.image import GreyImages
+from flashtrain_recipes.arena.listops import COUNTS, LONGEST, ListOps
+from flashtrain_recipes.arena.papers import PaperPairs
+from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
+from flashtrain_recipes.arena.pathfinder.source import Pathfinder
+from flashtrain_recipes.arena.reviews import Reviews
+
+
+def make_sequence_source(
+    settings: Settings, *, fixed: bool, splits: tuple[str, ...] = ("train", "validation")
+) -> SequenceSource:
+    """Of a stage's settings. fixed: one shape for all batches. splits: of Pathfinder, those that will be read, since
+    nothing else is generated."""
+    given, images = settings.sequence, settings.pathfinder
+    if given.data == "listops":
+        longest = given.length or LONGEST
+        counts = {name: getattr(given, name) or count for name, count in COUNTS.items()}
+        return ListOps(given.seed, counts=counts, shortest=longest // 4, longest=longest, fixed=fixed)
+    if given.data == "retrieval":
+        return PaperPairs(given.path, length=given.length, fixed=fixed)
+    if given.data == "text":
+        return Reviews(
+            given.path, given.name, length=given.length, validation=given.validation, seed=given.seed, fixed=fixed
+        )
+    if given.data == "image":
+        return GreyImages(given.path, given.name, validation=given.validation, seed=given.seed)
+    if given.path is not None:
+        held_out = {"validation": given.validation, "test": given.test}
+        return PathfinderFiles(given.path, images.side, contour=images.contour, seed=given.seed, **held_out)
+    return Pathfinder(
+        images.side,
+        images.seed,
+        counts={name: getattr(images, f"{name}_images") for name in splits},
+        contour=images.contour,
+        variation=images.variation,
+        workers=images.workers,
+        cache_dir=images.cache_dir,
+    )
