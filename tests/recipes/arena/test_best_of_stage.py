@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,36 +18,22 @@ def validated(best: BestOfStage, step: int, score: float) -> None:
     best.on_validation_end(SimpleNamespace(callback_metrics=metrics, global_step=step, sanity_checking=False), None)
 
 
-def test_the_best_weights_come_back_where_the_latest_are_worse() -> None:
-    best = BestOfStage(nn.Linear(2, 1), "validation_accuracy", "max")
-    for step, score in ((1, 0.6), (2, 0.8), (3, 0.5)):
-        validated(best, step, score)
-    assert best.restore()
-    assert best.step == 2
-    assert (best.model.weight == 2).all()
-
-
-def test_the_latest_stay_where_they_are_the_best() -> None:
-    best = BestOfStage(nn.Linear(2, 1), "validation_accuracy", "max")
-    assert not best.restore()
-    for step, score in ((1, 0.6), (2, 0.8)):
-        validated(best, step, score)
-    assert not best.restore()
-    assert (best.model.weight == 2).all()
-
-
-def test_a_loss_is_best_where_it_is_lowest() -> None:
-    best = BestOfStage(nn.Linear(2, 1), "validation_accuracy", "min")
-    validated(best, 1, 0.5)
-    validated(best, 2, 0.7)
-    assert best.restore()
-    assert (best.model.weight == 1).all()
+@pytest.mark.parametrize(
+    ("mode", "scores", "best"),
+    [("max", (0.6, 0.8, 0.5), 2), ("max", (0.6, 0.8), None), ("max", (), None), ("min", (0.5, 0.7), 1)],
+)
+def test_the_best_weights_come_back_where_the_latest_are_worse(mode, scores, best) -> None:
+    kept = BestOfStage(nn.Linear(2, 1), "validation_accuracy", mode)
+    for step, score in enumerate(scores, start=1):
+        validated(kept, step, score)
+    assert kept.restore() == (best is not None)
+    if scores:
+        assert (kept.model.weight == (best or len(scores))).all()
 
 
 def test_they_travel_in_the_checkpoint() -> None:
-    first = BestOfStage(nn.Linear(2, 1), "validation_accuracy", "max")
+    first, second = (BestOfStage(nn.Linear(2, 1), "validation_accuracy", "max") for _ in range(2))
     validated(first, 1, 0.9)
-    second = BestOfStage(nn.Linear(2, 1), "validation_accuracy", "max")
     second.load_state_dict(first.state_dict())
     validated(second, 2, 0.4)
     assert second.restore()

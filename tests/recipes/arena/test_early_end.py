@@ -54,8 +54,8 @@ def test_a_run_stopped_at_any_place_goes_on_as_if_it_had_not_been(
 def test_a_last_stage_that_ended_early_has_ended_for_a_later_command_too(curriculum: TinyRuns) -> None:
     stages = "curriculum.stages=[{side:24,steps:9,batch:4,until:0.1}]"
     _, folder = curriculum.run("ended", stages)
-    before = weights(folder)
+    before = weights(folder), summary(folder)
     status, folder = curriculum.run("ended", stages, f"resume={folder}")
-    assert (status, summary(folder)["steps"]) == (0, 3)
-    assert [row["step"] for row in curve(folder)] == [3]
-    assert all(torch.equal(value, before[name]) for name, value in weights(folder).items())
+    assert (status, summary(folder)) == (0, before[1])
+    assert (summary(folder)["steps"], [row["step"] for row in curve(folder)]) == (3, [3])
+    assert all(torch.equal(value, before[0][name]) for name, value in weights(folder).items())

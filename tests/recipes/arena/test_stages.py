@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
-from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
-from flashtrain.models import Classifier
 from flashtrain.settings.settings import setting_names
-from flashtrain.tasks import SequenceClassification
-from flashtrain.training.checkpoints import save_atomically
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.arena.accuracy import wilson
-from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.settings import StageSettings
 from flashtrain_recipes.arena.stages import OF_STAGES, stages_of
 from flashtrain_recipes.arena.words import plan_classifier
@@ -98,18 +92,6 @@ def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_ow
 def test_a_recipe_without_a_curriculum_is_one_stage() -> None:
     (stage,) = stages_of(compose_settings(["recipe=lra-listops"]))
     assert (stage.name, stage.folder, stage.batch) == ("listops", "", 64)
-
-
-def test_a_checkpoint_of_the_path_x_model_is_below_16_mib(tmp_path) -> None:
-    settings = compose_settings(["recipe=pathx"]).classifier
-    model = Classifier(classifier_config(settings, SequenceShape(classes=2, length=128 * 128, side=128)), "sdpa")
-    task = SequenceClassification(model)
-    optimizer = torch.optim.AdamW(task.parameters())
-    for parameter in task.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    save_atomically({"state_dict": task.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.ckpt")
-    assert (tmp_path / "x.ckpt").stat().st_size < 12 * 2**20
 
 
 def test_the_plan_tells_every_stages_cost_and_starts_nothing(tmp_path, monkeypatch) -> None:

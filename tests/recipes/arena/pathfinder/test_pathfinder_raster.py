@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +21,12 @@ from flashtrain_recipes.arena.pathfinder.windows import (
     dash_windows,
     directions,
     disc_windows,
-    half_window,
     mask_windows,
     turned_back,
 )
 
-SIDES = (24, 32, 40, 64, 96, 128, 160, 256, 320)
+SIDES = (32, 64, 128, 256)
+PINNED = [620460126, 560388047, 3767524618, 69275397, 2734351838, 3588532586, 2406717008, 2234489019]
 
 
 def drawn_angles(parameters: PathfinderParameters, margin: int) -> np.ndarray:
@@ -45,16 +46,10 @@ def choices(images: PathfinderImages, number: int) -> tuple[list[tuple[program.P
     return dashes, [(int(y), int(x)) for x, y in strokes.markers[0].tolist()]
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_a_dash_in_each_direction_and_what_it_keeps_free_have_pillows_pixels(side: int) -> None:
-    parameters = of_side(side)
-    for margin in parameters.margins:
-        lines, masks = dash_windows(parameters, margin), mask_windows(parameters, margin)
-        half = half_window(parameters, margin)
-        for number, angle in list(enumerate(drawn_angles(parameters, margin)))[:: 1 if side == 32 else 23]:
-            line, mask = program.dash(2 * half + 1, (half, half), float(angle), parameters, margin)
-            assert np.array_equal(lines[number], np.rint(line * 255))
-            assert np.array_equal(masks[number], np.rint(mask * 255))
+def test_a_dash_in_each_direction_and_what_it_keeps_free_are_what_published_weights_saw() -> None:
+    """Pillow draws and reduces them: a release that does so otherwise would change all images in silence."""
+    drawn = [make(of_side(side), of_side(side).margins[-1]) for side in SIDES for make in (dash_windows, mask_windows)]
+    assert [zlib.crc32(windows.tobytes()) for windows in drawn] == PINNED
 
 
 @pytest.mark.parametrize(("side", "radius"), [(32, 1.5), (64, 2.5), (64, 3.0), (96, 5.0)])

@@ -91,12 +91,6 @@ def test_a_half_written_end_is_not_believed(whole: bytes, tmp_path: Path, damage
     assert stored(ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path)) == whole
 
 
-def test_two_that_ask_at_once_write_one_file(whole: bytes, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        sets = list(pool.map(lambda _: ensure(32, 5, EXPECTED, workers=1, cache_dir=tmp_path), range(2)))
-    assert [stored(images) for images in sets] == [whole, whole]
-
-
 def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
     path = set_path(32, 5, cache_dir=tmp_path)
     with ThreadPoolExecutor(1) as pool:

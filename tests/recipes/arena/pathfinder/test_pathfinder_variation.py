@@ -39,11 +39,6 @@ def test_one_seed_draws_the_same_changes(drawn: Tensor) -> None:
     assert not torch.equal(changed(drawn, 1.0, 3), changed(drawn, 1.0, 4))
 
 
-def test_a_weaker_variation_changes_less(drawn: Tensor) -> None:
-    far = [(changed(drawn, strength).int() - drawn.int()).abs().float().mean() for strength in (0.25, 0.5, 1.0)]
-    assert 0 < far[0] < far[1] < far[2]
-
-
 def test_shapes_stay_in_their_places(drawn: Tensor) -> None:
     """Everything that is drawn lies within a pixel of where it was, and discs stay white."""
     found = changed(drawn, 1.0).view(-1, 32, 32)
