@@ -96,9 +96,6 @@ def test_rows_hold_whole_conversations_whose_answers_alone_are_labels(make):
         assert (documents[1:][learnt[:-1]] == documents[:-1][learnt[:-1]]).all()
         said = data.template.tokenizer.decode(labels[learnt].tolist())
         assert set(said.replace("<|im_end|>\n", "").split()) == {"yes"}
-
-
-def test_without_the_mask_positions_count_on(make):
     (batch, *_) = make(document_mask=False).train_dataloader()
     assert torch.equal(batch["positions"], torch.arange(CONTEXT, dtype=torch.int32).expand(2, -1))
 

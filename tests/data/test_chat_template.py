@@ -120,12 +120,8 @@ def test_a_template_that_rewrites_earlier_turns_makes_a_document_of_each_answer(
         {**one, "content": f"<think>hm</think>{one['content']}"} if one["role"] == "assistant" else one for one in TALK
     ]
     template = make(MARKED_THINKING)
-    pieces = template.pieces({"messages": thoughtful})
-    assert [piece.goes_on for piece in pieces] == [False, True]
+    assert [piece.goes_on for piece in template.pieces({"messages": thoughtful})] == [False, True]
     assert template.rewritten == 1
-    first, second = whole(template, {"messages": thoughtful})
-    assert "<think>hm</think>Hi there" in first
-    assert "<think>hm</think>Hi there" not in second  # as the model is shown it when it gives the second answer
     answers = [[f"<think>hm</think>{answer}<|im_end|>"] for answer in ("Hi there", "It is 4.")]
     assert learnt(template, {"messages": thoughtful}) == answers
     assert len(template.pieces({"messages": TALK})) == 1  # nothing to rewrite
@@ -245,25 +241,15 @@ def test_the_texts_of_a_list_are_joined_where_the_template_takes_no_list(make, j
     assert "type" not in text
 
 
-def test_tools_and_calls_reach_the_template(make):
-    row = {
-        "messages": [
-            {"role": "user", "content": "Weather?"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"function": {"name": "w", "arguments": '{"x": 1}'}}],
-            },
-            {"role": "tool", "content": "sunny", "tool_calls": None},
-            {"role": "assistant", "content": "Sunny."},
-        ],
-        "tools": [{"type": "function", "function": {"name": "w"}}],
-    }
+def test_tools_reach_the_template_as_an_object_or_as_json(make):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "w", "arguments": '{"x": 1}'}}]}
+    talk = [TALK[0], call, {"role": "tool", "content": "sunny", "tool_calls": None}, TALK[1]]
+    tools = [{"type": "function", "function": {"name": "w"}}]
     template = make()
-    (text,) = whole(template, row)
+    (text,) = whole(template, {"messages": talk, "tools": tools})
     assert '"name": "w"' in text
-    assert learnt(template, row) == [['<call>{"x": 1}</call><|im_end|>\n', "Sunny.<|im_end|>\n"]]
-    assert whole(template, {**row, "tools": json.dumps(row["tools"])}) == [text]
+    assert whole(template, {"messages": talk, "tools": json.dumps(tools)}) == [text]
+    assert learnt(template, {"messages": talk}) == [['<call>{"x": 1}</call><|im_end|>\n', "Hi there<|im_end|>\n"]]
 
 
 def test_pairs_learn_the_completion_and_texts_all_of_it(make):
@@ -318,13 +304,9 @@ def test_what_is_wrong_with_a_row_is_one_line(make, row, told):
         make(MISTRAL).pieces(row)
 
 
-@pytest.mark.parametrize("jinja", ["{% for %}", "{{ 1 " * 3])
-def test_a_template_that_is_no_jinja_is_told_before_anything_is_read(make, jinja):
+def test_a_template_that_is_no_jinja_is_told_before_anything_is_read_and_one_that_is_runs_in_a_sandbox(make):
     with pytest.raises(UserError, match="the chat template is no Jinja"):
-        make(jinja)
-
-
-def test_a_template_runs_in_a_sandbox(make):
+        make("{% for %}")
     with pytest.raises(UserError, match=r"the chat template does not take it: access to attribute '__class__'"):
         make("{{ messages.__class__.__mro__ }}").pieces({"messages": TALK})
 
