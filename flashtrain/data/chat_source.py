@@ -93,7 +93,7 @@ class ChatSource:
         raise UserError("conversations have no text without a chat template. Possible: data=files or data=hub.")
 
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
-        """See token_cache.MarkedSource. The tokenizer is the template's own.
+        """See token_cache.Encoded. The tokenizer is the template's own.
 
         UserError: a broken row, or more of them than may be skipped; the first of them is named.
         """

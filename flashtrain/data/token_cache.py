@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -139,20 +139,14 @@ class OpenTokens:
 
 
 class Encoded(NamedTuple):
-    """Some documents as they are written: of each its tokens and marks, where it has any; bytes of their texts."""
+    """Some documents as they are written: of each its tokens and marks, where it has any; bytes of their texts.
+
+    A source that makes its own tokens (chat) has `encoded`, a function of the tokenizer, which gives groups of these.
+    """
 
     tokens: Sequence[np.ndarray]
     marks: Sequence[np.ndarray]
     text_bytes: int
-
-
-@runtime_checkable
-class MarkedSource(Protocol):
-    """A TextSource that makes its own tokens, each with a mark."""
-
-    def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
-        """Groups of documents, always in the same order. No group and no document is empty."""
-        ...
 
 
 def open_split(
@@ -242,7 +236,8 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
         made = make_tokenizer(tokenizer, source) if isinstance(tokenizer, TokenizerSpec) else tokenizer
         made.save(part / "tokenizer")
         log.info("tokenizing %s", source.describe())
-        groups = source.encoded(made) if isinstance(source, MarkedSource) else _encoded(source.documents(), made)
+        encoded = getattr(source, "encoded", None)
+        groups = _encoded(source.documents(), made) if encoded is None else encoded(made)
         counts = _write(groups, part, "uint16" if made.vocab_size <= 2**16 else "uint32", source.approximate_bytes())
         if not counts["documents"]:
             raise UserError(f"{source.describe()} holds no text: the corpus is empty.")
