@@ -74,5 +74,6 @@ def test_gpt2_is_planned_without_the_experiments_beyond_what_they_register() -> 
     # Each takes a good part of a second, which a command that has no use for it waits for.
     assert not {"wandb", "datasets", "tensorboard", "peft", "torchao", "pandas", "pyarrow"} & set(packages.split())
     loaded = set(names.split())
-    rooms = {"arena", "pathfinder", "attention_benchmark", "long_context"}
+    benchmarks = {"attention_benchmark", "context_benchmark", "step_benchmark", "harness"}
+    rooms = {"arena", "pathfinder", "long_context"} | benchmarks
     assert loaded <= rooms | {"settings", "names", "parameters", "rules", "spec"}

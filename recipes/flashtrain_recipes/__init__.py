@@ -20,7 +20,7 @@ COMPONENTS = {
     "benchmark.context": "flashtrain_recipes.context_benchmark.run:ContextBenchmark",
     "study.language_model": "flashtrain_recipes.long_context.study:LengthsStudy",
     "study.fine_tuning": "flashtrain_recipes.long_document:DocumentsStudy",
-    "settings.benchmark": "flashtrain_recipes.attention_benchmark.settings:BenchmarkSettings",
+    "settings.benchmark": "flashtrain_recipes.harness.settings:BenchmarkSettings",
     "settings.lengths": "flashtrain_recipes.long_context.spec:LengthsSettings",
     "settings.passkey": "flashtrain_recipes.long_context.spec:PasskeySettings",
     "settings.pathfinder": "flashtrain_recipes.arena.settings:PathfinderSettings",

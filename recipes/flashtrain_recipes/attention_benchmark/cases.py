@@ -26,7 +26,7 @@ from flashtrain.errors import UserError
 from flashtrain_recipes.attention_benchmark.settings import (
     BLOCK_SPARSE,
     WITH_DOCUMENTS,
-    BenchmarkSettings,
+    AttentionSettings,
     MaskName,
     parse_mask,
 )
@@ -167,7 +167,7 @@ FEATURE_MASKS = ("causal-document", "prefix-lm", "shared-question", "global-wind
 BIAS_LENGTH = 4096
 
 
-def cases(settings: BenchmarkSettings) -> list[Case]:
+def cases(settings: AttentionSettings) -> list[Case]:
     """The cases that the settings name, in the order of measuring. Raises UserError where none is left."""
     found = _PRESETS[settings.rows](settings)
     as_called = settings.rows == "as-called"
@@ -176,15 +176,12 @@ def cases(settings: BenchmarkSettings) -> list[Case]:
         found = [case for case in found if _chosen(case, settings)]
     if settings.longest is not None:
         found = [case for case in found if max(case.seqlen_q, case.seqlen_k) <= settings.longest]
-    for case in found:
-        if case.heads % case.kv_heads:
-            raise UserError(f"benchmark.kv_heads={case.kv_heads} does not divide the {case.heads} heads of {case}.")
     if not found:
         raise UserError(f"benchmark.rows={settings.rows} has no row of these lengths, head dimensions and masks.")
     return list(dict.fromkeys(found))
 
 
-def _chosen(case: Case, settings: BenchmarkSettings) -> bool:
+def _chosen(case: Case, settings: AttentionSettings) -> bool:
     """Whether a preset's case is among the lengths, head dimensions and masks asked for.
 
     Lengths of features and block-sparse are put in by the presets themselves.
@@ -197,7 +194,7 @@ def _chosen(case: Case, settings: BenchmarkSettings) -> bool:
     )
 
 
-def _grid(settings: BenchmarkSettings) -> list[Case]:
+def _grid(settings: AttentionSettings) -> list[Case]:
     found = []
     for mask in settings.masks or ["full", "causal"]:
         for head_dim in settings.head_dims or [64, 128]:
@@ -206,7 +203,6 @@ def _grid(settings: BenchmarkSettings) -> list[Case]:
                     Case(
                         batch=settings.batch or max(1, settings.tokens // length),
                         heads=_heads(settings, head_dim),
-                        kv_heads=settings.kv_heads or 0,
                         seqlen_q=length,
                         head_dim=head_dim,
                         mask=mask,
@@ -217,7 +213,7 @@ def _grid(settings: BenchmarkSettings) -> list[Case]:
     return [replace(case, batch=1) if case.kind.endswith("varlen") else case for case in found]
 
 
-def _anchors(settings: BenchmarkSettings) -> list[Case]:
+def _anchors(settings: AttentionSettings) -> list[Case]:
     full, causal = "full", "causal"
     return [
         Case(4, 16, 4096, 128, full),
@@ -248,11 +244,11 @@ def _anchors(settings: BenchmarkSettings) -> list[Case]:
     ]
 
 
-def _paper(settings: BenchmarkSettings) -> list[Case]:
+def _paper(settings: AttentionSettings) -> list[Case]:
     return [Case(16, 8, length, 64, "full") for length in GRID_LENGTHS]
 
 
-def _features(settings: BenchmarkSettings) -> list[Case]:
+def _features(settings: AttentionSettings) -> list[Case]:
     found = []
     for head_dim in (64, 128):
         for length in settings.seqlens or [FEATURE_LENGTH]:
@@ -271,7 +267,7 @@ def _features(settings: BenchmarkSettings) -> list[Case]:
     return found
 
 
-def _block_sparse(settings: BenchmarkSettings) -> list[Case]:
+def _block_sparse(settings: AttentionSettings) -> list[Case]:
     found = []
     for head_dim in (64, 128):
         for length in settings.seqlens or (4096, 8192, 16384, 32768, 65536):
@@ -284,7 +280,7 @@ def _block_sparse(settings: BenchmarkSettings) -> list[Case]:
     return found
 
 
-def _as_called(settings: BenchmarkSettings) -> list[Case]:
+def _as_called(settings: AttentionSettings) -> list[Case]:
     documents = document_lengths(32768, low=300, high=6000)
     long = Case(1, 16, 16384, 128, "causal")
     beside, bert = replace(long, beside=128), Case(64, 16, 512, 64, "full")
@@ -325,12 +321,12 @@ def _as_called(settings: BenchmarkSettings) -> list[Case]:
     ]
 
 
-def _heads(settings: BenchmarkSettings, head_dim: int) -> int:
+def _heads(settings: AttentionSettings, head_dim: int) -> int:
     """As asked, or FlashAttention-2's convention: a model of width 2048."""
     return settings.heads or max(1, 2048 // head_dim)
 
 
-_PRESETS: dict[str, Callable[[BenchmarkSettings], list[Case]]] = {
+_PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
     "grid": _grid,
     "anchors": _anchors,
     "paper": _paper,

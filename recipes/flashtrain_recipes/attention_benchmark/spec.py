@@ -13,7 +13,7 @@ from flashtrain.errors import UserError
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Condition, Mode, Rule
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
+from flashtrain_recipes.harness.settings import BenchmarkSettings
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -84,7 +84,7 @@ _EVERY = "implementations rounds max_seconds"
 _STEPS = "models contexts batches weights steps compile tokens"
 # benchmark.name: the settings that it reads.
 _READ = {
-    "attention": f"{_EVERY} rows seqlens batch tokens heads kv_heads head_dims masks densities dtype "
+    "attention": f"{_EVERY} rows seqlens batch tokens heads head_dims masks densities dtype "
     "longest warm_seconds reference",
     "step": f"{_EVERY} {_STEPS} command_steps",
     "bert": f"{_EVERY} {_STEPS} units samples dropouts",
@@ -130,7 +130,7 @@ def _no_batch(settings: Settings) -> bool:
 RULES = (
     *(_of_benchmarks(field.name) for field in fields(BenchmarkSettings) if field.name != "name"),
     Rule("benchmark", lambda settings: settings.benchmark.name is not None, "recipes with mode=benchmark"),
-    Rule("benchmark.batch benchmark.kv_heads", _rows("grid"), "benchmark.rows=grid"),
+    Rule("benchmark.batch", _rows("grid"), "benchmark.rows=grid"),
     Rule("benchmark.heads", _rows("grid", "features", "block-sparse"), "benchmark.rows=grid, features, block-sparse"),
     Rule("benchmark.warm_seconds", _rows("as-called"), "benchmark.rows=as-called"),
     Rule("benchmark.densities", _random_blocks, "benchmark.rows=block-sparse, and benchmark.masks=[block-random]"),
@@ -139,11 +139,6 @@ RULES = (
         "benchmark.tokens",
         _no_batch,
         "cases whose batch is not named: add benchmark.batches=null, or leave benchmark.batch out",
-    ),
-    Rule(
-        "benchmark.heads benchmark.kv_heads benchmark.head_dims",
-        lambda settings: not settings.benchmark.shapes,
-        "cases without benchmark.shapes, which say all three",
     ),
     Rule("benchmark.samples", lambda settings: bool(settings.benchmark.units), "benchmark.units=[paragraph]"),
 )

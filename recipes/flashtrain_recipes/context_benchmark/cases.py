@@ -19,13 +19,9 @@ from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
 from flashtrain_recipes.attention_benchmark.baselines.ours import mask_maker
 from flashtrain_recipes.attention_benchmark.cases import Case
-from flashtrain_recipes.attention_benchmark.settings import (
-    WITH_DOCUMENTS,
-    BenchmarkSettings,
-    Shape,
-    parse_mask,
-    parse_shape,
-)
+from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS, parse_mask
+from flashtrain_recipes.context_benchmark.settings import Shape, parse_shape
+from flashtrain_recipes.harness.settings import BenchmarkSettings
 
 LENGTHS = (32768, 131072, 524288)
 MASKS = ("causal", "causal-document")

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 from flashtrain_recipes.context_benchmark.baseline import ContextBaseline
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team, begin
@@ -25,6 +24,7 @@ from flashtrain_recipes.context_benchmark.turns import ContextTurns
 from flashtrain_recipes.harness.clock import clock_for
 from flashtrain_recipes.harness.processes import RankFailed, in_ranks
 from flashtrain_recipes.harness.rows import FAILED, OUT_OF_MEMORY
+from flashtrain_recipes.harness.settings import BenchmarkSettings
 from flashtrain_recipes.harness.turns import Effort
 
 

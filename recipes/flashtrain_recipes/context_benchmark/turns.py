@@ -16,13 +16,13 @@ from flashtrain.errors import first_line
 from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain
 from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
-from flashtrain_recipes.attention_benchmark.settings import BenchmarkSettings
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.passes import Found, Passes
 from flashtrain_recipes.context_benchmark.ranks import Alone, Team
 from flashtrain_recipes.context_benchmark.rows import named, row_of
 from flashtrain_recipes.harness.rows import Row
+from flashtrain_recipes.harness.settings import BenchmarkSettings
 from flashtrain_recipes.harness.turns import Entry, Turns
 
 INPUTS, ONE_DEVICE = "the inputs", "one device"

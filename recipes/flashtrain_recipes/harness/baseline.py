@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from flashtrain.errors import one_of
 from flashtrain_recipes.harness.rows import Row
 
 
@@ -54,7 +55,13 @@ B = TypeVar("B", bound=Baseline)
 
 
 def choose(everyone: Sequence[B], names: Sequence[str] | None, device: torch.device) -> tuple[list[B], dict[B, str]]:
-    """(the named baselines that this device can have, {each that it cannot have: why}). names None: all."""
+    """(the named baselines that this device can have, {each that it cannot have: why}). names None: all.
+
+    Raises UserError for the first name that none has.
+    """
+    known = list(dict.fromkeys(one.name for one in everyone))
+    for name in names or ():
+        one_of("benchmark.implementations", name, known)
     named = [one for one in everyone if names is None or one.name in names]
     missing = {one: reason for one in named if (reason := one.missing(device)) is not None}
     return [one for one in named if one not in missing], missing

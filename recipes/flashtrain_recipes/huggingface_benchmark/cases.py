@@ -17,9 +17,9 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.settings.groups import MaskSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
-from flashtrain_recipes.attention_benchmark.settings import LORA
 from flashtrain_recipes.step_benchmark.baselines.flashtrain import NO_END
 from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
+from flashtrain_recipes.step_benchmark.settings import LORA
 
 _LLAMA = {"vocab_size": 128256, "max_position_embeddings": 131072, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
 _THREE = {"rope_theta": 500000.0, "rope_type": "default"}

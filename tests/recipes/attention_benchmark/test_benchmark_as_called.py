@@ -15,12 +15,13 @@ from flashtrain.command.job import settle
 from flashtrain.report import read_result
 from flashtrain_recipes.attention_benchmark import cases as cases_module
 from flashtrain_recipes.attention_benchmark import measure, warm
+from flashtrain_recipes.attention_benchmark.baselines import all_baselines
 from flashtrain_recipes.attention_benchmark.cases import Case, cases, document_lengths
-from flashtrain_recipes.attention_benchmark.settings import AS_CALLED, IMPLEMENTATIONS, BenchmarkSettings
+from flashtrain_recipes.attention_benchmark.settings import AttentionSettings
 from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.run_folder import Run
 
-PUBLISHED = cases(BenchmarkSettings(name="attention", rows="as-called"))
+PUBLISHED = cases(AttentionSettings(rows="as-called"))
 # The rows that another implementation led: batch, heads, length, head dimension
 FIRST = {(32, 12, 1024, 64), (1, 16, 32768, 128), (64, 16, 512, 64), (64, 16, 256, 128), (32, 32, 512, 64),
          (1, 32, 32768, 64)}  # fmt: skip
@@ -53,7 +54,7 @@ def test_the_rows_that_others_lead_come_first_and_no_case_comes_twice() -> None:
     assert len(set(PUBLISHED)) == len(PUBLISHED)
     assert all(set(c.documents) <= set(range(300, 6001)) for c in PUBLISHED if c.documents)
     assert {c.head_dim for c in PUBLISHED} == {64, 96, 128, 256}
-    assert set(AS_CALLED) <= set(IMPLEMENTATIONS)
+    assert set(measure.AS_CALLED) < {one.name for one in all_baselines()}
 
 
 @pytest.fixture(scope="module")

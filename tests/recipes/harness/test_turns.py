@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from flashtrain.errors import UserError
 from flashtrain_recipes.harness.baseline import Baseline, choose
 from flashtrain_recipes.harness.clock import Clock
 from flashtrain_recipes.harness.turns import Effort, Entry, Turns
@@ -143,3 +144,5 @@ def test_what_a_device_cannot_have_is_named_with_its_reason() -> None:
     everyone = [Named("a"), rare, Named("b")]
     assert choose(everyone, None, CPU) == ([everyone[0], everyone[2]], {rare: "not on cpu"})
     assert choose(everyone, ["b"], CPU) == ([everyone[2]], {})
+    with pytest.raises(UserError, match="Did you mean 'rare'"):
+        choose(everyone, ["a", "rear"], CPU)

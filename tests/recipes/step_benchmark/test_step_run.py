@@ -123,8 +123,8 @@ def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        "benchmark.models=[125m]", "benchmark.weights=[fp16]", "benchmark.implementations=[flex]",
-        "benchmark.contexts=[]", "benchmark.batches=[0]", "benchmark.steps=0", "benchmark.command_steps=5",
+        "benchmark.models=[125m]", "benchmark.weights=[fp16]", "benchmark.contexts=[]",
+        "benchmark.batches=[0]", "benchmark.steps=0", "benchmark.command_steps=5",
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_is_named(word: str) -> None:

@@ -16,7 +16,7 @@ __all__ = ["AttentionBaseline", "all_baselines"]
 
 
 def all_baselines(device_type: str = "cuda", *, matrices: bool = True) -> list[AttentionBaseline]:
-    """One of each, in the order of settings.IMPLEMENTATIONS.
+    """One of each, in the order of the tables.
 
     matrices: whether torch's SDPA is given, as matrices, the masks that it has no name for.
     """

@@ -15,7 +15,7 @@ __all__ = ["OURS", "all_baselines"]
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
-    """In the order of settings.BERT_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
+    """In the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
     ours = partial(FlashtrainBert, settings=settings, hardware=hardware, compiled=compiled)
     found: list[StepBaseline] = [ours("flashtrain", PACKED), ours("flashtrain-padded", RANDOM)]
     for ending, batching in (("", RANDOM), ("-buckets", BUCKETS)):

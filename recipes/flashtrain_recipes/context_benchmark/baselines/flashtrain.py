@@ -10,9 +10,10 @@ from torch import Tensor
 from flashtrain.distributed.context.attention import SharedAttention
 from flashtrain.distributed.context.ways import ALL_TO_ALL, choose_way
 from flashtrain.errors import UserError
-from flashtrain_recipes.attention_benchmark.settings import CONTEXT_LAYOUTS, CONTEXT_WAYS
+from flashtrain.settings.groups import CONTEXT_LAYOUTS
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
+from flashtrain_recipes.context_benchmark.settings import WAYS
 
 
 class Flashtrain(ContextBaseline):
@@ -41,7 +42,7 @@ def baselines(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list
     chosen = [layout for layout in CONTEXT_LAYOUTS if layouts is None or layout in layouts]
     return [
         Flashtrain("flashtrain", way, layout)
-        for way in CONTEXT_WAYS
+        for way in WAYS
         if ways is None or way in ways
         for layout in (chosen[:1] if way == ALL_TO_ALL else chosen)
     ]

@@ -12,7 +12,7 @@ from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN
 
 
 def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[HuggingFaceBaseline]:
-    """In the order of settings.HF_IMPLEMENTATIONS. compiled: whether those that are compiled on a GPU are so here."""
+    """In the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
     theirs = partial(Transformers, hardware=hardware, updates=updates)
     found = [
         Flashtrain("flashtrain", FLASHTRAIN, hardware, updates=updates, compiled=compiled),

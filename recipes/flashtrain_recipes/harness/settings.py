@@ -1,0 +1,49 @@
+"""The settings `benchmark.*`: those of every benchmark here, and each family's own (in its folder)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from flashtrain.errors import UserError, at_least, one_of
+from flashtrain.registry import registered
+from flashtrain_recipes.attention_benchmark.settings import AttentionSettings
+from flashtrain_recipes.context_benchmark.settings import ContextSettings
+from flashtrain_recipes.step_benchmark.settings import StepSettings
+
+# The least that a number may be, or each of a list.
+_LEAST = {
+    **dict.fromkeys(("rounds", "max_seconds", "steps", "contexts", "batches", "samples"), 1),
+    **dict.fromkeys(("seqlens", "batch", "tokens", "heads", "longest"), 1),
+    **dict.fromkeys(("warm_seconds", "one_device_longest", "check_longest"), 0),
+    "degrees": 2,
+}
+
+
+@dataclass
+class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
+    """What a recipe measures; recipes that train measure nothing (name None).
+
+    implementations None: all that this device can have. rounds: how often every implementation takes its turn.
+    max_seconds: begin nothing new after this long, so that a rented GPU is given back in time.
+    """
+
+    name: str | None = None
+    implementations: list[str] | None = None
+    rounds: int = 10
+    max_seconds: float | None = None
+
+    def check(self) -> None:
+        if self.name is not None:
+            one_of("benchmark.name", self.name, registered("benchmark"))
+        # recipe=bert-speed has full rows of contexts, lengths of units, or both
+        may_be_empty = ("contexts", "units") if self.name == "bert" and (self.contexts or self.units) else ()
+        for one in fields(self):
+            if getattr(self, one.name) == [] and one.name not in may_be_empty:
+                raise UserError(f"benchmark.{one.name}=[] names nothing.")
+        for setting, least in _LEAST.items():
+            given = getattr(self, setting)
+            for number in given if isinstance(given, list) else [given]:
+                at_least(f"benchmark.{setting}", number, least)
+        self.check_attention()
+        self.check_steps(self.name)
+        self.check_context(self.masks if self.name == "context" else None)
