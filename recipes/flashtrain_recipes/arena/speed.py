@@ -48,7 +48,7 @@ class SpeedCase(StepCase):
         return f"{self.model} S={self.context} batch {self.batch}"
 
     @property
-    def context(self) -> int:  # type: ignore[override]
+    def context(self) -> int:
         """S, of each sequence of a sample."""
         return self.config.length
 

@@ -47,7 +47,7 @@ class BertCase(StepCase):
         return f"{self.model}, {what}, dropout {self.dropout:g}, weights {self.weights}, batch {self.batch}"
 
     @property
-    def model(self) -> str:  # type: ignore[override]
+    def model(self) -> str:
         """Such as bert-large."""
         return f"bert-{self.size}"
 

@@ -6,12 +6,14 @@ not fit beside the others' models is measured after them, alone.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashtrain.announce import say
@@ -59,7 +61,10 @@ class StepTurns(Turns[StepCase, StepEntry]):
         rows = super().run(baselines)
         later, self._later = self._later, []
         for baseline in later:
-            self.entries, self.empty = [], []  # the others' models make room
+            self.entries, self.empty = [], []  # the others' models make room, and what was compiled of them
+            if any(one.compiled for one in baselines):
+                torch.compiler.reset()
+            gc.collect()
             self.clock.settle()
             rows += super().run([baseline])
         return rows
