@@ -26,7 +26,7 @@ _SAME = ("model", "length", "longest", "weights", "implementation", "padding", "
 class BertSteps(StepBenchmark):
     """Every model, precision of weights, dropout, context, batch and unit of the text requested."""
 
-    what = "BERT's training steps; real tokens are those that are no padding"
+    what = "training steps of BERT"
     columns = (
         "model", "length", "dropout", "weights", "implementation", "padding", "batch", "rows_per_second",
         "real_tokens_per_second", "mfu", "peak_memory_gib", "over_random_batches", "over_length_buckets",

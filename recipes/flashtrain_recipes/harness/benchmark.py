@@ -18,6 +18,7 @@ import torch
 from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import FINISHED
+from flashtrain.report.rows import RESULT
 from flashtrain.report.table import Table, make_table
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
@@ -48,6 +49,7 @@ class Benchmark(ABC):
         self.settings, self.hardware, self.options = settings, hardware, settings.benchmark
         self.cases: Sequence[Any] = self.make_cases()
         device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
+        self.baselines: Sequence[Any]
         self.baselines, self.missing = choose(self.make_baselines(), self.options.implementations, device)
 
     # ---------------------------------------------------------------- what a family says
@@ -201,4 +203,5 @@ class Benchmark(ABC):
             except UserError:  # these rows have no curve
                 continue
             log_image(run.loggers, path.stem, path)
-        run.say_end(measured, len(self.cases))
+        say(f"{len(run.rows)} rows of {measured} of {len(self.cases)} cases in {run.folder / RESULT}")
+        say(f"  publish them: python -m flashtrain.report {run.folder} --save recipes/results/NAME.json")

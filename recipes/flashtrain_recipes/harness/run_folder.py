@@ -67,11 +67,6 @@ class Run:
             lines = [f"{title}: {reason} [{'; '.join(cases)}]" for (title, reason), cases in self.notes.items()]
             write_atomically(self.folder / NOTES, "\n".join(lines) + "\n")
 
-    def say_end(self, measured: int, wanted: int) -> None:
-        """Print where the rows are, and how to publish them."""
-        say(f"{len(self.rows)} rows of {measured} of {wanted} cases in {self.folder / RESULT}")
-        say(f"  publish them: python -m flashtrain.report {self.folder} --save recipes/results/NAME.json")
-
 
 @contextmanager
 def begun(

@@ -27,7 +27,7 @@ class HuggingFaceSteps(StepBenchmark):
     def make_cases(self) -> list[HuggingFaceCase]:
         return cases(self.settings)
 
-    def make_baselines(self) -> list[StepBaseline]:
+    def make_baselines(self) -> Sequence[StepBaseline]:
         return everyone(self.hardware, updates=self.options.updates, compiled=self.compiled)
 
     def plan_line(self, case: HuggingFaceCase) -> str:
