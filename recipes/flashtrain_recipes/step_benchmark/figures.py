@@ -13,7 +13,7 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.report.figures import line_figure
 from flashtrain.report.table import Table, View, make_table
-from flashtrain_recipes.harness.rows import NO_TIME, OUT_OF_MEMORY, Row, Rows, over_fastest, status_text, values_of
+from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row, Rows, over_fastest, status_text, values_of
 from flashtrain_recipes.step_benchmark.baselines import EAGER, FLASHTRAIN
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND
 
@@ -73,9 +73,7 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
     Running out of memory is a cross; what was not measured for another reason (no time, not installed) is left out.
     Raises UserError for rows without two contexts.
     """
-    best = best_rows(rows)
-    full = [row for row in best if status_text(row) == OUT_OF_MEMORY and row.get("status") != NO_TIME]
-    shown = [row for row in best if row.get(RATE) or row in full]
+    shown = [row for row in best_rows(rows) if row.get(RATE) or status_text(row) == OUT_OF_MEMORY]
     if len(values_of(shown, "context")) < 2:
         raise UserError("no two contexts were measured: there is no curve to draw.")
     measures = [key for key in _MEASURES if values_of(shown, key)]

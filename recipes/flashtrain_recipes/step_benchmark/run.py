@@ -21,7 +21,7 @@ from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.step_benchmark.baselines import FLASHTRAIN, all_baselines
 from flashtrain_recipes.step_benchmark.cases import GPT2Case, StepCase, cases
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND, command_row
-from flashtrain_recipes.step_benchmark.figures import best_rows, compared, context_speed_figure, step_tables
+from flashtrain_recipes.step_benchmark.figures import compared, context_speed_figure, step_tables
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 from flashtrain_recipes.step_benchmark.turns import StepTurns
 
@@ -86,10 +86,9 @@ class GPT2Steps(StepBenchmark):
 
     def best(self, rows: Rows) -> dict[str, float]:
         """flashtrain's tokens/s and speed-up for each case."""
-        ours = [row for row in best_rows(rows) if row["implementation"] == FLASHTRAIN]
+        best = [row for row in rows if row["implementation"] == FLASHTRAIN and row.get("best_batch")]
         key = self.best_key.replace(self.rate, "speedup")
-        speedups = {key.format(**row): row["speedup"] for row in ours if row.get("speedup") is not None}
-        return super().best(rows) | speedups
+        return super().best(rows) | {key.format(**row): row["speedup"] for row in best if row["speedup"] is not None}
 
     def _measure_command(self, run: Run) -> None:
         """Add the row of the command itself, at the first model and context and flashtrain's best batch there."""
