@@ -10,24 +10,15 @@ from typing import Any
 
 import torch
 
-from flashtrain.announce import say
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import measured_words, say_finished
 from flashtrain.tasks.batching import Batching, memory_plan, memory_words
 from flashtrain.training.hardware import Hardware, duration, expected_rate
-from flashtrain_recipes.arena.build import (
-    choose_stage_batching,
-    make_classifier,
-    pixels_read,
-)
+from flashtrain_recipes.arena.build import choose_stage_batching, make_classifier, pixels_read
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes_in
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import Stage, stages_of
-
-
-def model_name(settings: Settings) -> str:
-    """Such as classifier-4x128: layers and width."""
-    return f"classifier-{settings.classifier.layers}x{settings.classifier.embed}"
 
 
 def trained_columns(settings: Settings) -> dict[str, Any]:
@@ -36,7 +27,7 @@ def trained_columns(settings: Settings) -> dict[str, Any]:
     last = stages[-1].settings
     image = last.sequence.data == "pathfinder"
     return {
-        "model": model_name(settings),
+        "model": f"classifier-{settings.classifier.layers}x{settings.classifier.embed}",
         "data": last.sequence.data,
         "side": last.pathfinder.side if image else None,
         "context": last.pathfinder.side**2 if image else last.sequence.length,
@@ -50,23 +41,20 @@ def trained_columns(settings: Settings) -> dict[str, Any]:
 
 def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> None:
     """Print what came out of a run, where it is, and what to try next."""
-    mfu = "" if row.get("mfu") is None else f", MFU {row['mfu']:.1%}"
-    memory = "" if row.get("peak_memory_gib") is None else f", peak memory {row['peak_memory_gib']:.2f} GiB"
-    speed = (
-        "" if row.get("samples_per_second") is None else f"{row['samples_per_second']:,.1f} samples/s{mfu}{memory}, "
-    )
+    rate, accuracy, loss = (row.get(name) for name in ("samples_per_second", "validation_accuracy", "validation_loss"))
     what = row["data"] if row.get("side") is None else f"{row['data']}, side {row['side']}"
-    accuracy, loss = row.get("validation_accuracy"), row.get("validation_loss")
     labelled = settings.sequence.classification_weight > 0 or bool(settings.curriculum.stages)
     found = "" if accuracy is None else f"accuracy {accuracy:.2%} held out, "
     if not labelled:
         found = "" if loss is None else f"loss {loss:.4f} of what is masked, held out, "
-    say("")
-    say(f"finished {row['model']} on {what}: {found}after {row['samples']:,} samples")
-    say(f"  {speed}{row['seconds']:.0f} s for the whole command")
-    say(f"  run folder {folder} (summary.json, learning_curve.jsonl), checkpoints in {folder / 'checkpoints'}")
-    then = f"mode=evaluate checkpoint={folder}" if labelled else f"recipe={settings.recipe} weights={folder}"
-    say(f"  try next: python -m flashtrain {then}")
+    speed = "" if rate is None else f"{rate:,.1f} samples/s{measured_words(row)}, "
+    say_finished(
+        folder,
+        f"finished {row['model']} on {what}: {found}after {row['samples']:,} samples",
+        f"{speed}{row['seconds']:.0f} s for the whole command",
+        files="summary.json, learning_curve.jsonl",
+        then=None if labelled else f"recipe={settings.recipe} weights={folder}",
+    )
 
 
 LARGEST_START = 64  # the side of images above which random weights deserve a word
@@ -77,7 +65,8 @@ def describe_stage_line(
 ) -> str:
     """The line that says what a stage trains, on what, in what portions. name: what to call it, if not by its own."""
     config, settings = model.config, stage.settings
-    pattern = "" if config.pattern == "dense" else f", {config.pattern} blocks ({model_density(model):.1%} computed)"
+    blocks = model.pattern
+    pattern = "" if blocks is None else f", {config.pattern} blocks ({blocks.density:.1%} computed)"
     masked = settings.masked_pixels
     read = settings.sequence.training_pixels
     some = f" ({read:,} of them in training, dark ones left out)" if read and read < config.length else ""
@@ -109,11 +98,6 @@ def random_start(first: Stage) -> str:
         f"starting from random weights at side {side}: to start from what was learned of smaller images, "
         "weights=RUN (of recipe=pathx) or weights=FILE.safetensors (what mode=export made of one)."
     )
-
-
-def model_density(model: Classifier) -> float:
-    """The share of the score matrix that is computed."""
-    return 1.0 if model.pattern is None else model.pattern.density
 
 
 def trained_line(settings: Settings) -> str:

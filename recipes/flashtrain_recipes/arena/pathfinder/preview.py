@@ -46,8 +46,9 @@ def preview(
         workers=asked.workers,
         cache_dir=asked.cache_dir,
     )
-    strokes = images.strokes(slice(None)).to(hardware.kind)
-    drawn = rasterise(strokes, images.parameters).cpu().numpy()
+    strokes = images.strokes(slice(None))
+    windows, markers = (strokes[name].to(hardware.kind) for name in ("windows", "markers"))
+    drawn = rasterise(windows, markers, images.parameters).cpu().numpy()
     labels, contours = images.labels.tolist(), contour_words(asked.contour)
     path = image_grid(
         drawn,

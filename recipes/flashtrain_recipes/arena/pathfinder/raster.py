@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
-from flashtrain_recipes.arena.pathfinder.records import Strokes
 from flashtrain_recipes.arena.pathfinder.windows import dash_windows, disc_windows, half_window
 
 # Pixels of windows at once: some hundred MB of temporary tensors, and enough work for a GPU.
@@ -42,57 +41,53 @@ class DrawingTables(NamedTuple):
         return max(self.dashes.shape[-1], self.discs.shape[-1])
 
 
-def rasterise(strokes: Strokes, parameters: PathfinderParameters, brightness: Tensor | None = None) -> Tensor:
-    """(B, side, side) uint8, [row, column], on the strokes' device: the pixels that the task's own program draws.
+def rasterise(
+    windows: Tensor, markers: Tensor, parameters: PathfinderParameters, brightness: Tensor | None = None
+) -> Tensor:
+    """(B, side, side) uint8, [row, column], on the windows' device: the pixels that the task's own program draws.
 
-    brightness: (B, 2) float32, by how much brighter than they are the dashes of each image's long curves are, and those
-    of its short ones (None: as they are).
+    windows, markers: of Strokes. brightness: (B, 2) float32, by how much brighter than they are the dashes of each
+    image's long curves are, and those of its short ones (None: as they are).
     """
     contrasts = parameters.long_contrast, parameters.short_contrast
     if brightness is not None:
-        return _in_contrasts(strokes, parameters, brightness * brightness.new_tensor(contrasts))
-    side, device = parameters.side, strokes.windows.device
-    tables = drawing_tables(parameters, contrasts, device)
-    at_once = max(1, PIXELS_AT_ONCE // (strokes.windows.shape[1] * tables.dashes.shape[-1] ** 2))
-    parts = [draw(strokes[start : start + at_once], side, tables) for start in range(0, len(strokes), at_once)]
-    if not parts:
-        return torch.zeros(0, side, side, dtype=torch.uint8, device=device)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _in_contrasts(windows, markers, parameters, brightness * brightness.new_tensor(contrasts))
+    tables = drawing_tables(parameters, contrasts, windows.device)
+    at_once = max(1, PIXELS_AT_ONCE // (windows.shape[1] * tables.dashes.shape[-1] ** 2))
+    parts = zip(windows.split(at_once), markers.split(at_once), strict=True)
+    return torch.cat([draw(*part, parameters.side, tables) for part in parts])
 
 
-def draw(strokes: Strokes, side: int, tables: DrawingTables) -> Tensor:
+def draw(windows: Tensor, markers: Tensor, side: int, tables: DrawingTables) -> Tensor:
     """rasterise(), all images at once."""
-    levels = drawn_levels(strokes, side, tables)
+    levels = drawn_levels(windows, markers, side, tables)
     brightest = levels.amax(dim=(1, 2), keepdim=True)
     return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
 
 
-def _in_contrasts(strokes: Strokes, parameters: PathfinderParameters, contrasts: Tensor) -> Tensor:
+def _in_contrasts(windows: Tensor, markers: Tensor, parameters: PathfinderParameters, contrasts: Tensor) -> Tensor:
     """rasterise(), each image in contrasts of its own: (B, 2) float32, of the long curves' dashes and the short."""
-    side, tables = parameters.side, drawing_tables(parameters, (1.0, 1.0), strokes.windows.device)
+    side, tables = parameters.side, drawing_tables(parameters, (1.0, 1.0), windows.device)
     long = 2 * parameters.contour_dashes
     of_long, of_short = contrasts[:, :, None, None].unbind(dim=1)
     light = torch.maximum(
-        of_long * tables.light[drawn_levels(strokes, side, tables, slice(long), discs=False)],
-        of_short * tables.light[drawn_levels(strokes, side, tables, slice(long, None), discs=False)],
+        of_long * tables.light[drawn_levels(windows[:, :long], None, side, tables)],
+        of_short * tables.light[drawn_levels(windows[:, long:], None, side, tables)],
     )
-    light = torch.maximum(light, tables.light[drawn_levels(strokes, side, tables, slice(0))])
+    light = torch.maximum(light, tables.light[drawn_levels(windows[:, :0], markers, side, tables)])
     brightest = light.amax(dim=(1, 2), keepdim=True).clamp(min=1e-9)
     return (light * (255 / brightest) + 0.5).to(torch.uint8)
 
 
-def drawn_levels(
-    strokes: Strokes, side: int, tables: DrawingTables, dashes: slice = slice(None), *, discs: bool = True
-) -> Tensor:
-    """(B, side, side) int32: each pixel's level, before the image is scaled. dashes, discs: what is drawn."""
-    images, border = len(strokes), tables.border
+def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: DrawingTables) -> Tensor:
+    """(B, side, side) int32: each pixel's level, before the image is scaled. markers: None draws no discs."""
+    images, border = len(windows), tables.border
     width = side + 2 * border
-    canvas = torch.zeros(images, width * width, dtype=torch.int32, device=strokes.windows.device)
-    windows = strokes.windows[:, dashes]
+    canvas = torch.zeros(images, width * width, dtype=torch.int32, device=windows.device)
     tips, shapes = windows[..., :2].long(), windows[..., 2].long()
     _put(canvas, tables.dashes[shapes], tips + tables.corners[shapes] + border, width)
-    if discs:
-        tips = strokes.markers.long()
+    if markers is not None:
+        tips = markers.long()
         places, reach = round(len(tables.discs) ** 0.5), tables.discs.shape[-1] // 2
         place = disc_place(tips, side, places)
         _put(canvas, tables.discs[place[..., 1] * places + place[..., 0]], tips - reach + border, width)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from torch import Tensor
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 
 
-@dataclass(frozen=True)
-class Strokes:
-    """B images of at most N dashes; positions are (x, y) of pixels.
+class Strokes(TypedDict):
+    """B images of at most N dashes, as tensors; positions are (x, y) of pixels.
 
     windows: (B, N, 3) int32, where each dash's window lies (x, y) and its number in the table of windows (raster), 0
     past an image's own; the first dashes are those of the two long curves. markers: (B, 2, 2) int32, the centres of the
@@ -30,29 +29,13 @@ class Strokes:
     markers: Tensor
     labels: Tensor
 
-    def __len__(self) -> int:
-        return len(self.labels)
 
-    def __getitem__(self, rows: slice | Tensor) -> Strokes:
-        """Some of the images."""
-        return Strokes(self.windows[rows], self.markers[rows], self.labels[rows])
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Strokes:
-        """The same strokes on a device."""
-        tensors = (self.windows, self.markers, self.labels)
-        return Strokes(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
-
-    def pin_memory(self) -> Strokes:
-        """The same strokes in page-locked memory; a DataLoader calls this."""
-        return Strokes(self.windows.pin_memory(), self.markers.pin_memory(), self.labels.pin_memory())
-
-
-def together(parts: Sequence[Strokes]) -> Strokes:
-    """The images of several batches one after the other, whatever N each has."""
-    most = max(part.windows.shape[1] for part in parts)
-    windows = [F.pad(part.windows, (0, 0, 0, most - part.windows.shape[1])) for part in parts]
-    rest = (torch.cat([getattr(part, name) for part in parts]) for name in ("markers", "labels"))
-    return Strokes(torch.cat(windows), *rest)
+def together(parts: Sequence[Strokes], order: Tensor) -> Strokes:
+    """The images of several batches one after the other, whatever N each has, then in this order."""
+    most = max(part["windows"].shape[1] for part in parts)
+    windows = [F.pad(part["windows"], (0, 0, 0, most - part["windows"].shape[1])) for part in parts]
+    markers, labels = (torch.cat([part[name] for part in parts])[order] for name in ("markers", "labels"))
+    return Strokes(windows=torch.cat(windows)[order], markers=markers, labels=labels)
 
 
 def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -18,11 +17,7 @@ from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure
 from flashtrain_recipes.arena.pathfinder.variation import varied_brightness
 
 
-class _Undrawn(TypedDict):
-    strokes: Strokes
-
-
-class StrokeBatch(_Undrawn, total=False):
+class StrokeBatch(Strokes, total=False):
     """What a loader hands over: images that are not drawn yet. brightness: as raster.rasterise has it, of images for
     training."""
 
@@ -47,10 +42,10 @@ class StrokeSamples:
 
     def __getitem__(self, samples: list[int]) -> StrokeBatch:
         numbers = np.asarray(samples, dtype=np.int64)
-        batch = StrokeBatch(strokes=self._strokes(numbers))
-        if self.variation:
-            batch["brightness"] = varied_brightness(self.variation, self.sets[0].stream.seed, numbers)
-        return batch
+        strokes = self._strokes(numbers)
+        if not self.variation:
+            return StrokeBatch(**strokes)
+        return StrokeBatch(**strokes, brightness=varied_brightness(self.variation, self.sets[0].stream.seed, numbers))
 
     def _strokes(self, numbers: np.ndarray) -> Strokes:
         if len(self.sets) == 1:
@@ -58,7 +53,7 @@ class StrokeSamples:
         which, image = numbers % len(self.sets), numbers // len(self.sets)
         found = [images.strokes(image[which == place]) for place, images in enumerate(self.sets)]
         order = np.argsort(np.argsort(which, kind="stable"))
-        return together(found)[torch.from_numpy(order)]
+        return together(found, torch.from_numpy(order))
 
 
 class Pathfinder:
@@ -117,6 +112,5 @@ class Pathfinder:
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
         """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
-        brightness = batch.get("brightness")
-        pixels: Tensor = rasterise(batch["strokes"], self.parameters, brightness)
-        return SequenceBatch(tokens=pixels.flatten(1), labels=batch["strokes"].labels)
+        pixels = rasterise(batch["windows"], batch["markers"], self.parameters, batch.get("brightness"))
+        return SequenceBatch(tokens=pixels.flatten(1), labels=batch["labels"])

@@ -113,7 +113,7 @@ def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes
     start, label = records["start"].astype(np.int64), records["label"].astype(np.int64)
     end = np.where(label == 1, start, 1 - start)  # the curve whose last tip is marked
     markers = np.stack([tips[image, start * dashes], tips[image, end * dashes + dashes - 1]], axis=1)
-    return Strokes(*(torch.from_numpy(values) for values in (windows, markers, label)))
+    return Strokes(windows=torch.from_numpy(windows), markers=torch.from_numpy(markers), labels=torch.from_numpy(label))
 
 
 def _read(path: Path, parameters: PathfinderParameters) -> tuple[np.ndarray, int]:

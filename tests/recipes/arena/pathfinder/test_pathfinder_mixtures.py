@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from image_sets import drawn
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.pathfinder.store import ensure
 
@@ -18,18 +18,13 @@ def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> No
     source = Pathfinder(32, 7, counts={"train": 8}, contour="3-5", workers=1, cache_dir=tmp_path)
     samples = source.split("train")
     assert len(samples) == 8
-    drawn = source.finish(samples[[7, 0, 3, 1, 2, 4]])
+    batch = source.finish(samples[[7, 0, 3, 1, 2, 4]])
     for row, (contour, number) in enumerate([("4", 2), ("3", 0), ("3", 1), ("4", 0), ("5", 0), ("4", 1)]):
         alone = ensure(32, 7, number + 1, contour=contour, workers=1, cache_dir=tmp_path)
-        strokes = alone.strokes([number])
-        assert torch.equal(drawn["tokens"][row], rasterise(strokes, alone.parameters).flatten())
-        assert drawn["labels"][row] == strokes.labels[0]
+        assert torch.equal(batch["tokens"][row], drawn(alone, [number]).flatten())
+        assert batch["labels"][row] == alone.labels[number]
     assert "contours of 3 to 5 dashes" in source.describe()
-
-
-@pytest.mark.slow
-def test_fewer_images_than_lengths_are_of_the_first(tmp_path: Path) -> None:
-    source = Pathfinder(32, 7, counts={"train": 2}, contour="3-5", workers=1, cache_dir=tmp_path)
+    source.counts["train"] = 2  # fewer than lengths: of the first
     assert len(source.split("train")) == 2
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import original_program as program
 import pytest
 import torch
-from image_sets import ImagesOf
+from image_sets import ImagesOf, drawn
 
 from flashtrain_recipes.arena.pathfinder import raster
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters, of_side
 from flashtrain_recipes.arena.pathfinder.raster import rasterise
-from flashtrain_recipes.arena.pathfinder.records import Strokes
 from flashtrain_recipes.arena.pathfinder.store import PathfinderImages
 from flashtrain_recipes.arena.pathfinder.windows import (
     DEGREES,
@@ -41,9 +41,9 @@ def choices(images: PathfinderImages, number: int) -> tuple[list[tuple[program.P
     strokes = images.strokes([number])
     before = 1 + sum(len(directions(parameters, other)) for other in parameters.margins if other < margin)
     angles, shapes = drawn_angles(parameters, margin), sum(len(directions(parameters, m)) for m in parameters.margins)
-    windows = strokes.windows[0][strokes.windows[0, :, 2] > 0].tolist()
+    windows = strokes["windows"][0][strokes["windows"][0, :, 2] > 0].tolist()
     dashes = [((y, x), float(angles[(shape - 1) % shapes + 1 - before])) for x, y, shape in windows]
-    return dashes, [(int(y), int(x)) for x, y in strokes.markers[0].tolist()]
+    return dashes, [(int(y), int(x)) for x, y in strokes["markers"][0].tolist()]
 
 
 def test_a_dash_in_each_direction_and_what_it_keeps_free_are_what_published_weights_saw() -> None:
@@ -70,18 +70,18 @@ def test_a_disc_anywhere_has_pillows_pixels_at_the_edges_too(side: int, radius: 
 )
 def test_whole_images_have_the_programs_pixels(images_of: ImagesOf, side: int, contour: str, count: int) -> None:
     images = images_of(side, contour, count)
-    drawn = rasterise(images.strokes(slice(None)), images.parameters)
-    assert (drawn.dtype, drawn.shape) == (torch.uint8, (count, side, side))
+    found = drawn(images)
+    assert (found.dtype, found.shape) == (torch.uint8, (count, side, side))
     for number in range(count):
         dashes, markers = choices(images, number)
         expected = program.picture(dashes, markers, images.parameters, int(images.margins[number]))
-        assert np.array_equal(drawn[number].numpy(), expected)
+        assert np.array_equal(found[number].numpy(), expected)
 
 
 def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_itself(images_of: ImagesOf) -> None:
     images = images_of(64, "easy", 3)
     factors = torch.tensor([[1.0, 1.0], [1.2, 0.8], [0.75, 1.3]])
-    drawn = rasterise(images.strokes(slice(None)), images.parameters, brightness=factors)
+    found = drawn(images, brightness=factors)
     for number, (of_long, of_short) in enumerate(factors.tolist()):
         parameters = images.parameters
         brighter = replace(
@@ -90,20 +90,17 @@ def test_dashes_of_long_and_of_short_curves_may_be_brighter_in_each_image_by_its
             short_contrast=parameters.short_contrast * of_short,
         )
         expected = program.picture(*choices(images, number), brighter, int(images.margins[number]))
-        assert np.abs(drawn[number].numpy().astype(int) - expected).max() <= 1
+        assert np.abs(found[number].numpy().astype(int) - expected).max() <= 1
 
 
 def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
     parameters = of_side(32)
-    edge = Strokes(
-        windows=torch.tensor([[[0, 0, 1 + 225], [31, 31, 1 + 40], [9, 9, 0]]], dtype=torch.int32),
-        markers=torch.tensor([[[0, 30], [31, 2]]]),
-        labels=torch.tensor([0]),
-    )
+    windows = torch.tensor([[[0, 0, 1 + 225], [31, 31, 1 + 40], [9, 9, 0]]], dtype=torch.int32)
+    markers = torch.tensor([[[0, 30], [31, 2]]])
     angles = drawn_angles(parameters, 1)
     dashes = [((0, 0), float(angles[225])), ((31, 31), float(angles[40]))]
     expected = program.picture(dashes, [(30, 0), (2, 31)], parameters, 1)
-    assert np.array_equal(rasterise(edge, parameters)[0].numpy(), expected)
+    assert np.array_equal(rasterise(windows, markers, parameters)[0].numpy(), expected)
 
 
 @pytest.mark.parametrize(("side", "long", "short"), [(32, 1.5, 2.0), (64, 0.8, 0.8), (128, 0.9, 0.9), (256, 1.0, 1.0)])
@@ -121,30 +118,23 @@ def test_dashes_are_faint_and_have_a_halo_as_the_programs() -> None:
 
 def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPatch) -> None:
     images = images_of(32, "hard", 40)
-    strokes = images.strokes(slice(None))
-    whole = rasterise(strokes, images.parameters)
+    whole = drawn(images)
     monkeypatch.setattr(raster, "PIXELS_AT_ONCE", 12_000)
-    assert torch.equal(rasterise(strokes, images.parameters), whole)
-    assert torch.equal(rasterise(strokes[7:9], images.parameters), whole[7:9])
-    assert rasterise(strokes[:0], images.parameters).shape == (0, 32, 32)
+    assert torch.equal(drawn(images), whole)
+    assert torch.equal(drawn(images, [7, 8]), whole[7:9])
+    assert drawn(images, []).shape == (0, 32, 32)
 
 
 def test_all_of_drawing_is_one_graph(images_of: ImagesOf) -> None:
     images = images_of(32, "hard", 40)
     strokes = images.strokes([1, 2, 3])
     tables = raster.drawing_tables(images.parameters, (1.5, 2.0), torch.device("cpu"))
-
-    def of_tensors(windows: torch.Tensor, markers: torch.Tensor) -> torch.Tensor:
-        return raster.draw(Strokes(windows, markers, strokes.labels), 32, tables)
-
-    whole = torch.compile(of_tensors, fullgraph=True, backend="eager")
-    assert torch.equal(whole(strokes.windows, strokes.markers), rasterise(strokes, images.parameters))
+    whole = torch.compile(partial(raster.draw, side=32, tables=tables), fullgraph=True, backend="eager")
+    assert torch.equal(whole(strokes["windows"], strokes["markers"]), drawn(images, [1, 2, 3]))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("side", [32, 128, 256])
 def test_a_gpu_draws_the_same_to_the_pixel(images_of: ImagesOf, side: int) -> None:
     images = images_of(side, "easy", 20)
-    strokes = images.strokes(slice(None))
-    here = rasterise(strokes, images.parameters)
-    assert torch.equal(rasterise(strokes.to("cuda"), images.parameters).cpu(), here)
+    assert torch.equal(drawn(images, device="cuda").cpu(), drawn(images))

@@ -104,7 +104,7 @@ def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
 def test_splits_share_no_image(tmp_path: Path) -> None:
     sets = [ensure(32, 5, 100, split=split, workers=1, cache_dir=tmp_path) for split in SPLITS]
     assert len({images.path for images in sets}) == 3
-    pictures = {row.numpy().tobytes() for images in sets for row in images.strokes(slice(None)).windows}
+    pictures = {row.numpy().tobytes() for images in sets for row in images.strokes(slice(None))["windows"]}
     assert len(pictures) == 300
 
 
@@ -116,7 +116,8 @@ def test_reading_and_drawing_need_no_numba(tmp_path: Path) -> None:
         "from flashtrain_recipes.arena.pathfinder.store import ensure\n"
         "from flashtrain_recipes.arena.pathfinder.raster import rasterise\n"
         f"images = ensure(32, 5, 20, cache_dir={str(tmp_path)!r})\n"
-        "print(rasterise(images.strokes([1]), images.parameters).shape)\n"
+        "strokes = images.strokes([1])\n"
+        "print(rasterise(strokes['windows'], strokes['markers'], images.parameters).shape)\n"
         f"ensure(32, 5, 21, cache_dir={str(tmp_path)!r})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

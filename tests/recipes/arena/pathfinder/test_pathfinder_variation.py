@@ -5,44 +5,42 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from image_sets import ImagesOf
+from image_sets import ImagesOf, drawn
 from torch import Tensor
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
 from flashtrain_recipes.arena.pathfinder.variation import MOST_CONTRAST, varied, varied_brightness
 
 
 @pytest.fixture(scope="module")
-def drawn(images_of: ImagesOf) -> Tensor:
+def pixels(images_of: ImagesOf) -> Tensor:
     """(40, 1024) uint8."""
-    images = images_of(32, "hard", 40)
-    return rasterise(images.strokes(slice(None)), images.parameters).flatten(1)
+    return drawn(images_of(32, "hard", 40)).flatten(1)
 
 
 def changed(drawn: Tensor, strength: float, seed: int = 0) -> Tensor:
     return varied(strength)(drawn, torch.Generator().manual_seed(seed))
 
 
-def test_half_of_the_images_stay_as_they_are_and_the_others_differ_from_one_another(drawn: Tensor) -> None:
-    many = drawn[:1].expand(400, -1)
+def test_half_of_the_images_stay_as_they_are_and_the_others_differ_from_one_another(pixels: Tensor) -> None:
+    many = pixels[:1].expand(400, -1)
     found = changed(many, 1.0)
     same = (found == many).all(dim=1)
     assert 160 < int(same.sum()) < 240
     assert len(found.unique(dim=0)) > 150
 
 
-def test_one_seed_draws_the_same_changes(drawn: Tensor) -> None:
-    assert torch.equal(changed(drawn, 1.0, 3), changed(drawn, 1.0, 3))
-    assert not torch.equal(changed(drawn, 1.0, 3), changed(drawn, 1.0, 4))
+def test_one_seed_draws_the_same_changes(pixels: Tensor) -> None:
+    assert torch.equal(changed(pixels, 1.0, 3), changed(pixels, 1.0, 3))
+    assert not torch.equal(changed(pixels, 1.0, 3), changed(pixels, 1.0, 4))
 
 
-def test_shapes_stay_in_their_places(drawn: Tensor) -> None:
+def test_shapes_stay_in_their_places(pixels: Tensor) -> None:
     """Everything that is drawn lies within a pixel of where it was, and discs stay white."""
-    found = changed(drawn, 1.0).view(-1, 32, 32)
-    wide = torch.nn.functional.max_pool2d(drawn.view(-1, 1, 32, 32).float(), 5, 1, 2)[:, 0]
+    found = changed(pixels, 1.0).view(-1, 32, 32)
+    wide = torch.nn.functional.max_pool2d(pixels.view(-1, 1, 32, 32).float(), 5, 1, 2)[:, 0]
     assert ((found == 0) | (wide > 0)).all()
     assert (found.flatten(1).amax(dim=1) == 255).all()
 
