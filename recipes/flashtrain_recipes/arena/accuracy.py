@@ -1,4 +1,4 @@
-"""Accuracies and speeds of the Long Range Arena: how sure a measured one is, what others published, and the tables.
+"""Accuracies of the Long Range Arena: how sure a measured one is, what others published, and the tables.
 
 Published are, in percent, of FlashAttention (Dao et al. 2022, arXiv 2205.14135) tables 3 and 6; of Amos et al. 2023
 (arXiv 2310.02980) their Transformer with rotary positions, pre-trained on the task's own inputs, and the same trained
@@ -21,7 +21,6 @@ from flashtrain.report.rows import Row, values_of
 from flashtrain.report.table import Table, make_table
 from flashtrain_recipes.arena import image, listops, papers, reviews
 from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS, contour_words
-from flashtrain_recipes.harness.rows import over_fastest
 
 Z95 = 1.959964
 
@@ -53,9 +52,6 @@ PAPER_ACCURACY: dict[str, dict[str, float]] = {
     "pathx": {FLASH_ATTENTION: 61.4, BLOCK_SPARSE: 56.0, FROM_SCRATCH: 84.7, PRETRAINED: 93.0},
     "path256": {BLOCK_SPARSE: 63.1},
 }
-# Training speed-up over standard attention, the mean over the Long Range Arena's tasks without Path-X.
-MEAN_TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
-PAPER_MEAN_SPEEDUP = {"flashtrain": 2.4, "flashtrain, block-sparse": 2.8}
 CHANCE = {
     "pathfinder": 50.0,
     "pathx": 50.0,
@@ -139,57 +135,3 @@ def accuracy_table(rows: Rows) -> Table:
     )
     others = [f"{task}: {theirs}." for task in values_of(found, "task") if (theirs := papers_task(task))]
     return replace(table, notes=(*table.notes, *others))
-
-
-def speed_rows(rows: Rows) -> list[Row]:
-    """The rows with `speedup_over_standard`: over standard attention, as compiled as the row itself, at the same task
-    and batch. None where that one has no figure.
-    """
-    same = ("task", "length", "batch", "compiled")
-    found = []
-    for row in rows:
-        over = over_fastest(row, rows, "samples_per_second", same, lambda one: bool(one.get("is_standard")))
-        found.append({**row, "speedup_over_standard": over} if row.get("samples_per_second") else dict(row))
-    return found
-
-
-def mean_speedups(rows: Rows) -> list[Row]:
-    """The mean speed-up of each implementation over the tasks that the paper's mean is of, as far as they were
-    measured, and the paper's mean beside it where it has one and the tasks are as long as its own.
-    """
-    found = []
-    lengths = {**LENGTHS, "pathfinder": 32 * 32}
-    for name in values_of(rows, "implementation"):
-        own = [
-            row
-            for row in rows
-            if row["implementation"] == name and row["task"] in MEAN_TASKS and row.get("speedup_over_standard")
-        ]
-        if own:
-            mean = round(sum(row["speedup_over_standard"] for row in own) / len(own), 3)
-            theirs = all(row.get("length") == lengths[row["task"]] for row in own)
-            paper = PAPER_MEAN_SPEEDUP.get(str(name).removesuffix(", eager")) if theirs else None
-            found.append({"implementation": name, "tasks": len(own), "mean_speedup": mean, "paper_mean_speedup": paper})
-    return found
-
-
-def speed_tables(rows: Rows) -> list[Table]:
-    """Training speed by task and implementation; the mean speed-ups beside the paper's."""
-    columns = [
-        "task",
-        "length",
-        "batch",
-        "implementation",
-        "samples_per_second",
-        "peak_memory_gib",
-        "milliseconds",
-        "speedup_over_standard",
-    ]
-    tables = [
-        make_table(rows, [key for key in columns if values_of(rows, key)], "training speed, over standard attention")
-    ]
-    means = mean_speedups(rows)
-    if means:
-        keys = ["implementation", "tasks", "mean_speedup", "paper_mean_speedup"]
-        tables.append(make_table(means, keys, "mean over the tasks; paper: FlashAttention (Dao et al. 2022), LRA"))
-    return tables

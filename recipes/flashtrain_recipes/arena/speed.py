@@ -18,15 +18,16 @@ from flashtrain.command.compose import settings_of_recipe
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.report.table import Table
+from flashtrain.report.rows import values_of
+from flashtrain.report.table import Table, make_table
 from flashtrain.settings.settings import Settings
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.steps import clip_gradients
-from flashtrain_recipes.arena.accuracy import mean_speedups, speed_rows, speed_tables
+from flashtrain_recipes.arena.accuracy import LENGTHS
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of
-from flashtrain_recipes.harness.rows import Row, Rows
+from flashtrain_recipes.harness.rows import Row, Rows, over_fastest
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
@@ -119,12 +120,25 @@ _RECIPES = {
     "path256": "path256",
 }
 _USUAL = tuple(_RECIPES)[:-1]  # standard attention has no figure at 65,536 pixels
+# Training speed-up over standard attention (Dao et al. 2022, table 3), the mean over these tasks at these lengths.
+_PAPERS_LENGTHS = {**LENGTHS, "pathfinder": 32 * 32}
+_PAPERS_MEAN = {"flashtrain": 2.4, "flashtrain, block-sparse": 2.8}
 
 
 class SequenceSteps(StepBenchmark):
     """The tasks that benchmark.tasks names, by attention."""
 
-    what = "training steps of the Long Range Arena"
+    what = "training speed of the Long Range Arena, over standard attention"
+    columns = (
+        "task",
+        "length",
+        "batch",
+        "implementation",
+        "samples_per_second",
+        "peak_memory_gib",
+        "milliseconds",
+        "speedup_over_standard",
+    )
     rate = "samples_per_second"
 
     def make_cases(self) -> list[SpeedCase]:
@@ -153,11 +167,41 @@ class SequenceSteps(StepBenchmark):
         return speed_rows(run.rows)
 
     def tables(self, rows: Rows) -> list[Table]:
-        return speed_tables(rows)
+        means, title = mean_speedups(rows), "mean over the tasks; paper: FlashAttention (Dao et al. 2022), LRA"
+        more = [make_table(means, list(means[0]), title)] if means else []
+        return [*super().tables(rows), *more]
 
     def best(self, rows: Rows) -> dict[str, float]:
         """The mean speed-up of each implementation."""
         return {f"mean_speedup_{row['implementation']}": row["mean_speedup"] for row in mean_speedups(rows)}
+
+
+def speed_rows(rows: Rows) -> list[Row]:
+    """The rows with `speedup_over_standard`: over standard attention, as compiled as the row itself, at the same task
+    and batch. None where that one has no figure.
+    """
+    same = ("task", "length", "batch", "compiled")
+    found = []
+    for row in rows:
+        over = over_fastest(row, rows, "samples_per_second", same, lambda one: bool(one.get("is_standard")))
+        found.append({**row, "speedup_over_standard": over} if row.get("samples_per_second") else dict(row))
+    return found
+
+
+def mean_speedups(rows: Rows) -> list[Row]:
+    """The mean speed-up of each implementation over the tasks that the paper's mean is of, as far as they were
+    measured, and the paper's mean beside it where it has one and the tasks are as long as its own.
+    """
+    found = []
+    for name in values_of(rows, "implementation"):
+        own = [row for row in rows if row["implementation"] == name and row.get("speedup_over_standard")]
+        own = [row for row in own if row["task"] in _PAPERS_LENGTHS]
+        if own:
+            mean = round(sum(row["speedup_over_standard"] for row in own) / len(own), 3)
+            theirs = all(row.get("length") == _PAPERS_LENGTHS[row["task"]] for row in own)
+            paper = _PAPERS_MEAN.get(str(name).removesuffix(", eager")) if theirs else None
+            found.append({"implementation": name, "tasks": len(own), "mean_speedup": mean, "paper_mean_speedup": paper})
+    return found
 
 
 def cases(settings: Settings) -> list[SpeedCase]:

@@ -1,12 +1,13 @@
-"""Accuracies and speeds in tables, the papers' figures beside ours."""
+"""Accuracies in tables, the papers' figures beside ours, and speed-ups."""
 
 from __future__ import annotations
 
 import pytest
 from matplotlib.figure import Figure
 
-from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table, mean_speedups, speed_rows
+from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table
 from flashtrain_recipes.arena.figures import curriculum_figure
+from flashtrain_recipes.arena.speed import mean_speedups, speed_rows
 
 PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "contour": "hard", "accuracy": 0.8,
          "accuracy_low": 0.79, "accuracy_high": 0.81}  # fmt: skip

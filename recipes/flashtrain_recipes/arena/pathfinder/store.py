@@ -21,8 +21,6 @@ from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters,
 from flashtrain_recipes.arena.pathfinder.records import Strokes, record_type, sound
 from flashtrain_recipes.arena.pathfinder.windows import directions
 
-SPLITS = ("train", "validation", "test")
-
 
 class PathfinderImages:
     """The first `count` images of a stored set, all that are whole if None.

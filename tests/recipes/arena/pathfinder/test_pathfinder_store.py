@@ -16,7 +16,7 @@ from flashtrain_recipes.arena.pathfinder import generate
 from flashtrain_recipes.arena.pathfinder.generate import HEADER_BYTES, ImageStream, generate_records
 from flashtrain_recipes.arena.pathfinder.parameters import of_side
 from flashtrain_recipes.arena.pathfinder.records import record_type
-from flashtrain_recipes.arena.pathfinder.store import SPLITS, PathfinderImages, ensure, set_path
+from flashtrain_recipes.arena.pathfinder.store import PathfinderImages, ensure, set_path
 
 pytestmark = pytest.mark.slow  # numba compiles the walks
 
@@ -102,7 +102,7 @@ def test_a_second_writer_waits_for_the_first(tmp_path: Path) -> None:
 
 
 def test_splits_share_no_image(tmp_path: Path) -> None:
-    sets = [ensure(32, 5, 100, split=split, workers=1, cache_dir=tmp_path) for split in SPLITS]
+    sets = [ensure(32, 5, 100, split=split, workers=1, cache_dir=tmp_path) for split in ("train", "validation", "test")]
     assert len({images.path for images in sets}) == 3
     pictures = {row.numpy().tobytes() for images in sets for row in images.strokes(slice(None))["windows"]}
     assert len(pictures) == 300
