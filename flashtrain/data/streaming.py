@@ -48,7 +48,7 @@ class StreamingDataModule(TextDataModule):
         source, spec = self.source, self.tokenizer_spec
         if not isinstance(source, TextSource):
             raise UserError(f"what is streamed is text, and the source is {source.describe()}.")
-        tokenizer = make_tokenizer(spec, source) if isinstance(spec, TokenizerSpec) else spec
+        tokenizer = make_tokenizer(spec) if isinstance(spec, TokenizerSpec) else spec
         named = held_out(source) if self.validation is None else self.validation
         wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0
         size = source.approximate_bytes() if wanted and named is None else None

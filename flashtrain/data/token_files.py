@@ -84,7 +84,7 @@ class TokenFiles(SplitFiles):
             return tokenizer
         if tokenizer.kind == "none":
             return TokenIds(tokenizer.vocab_size, self.end_of_text)
-        return make_tokenizer(tokenizer, self)  # type: ignore[arg-type]  # which only "bpe" reads
+        return make_tokenizer(tokenizer)
 
 
 def token_file(path: Path, dtype: str | None) -> TokenFile:

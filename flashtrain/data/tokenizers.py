@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,6 @@ import numpy as np
 
 from flashtrain.data.bpe import ADDED, BPETokenizer, byte_level, gpt2_files_version, gpt2_tokenizer
 from flashtrain.data.library_tokenizer import CONFIG, MARK, LibraryTokenizer
-from flashtrain.data.sources import TextSource
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.json_files import read_json
 
@@ -136,12 +135,12 @@ class TokenizerSpec:
         return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
 
 
-def make_tokenizer(spec: TokenizerSpec, source: TextSource) -> Tokenizer:
-    """The tokenizer that the spec names; only a "bpe" reads the source. Raises UserError."""
+def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
+    """The tokenizer that the spec names; only a "bpe" reads documents, to be trained on them. Raises UserError."""
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "bpe":
-        return BPETokenizer.train(first_bytes(source.documents(), spec.sample_bytes), spec.vocab_size)
+        return BPETokenizer.train(first_bytes(documents(), spec.sample_bytes), spec.vocab_size)
     if spec.kind != "gpt2":
         return huggingface_tokenizer(spec.kind, begin_of_text=spec.begin_of_text)
     return gpt2_tokenizer(vocab=spec.vocab, merges=spec.merges)

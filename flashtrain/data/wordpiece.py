@@ -64,9 +64,10 @@ class WordPieceTokenizer(LibraryTokenizer):
         missing = [token for token, number in known.items() if number is None]
         if missing:
             raise UserError(f"the tokenizer has no {', '.join(missing)}: expected one of a BERT.")
-        super().__init__(library, known["[SEP]"])
+        pad, classify, separate, mask = ids = [number for number in known.values() if number is not None]
+        super().__init__(library, separate)
         library.encode_special_tokens = False
-        self.special = SpecialTokens(*known.values(), max(known.values()) + 1, self.vocab_size, self.vocab_size)
+        self.special = SpecialTokens(pad, classify, separate, mask, max(ids) + 1, self.vocab_size, self.vocab_size)
 
     @classmethod
     def beside(cls, folder: str | os.PathLike[str]) -> WordPieceTokenizer | None:

@@ -42,16 +42,14 @@ class _Forward:
         self.seen: list[tuple[Tensor, Tensor | None]] = []
 
 
-_at_hand = threading.local()
+class _AtHand(threading.local):
+    """This thread's forwards, the innermost last. Recomputation in a backward is in none."""
+
+    def __init__(self) -> None:
+        self.forwards: list[_Forward] = []
 
 
-def _forwards() -> list[_Forward]:
-    """This thread's, the innermost last. Recomputation in a backward is in none."""
-    try:
-        return _at_hand.forwards
-    except AttributeError:
-        _at_hand.forwards = []
-        return _at_hand.forwards
+_at_hand = _AtHand()
 
 
 class Inputs(NamedTuple):
@@ -109,12 +107,12 @@ def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple
         # A forward of a user's own may make those of packed documents.
         theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith("transformers.")
         counts = not given and spread is None and theirs
-        _forwards().append(_Forward(model, counts))
+        _at_hand.forwards.append(_Forward(model, counts))
     return None if spread is None else _shared(spread, model, args, kwargs)
 
 
 def _leave(model: nn.Module, args: Any, output: Any) -> None:
-    forwards = [] if torch.compiler.is_compiling() else _forwards()
+    forwards = [] if torch.compiler.is_compiling() else _at_hand.forwards
     if forwards and forwards[-1].model is model:  # a hook before ours may have failed
         forwards.pop()
 
@@ -258,7 +256,7 @@ def holds_no_documents(positions: Tensor) -> bool:
     tensors count as such."""
     if positions.is_meta:
         return True
-    forwards = _forwards()
+    forwards = _at_hand.forwards
     if not forwards:
         return False
     return forwards[-1].counts or any(found is None and _is_same(x, positions) for x, found in forwards[-1].seen)
@@ -268,7 +266,7 @@ def _found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> T
     """What `find` finds in positions (B, S), once in a forward: it waits for the device. In meta tensors, nothing."""
     if positions.is_meta:
         return None
-    forwards = _forwards()
+    forwards = _at_hand.forwards
     if not forwards or torch.compiler.is_compiling():
         return find(positions)
     if forwards[-1].counts:

@@ -27,7 +27,8 @@ from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 OTHER_MIXERS = r"Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
-ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")  # all are of rope_parameters
+ROTARY = "rope_parameters"
+OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries of files, all of ROTARY now
 PATIENCE = 3  # seconds that the hub has for an answer
 
 
@@ -86,7 +87,7 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
             f"{setting}={path} holds quantised weights, which cannot be trained: expected the same model in bfloat16."
         )
     content = {name: value for name, value in content.items() if name not in ("auto_map", "model_type")}
-    if not changes.keys().isdisjoint(ROTARY):
+    if ROTARY in changes:
         content, changes = _with_rotary(kind, content, changes)
     return AutoConfig.for_model(kind, **{**content, **changes})
 
@@ -100,7 +101,7 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
     own = CONFIG_MAPPING[kind]
     fields = inspect.signature(own).parameters
     known = {*content, *fields, *own.attribute_map, "experts_implementation"} - {"model_type"}
-    known.update(ROTARY if "rope_parameters" in fields else ())
+    known -= {*OLDER_ROTARY} if ROTARY in fields else set()
     # Older names, which a class takes from what is no field of it.
     classes = [one for one in own.__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]
     sources = "".join(map(inspect.getsource, classes))
@@ -115,18 +116,13 @@ def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, An
     model's own: its base, and the length that it was trained with."""
     from transformers import AutoConfig
 
-    given: dict[str, Any] = {}
-    for name in ROTARY[:2]:
-        if name in changes:
-            given |= changes[name] or {"rope_type": "default"}
-    given |= {name: changes[name] for name in ROTARY[2:] if name in changes}
-    others = {name: value for name, value in changes.items() if name not in ROTARY[:2]}
+    others = {name: value for name, value in changes.items() if name != ROTARY}
     trained = {name: value for name, value in content.items() if name == "max_position_embeddings"}
     config = AutoConfig.for_model(kind, **{**content, **others, **trained})
-    config.rope_parameters = _rotary_with(config.rope_parameters or {}, given)
+    config.rope_parameters = _rotary_with(config.rope_parameters or {}, changes[ROTARY])
     config.standardize_rope_params()
-    content = {name: value for name, value in content.items() if name not in ROTARY[:2]}
-    return content, {**others, "rope_parameters": config.rope_parameters}
+    content = {name: value for name, value in content.items() if name not in (ROTARY, *OLDER_ROTARY)}
+    return content, {**others, ROTARY: config.rope_parameters}
 
 
 def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,10 +131,9 @@ def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
     kinds = {name for name, value in own.items() if isinstance(value, dict)}
     known = kinds or {*own, *RopeParameters.__annotations__}
-    new = {"rope_type" if name == "type" else name: value for name, value in given.items()}
-    for name in new.keys() - known:
+    for name in given.keys() - known:
         raise unknown("rotary entry in model.options", name, known)
-    return {**own, **{name: _rotary_with(own[name], value) if name in kinds else value for name, value in new.items()}}
+    return {**own, **{name: _rotary_with(own[name], one) if name in kinds else one for name, one in given.items()}}
 
 
 def end_ids(folder: Path) -> list[int]:

@@ -21,8 +21,8 @@ TEXTS = ["the cat sat on the mat", "a cat and another cat", "the end"] * 5
 
 
 @pytest.fixture(params=["bytes", "bpe"])
-def tokenizer(request, list_source) -> Tokenizer:
-    return make_tokenizer(TokenizerSpec(request.param, vocab_size=300), list_source(TEXTS))
+def tokenizer(request) -> Tokenizer:
+    return make_tokenizer(TokenizerSpec(request.param, vocab_size=300), lambda: TEXTS)
 
 
 @given(st.text())
@@ -70,10 +70,10 @@ def test_loading_says_where_no_tokenizer_is(tmp_path):
             load_tokenizer(tmp_path)
 
 
-def test_a_bpe_is_trained_on_the_first_bytes_only(list_source):
+def test_a_bpe_is_trained_on_the_first_bytes_only():
     texts = ["aaaa bbbb " * 10, "cccc dddd " * 100]
     spec = TokenizerSpec("bpe", vocab_size=300, sample_bytes=100)
-    learnt = make_tokenizer(spec, list_source(texts))
+    learnt = make_tokenizer(spec, lambda: texts)
     assert len(learnt.encode("aaaa")) == 1
     assert len(learnt.encode("cccc")) == 4
 

@@ -527,9 +527,7 @@ GEMMA = {"sliding_attention": {"rope_type": "default", "rope_theta": 7e3}, "full
     [
         ("llama", {"rope_theta": 1e5}, {"rope_parameters": SCALED}, {**OWN, **SCALED}),
         ("llama", {"rope_parameters": OWN}, {"rope_parameters": SCALED}, {**OWN, **SCALED}),
-        ("llama", {"rope_parameters": OWN}, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, {**OWN, **SCALED}),
-        ("llama", {"rope_parameters": OWN}, {"rope_theta": 2e5}, {"rope_type": "default", "rope_theta": 2e5}),
-        ("llama", {"rope_theta": 1e5, "rope_scaling": SCALED}, {"rope_scaling": None}, OWN),
+        ("llama", {"rope_theta": 1e5, "rope_scaling": SCALED}, {"rope_parameters": {"rope_type": "default"}}, OWN),
         (
             "llama",
             {"rope_parameters": OWN},
@@ -564,12 +562,13 @@ def test_rotary_entries_given_in_part_leave_the_models_own(kind, content, change
         ({"attention_droput": 0.1}, "model.options 'attention_droput'. Did you mean 'attention_dropout'"),
         ({"rope_parameters": {"rope_typ": "yarn"}}, "model.options 'rope_typ'. Did you mean 'rope_type'"),
         ({"rope_parameters": {"full_attention": {}}}, "model.options 'full_attention'"),
+        ({"rope_theta": 1e5}, "model.options 'rope_theta'"),
         ({"model_type": "qwen3"}, "model.options 'model_type'"),
     ],
 )
 def test_a_change_of_what_the_configuration_has_not_is_refused(changes, said, tmp_path: Path) -> None:
     given = save_config(tmp_path, model_type="llama", **{**tiny._LLAMA_LIKE, "eos_token_id": 1}, of_its_own=1)
-    transformers_decoder(config=given, changes={"attention_dropout": 0.1, "of_its_own": 2, "rope_theta": 1e5})
+    transformers_decoder(config=given, changes={"attention_dropout": 0.1, "of_its_own": 2})
     with pytest.raises(UserError, match=said):
         transformers_decoder(config=given, changes=changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashtrain.data.bpe import BPETokenizer, gpt2_tokenizer
 from flashtrain.data.cue_documents import CueDocuments, best_micro_f1
 from flashtrain.data.labelled_documents import LabelledSamples
 from flashtrain.data.labelled_rows import SUFFIXES, Columns, Row, dataset_rows, encode_rows, file_rows, labels_in
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.data.split_names import split_named
-from flashtrain.data.tokenizers import ByteTokenizer, Tokenizer, huggingface_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
@@ -184,14 +184,9 @@ def _parts(rows: dict[str, list[Row]], asked: FineTuningSettings) -> dict[str, l
 
 
 def _tokenizer(data: DataSettings, rows: Sequence[Row]) -> Tokenizer:
-    if data.tokenizer == "bytes":
-        return ByteTokenizer()
-    if data.tokenizer == "gpt2":
-        return gpt2_tokenizer(vocab=data.vocab, merges=data.merges)
-    if data.tokenizer != "bpe":
-        return huggingface_tokenizer(data.tokenizer)
     texts = (row.text if isinstance(row.text, str) else " ".join(row.text) for row in rows)
-    return BPETokenizer.train(texts, data.vocab_size)
+    spec = TokenizerSpec(data.tokenizer, data.vocab_size, data.vocab, data.merges, sample_bytes=sys.maxsize)
+    return make_tokenizer(spec, lambda: texts)
 
 
 def _check_single(parts: dict[str, list[Row]]) -> None:

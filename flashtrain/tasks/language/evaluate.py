@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -68,7 +68,8 @@ def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
         build, tokenizer = model_builder(settings), tokenizer_of_weights(settings) or make_tokenizer_spec(settings)
         if isinstance(tokenizer, TokenizerSpec):
             ids = TokenIds(settings.data.vocab_size, settings.data.end_of_text)
-            tokenizer = ids if tokenizer.kind == NONE else make_tokenizer(tokenizer, cast(Any, make_source(settings)))
+            own = tokenizer.kind != NONE
+            tokenizer = make_tokenizer(tokenizer, getattr(make_source(settings), "documents", tuple)) if own else ids
         model = build(vocab_size=tokenizer.vocab_size, attention=hardware.attention)
         model.keep_in(hardware.precision)
         model.materialise(torch.device(hardware.kind))
