@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from flashtrain.errors import UserError
+from flashtrain.registry import registered
+from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
 
 IMPOSSIBLE = "no such name"  # no setting has it as a value
@@ -62,16 +64,21 @@ def settings_page(first_line: str) -> str:
         "",
         "A setting is given as `name=value` after the recipe. A recipe's values come before these defaults, and the",
         "command line's come before both. `python -m flashtrain recipe=gpt2 --cfg job` prints what a recipe comes to.",
-        "A name that does not exist is refused in one line, with the nearest name. So is one that nothing heeds.",
+        "A name that the recipe's task does not have is refused in one line, with the nearest name. So is one that the",
+        "mode does not use.",
         "",
         "`null` means that the run decides, from the machine or the model.",
         "",
     ]
-    return "\n".join([*lines, *_section("The run", "", Settings(), Settings.check)]) + "\n"
+    shown: set[str] = set()
+    lines += _section("Every run", "", Settings(), Settings.check, shown)
+    for task in registered("task"):
+        lines += _section(f"task={task}", "", schema_of(task)(), schema_of(task).check, shown)
+    return "\n".join(lines) + "\n"
 
 
-def _section(title: str, prefix: str, group: Any, check: Any) -> Iterator[str]:
-    """A group's heading, what is said of it as a whole, its table, and the groups inside of it."""
+def _section(title: str, prefix: str, group: Any, check: Any, shown: set[str]) -> Iterator[str]:
+    """A group's heading, what is said of it as a whole, its table, and the groups inside of it, but for `shown`."""
     introduction, meanings = described(type(group))
     yield from (f"## {title}", "")
     if introduction:
@@ -81,6 +88,9 @@ def _section(title: str, prefix: str, group: Any, check: Any) -> Iterator[str]:
     rows = []
     for one in dataclasses.fields(group):
         default, name = getattr(group, one.name), f"{prefix}{one.name}"
+        if name in shown:
+            continue
+        shown.add(name)
         if dataclasses.is_dataclass(default):
             inner.append((name, default))
             continue
@@ -94,19 +104,18 @@ def _section(title: str, prefix: str, group: Any, check: Any) -> Iterator[str]:
             listed = ", ".join([listed, *(value for value in possible if " " in value)])
             told = f"{told}{'. ' if told else ''}One of {listed}"
         rows.append(f"| `{name}` | {kind_of(hints[one.name])} | `{yaml_of(default)}` | {cell(told)} |")
-    yield from ("| setting | type | default | meaning |", "| :--- | :--- | :--- | :--- |", *rows, "")
+    if rows:
+        yield from ("| setting | type | default | meaning |", "| :--- | :--- | :--- | :--- |", *rows, "")
     for name, one in inner:
-        yield from _section(f"`{name}`", f"{name}.", one, getattr(type(one), "check", None))
+        yield from _section(f"`{name}`", f"{name}.", one, getattr(type(one), "check", None), shown)
 
 
 def described(cls: type) -> tuple[str, dict[str, str]]:
     """What a dataclass's docstring says of the whole, and of each field that it names: "name: ...", "a, b: ..."."""
     introduction: list[str] = []
     meanings: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        own = vars(base).get("__annotations__", {})
-        if not dataclasses.is_dataclass(base) or not own:
-            continue
+    own = [one.name for one in dataclasses.fields(cls)]
+    for base in _dataclasses(cls):
         name = rf"`?(?:{'|'.join(sorted(own, key=len, reverse=True))})`?"
         entry = re.compile(rf"(?:^|(?<=[.;] ))({name}(?:(?:, | and ){name})*)(?: (None))?: ")
         for paragraph in inspect.cleandoc(base.__doc__ or "").split("\n\n"):
@@ -123,6 +132,11 @@ def described(cls: type) -> tuple[str, dict[str, str]]:
     return _plain("\n\n".join(introduction)), {name: _plain(said) for name, said in meanings.items()}
 
 
+def _dataclasses(cls: type) -> list[type]:
+    """The class and those that it is derived from, the last one first."""
+    return [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+
+
 def _plain(text: str) -> str:
     return re.sub(r"\bNone\b", "null", text)
 
@@ -133,13 +147,15 @@ _COMMENTS: dict[str, str] = {}
 def comments() -> dict[str, str]:
     """The comment on each setting's line in the source of its dataclass."""
     if not _COMMENTS:
-        _COMMENTS.update(_source_comments(Settings(), ""))
+        for task in registered("task"):
+            _COMMENTS.update(_source_comments(schema_of(task)(), ""))
     return _COMMENTS
 
 
 def _source_comments(group: Any, prefix: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for line in inspect.getsource(type(group)).splitlines():
+    lines = [line for base in _dataclasses(type(group)) for line in inspect.getsource(base).splitlines()]
+    for line in lines:
         match = re.match(r"    (\w+): .*?\s{2}#\s*(.+)$", line)
         if match:
             found[f"{prefix}{match[1]}"] = match[2]

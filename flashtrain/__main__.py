@@ -28,7 +28,6 @@ from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
 from flashtrain.command.compose import (  # noqa: E402
-    CONFIG_NAME,
     check_given_once,
     checked_settings,
     override_keys,
@@ -37,7 +36,7 @@ from flashtrain.command.compose import (  # noqa: E402
     register_configs,
 )
 from flashtrain.command.failures import say_failure  # noqa: E402
-from flashtrain.command.given import settings_of  # noqa: E402
+from flashtrain.command.request import settings_of  # noqa: E402
 from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
 from flashtrain.run.job_process import end_with_parent  # noqa: E402
@@ -83,7 +82,7 @@ def _command(words: list[str]) -> int:
         settings = settings_of(arguments.overrides)
         from flashtrain.command import modes
         from flashtrain.command.job import plan
-        from flashtrain.spec import mode_of
+        from flashtrain.spec import is_of_checkpoint, mode_of
 
         if settings.mode == "plan":
             print(plan(settings, arguments.overrides))
@@ -91,11 +90,10 @@ def _command(words: list[str]) -> int:
         mode = mode_of(settings)
         if mode is not None and mode.study:
             return mode.run_study(settings, arguments.overrides, started=STARTED)
-        if settings.mode in modes.OF_A_CHECKPOINT or (mode is not None and mode.of_checkpoint):
+        if is_of_checkpoint(settings.mode):
             return modes.run_mode(settings)
         return _run(settings, arguments.overrides)
-    register_configs()
-    return _run_by_hydra()
+    return _run_by_hydra(arguments.overrides)
 
 
 def _run(settings: Settings, overrides: list[str]) -> int:
@@ -104,21 +102,22 @@ def _run(settings: Settings, overrides: list[str]) -> int:
 
     named = {key for key in override_keys(overrides) if key.startswith("hydra")}
     if any(word.lstrip("+").startswith(FOLDER) and "${" in word for word in overrides):
-        return _run_by_hydra()  # which looks up what the folder's name asks for
+        return _run_by_hydra(overrides)  # which looks up what the folder's name asks for
     folder = run_folder(settings, overrides)
     if FOLDER not in named:  # for the ranks that Lightning starts with the same words
         sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
     with held(folder):
         if named - {FOLDER}:
-            return _run_by_hydra()
+            return _run_by_hydra(overrides)
         return run_job(settings, folder, overrides=words_of_task(overrides), started=STARTED)
 
 
-def _run_by_hydra() -> int:
+def _run_by_hydra(overrides: list[str]) -> int:
     """The same where Hydra itself is asked for something: to show a configuration, to launch jobs, to log elsewhere."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and told by main()
-    with readable_errors():
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=CONFIG_NAME)(_hydra_job)()
+    task = register_configs(overrides)
+    with readable_errors(task):
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=task)(_hydra_job)()
     return 0
 
 

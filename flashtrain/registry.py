@@ -39,8 +39,7 @@ GROUPS: dict[str, str] = {
     "optimizer": "build(model, settings) -> torch.optim.Optimizer",
     "schedule": "build(optimizer, settings, total_steps) -> torch.optim.lr_scheduler.LRScheduler",
     "callback": "build(settings) -> pytorch_lightning.Callback",
-    "settings": "a dataclass with check(): the settings of one group, whose name is the component's",
-    "rules": "a sequence of flashtrain.spec.Rule: under which settings others are heeded",
+    "settings": "a dataclass with check(): a group of settings that every task then has, named as the component",
     "task": "a flashtrain.spec.Task: what task=NAME trains",
     "mode": "a flashtrain.spec.Mode: what mode=NAME does beside training",
     "benchmark": "build(settings, hardware) with .plan() -> str and .run(folder, *, overrides, started) -> row: "
@@ -55,13 +54,7 @@ _OWN = {
     "task.language_model": "flashtrain.tasks.language.spec:LanguageTask",
     "task.masked_language_model": "flashtrain.tasks.masked_language.spec:MaskedTask",
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
-    "settings.bert": "flashtrain.tasks.masked_language.spec:BertSettings",
-    "settings.masked": "flashtrain.tasks.masked_language.spec:MaskedSettings",
-    "settings.finetune": "flashtrain.tasks.fine_tuning.spec:FineTuningSettings",
     "model.huggingface": "flashtrain.integrations.huggingface_model:build",
-    "rules.language_model": "flashtrain.tasks.language.spec:RULES",
-    "rules.masked_language_model": "flashtrain.tasks.masked_language.spec:RULES",
-    "rules.fine_tuning": "flashtrain.tasks.fine_tuning.spec:RULES",
     "figure.context": "flashtrain.report.figures:context_sweep_figure",
 }
 

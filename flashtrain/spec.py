@@ -2,22 +2,19 @@
 
 A task or a mode is a class registered under its name (flashtrain/registry.py). Nothing else branches on these names.
 Whatever is heavy is imported inside the methods: settings are checked, and mistakes told, before it is needed.
-
-Below them: who heeds a setting. A task and a mode say by `heeds` which settings that not all have they read; rules of a
-group's own are registered as `rules.NAME`; the framework's are in command/given.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from flashtrain.errors import UserError
 from flashtrain.registry import component, registered
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.settings import OF_A_CHECKPOINT, Settings
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -94,37 +91,31 @@ class Prepared:
 class Task(ABC):
     """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
 
-    generates = True  # whether it has mode=generate
+    settings: type[Settings] = Settings  # its schema: every run's settings and its own
     shards = True  # whether its models' weights may be sharded among devices
-    heeds: tuple[str, ...] = ()  # of the settings and groups that not every task reads, those that it does
-    groups: tuple[str, ...] = ()  # of settings, beside those of every training: what is another training if it differs
+    # Of evaluate, generate and export those modes that it has, each with the settings and groups of its own that the
+    # mode uses, a space between two.
+    modes: Mapping[str, str] = {}
+    shape = ""  # settings of its own, a space between two, that weights and checkpoints have as they were trained ...
+    trained = ""  # ... and those that checkpoints alone have so
+    same: tuple[str, ...] = ()  # settings and groups of its own: what is another training if it differs
 
     def check(self, settings: Settings) -> None:
-        """Refuse what this task never heeds, wherever it comes from."""
-        if settings.target_accuracy is not None and "target_accuracy" not in self.heeds:
-            raise UserError(f"target_accuracy is of recipe=bert: recipe={settings.recipe} has no such accuracy.")
-        if settings.data.source == "chat" and "data.train_on" not in self.heeds:
+        """Refuse what this task cannot do, wherever it comes from."""
+        if settings.mode in OF_A_CHECKPOINT and settings.mode not in self.modes:
+            has = ", ".join(("train", "plan", *self.modes))
             raise UserError(
-                f"data=chat trains language models, and recipe={settings.recipe} is task={settings.task}: choose "
-                "recipe=sft."
-            )
-        if settings.mode == "generate" and not self.generates:
-            raise UserError(
-                f"mode=generate is for language models: recipe={settings.recipe} has train, plan, evaluate and export."
+                f"mode={settings.mode} is not of recipe={settings.recipe} (task={settings.task}): it has {has}."
             )
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(
                 f"trainer.strategy=fsdp shards models too large for one device; recipe={settings.recipe} takes ddp."
             )
-        if settings.shares_sequences and "context_parallel" not in self.heeds:
+        if settings.shares_sequences and not hasattr(settings, "context_parallel"):
             raise UserError(
-                f"{settings.asked_to_share} trains language models, and recipe={settings.recipe} is "
+                f"trainer.strategy={settings.strategy} trains language models, and recipe={settings.recipe} is "
                 f"task={settings.task}: choose trainer.strategy=ddp."
             )
-
-    def in_stages(self, settings: Settings, name: str, otherwise: object) -> list[object]:
-        """The values of a setting in all stages of the training; `otherwise` where there are none, or one says none."""
-        return [otherwise]
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
         """Make the recipe's demo fit what the command line names beside it."""
@@ -162,12 +153,12 @@ class Task(ABC):
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         """Print what came out of a finished training, where it is, and what to try next."""
 
-    @abstractmethod
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         """mode=evaluate, export and whatever else works on a checkpoint of this task; says and returns what came of it.
 
         evaluate: the measures by name. generate: "text", which the command prints. export: "folder".
         """
+        raise NotImplementedError  # of a task that has none of these modes
 
     def load(self, settings: Settings, hardware: Hardware) -> Loaded:
         """The model of settings.checkpoint, on the machine, in evaluation mode."""
@@ -196,14 +187,11 @@ class Mode:
     measures = False  # with attentions and dtypes of its own, so that what the machine would choose is of no use
     study = False  # runs other commands, so that it takes the command line's words and no folder
     of_checkpoint = False  # is asked of a checkpoint, with the run's own settings
+    own = ""  # the group of settings that is this mode's alone
 
-    def heeds(self, settings: Settings) -> Collection[str]:
-        """The settings and groups of a training that it reads too."""
-        return ()
-
-    def runs_a_training(self, settings: Settings) -> bool:
-        """Whether it runs another recipe's training too, which is told what this command was told."""
-        return False
+    def uses(self, settings: Settings) -> str | None:
+        """The settings and groups that it uses, a space between two; None: those of a training, and its own."""
+        return self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:
         """The contexts that it compares; none where there is one, settings.context."""
@@ -244,6 +232,12 @@ def task_of(settings: Settings) -> Task:
 def mode_of(settings: Settings) -> Mode | None:
     """The mode that the settings name; None for one that every task has (train, plan, evaluate, generate, export)."""
     return cast(Mode, component("mode", settings.mode)()) if settings.mode in registered("mode") else None
+
+
+def is_of_checkpoint(mode: str) -> bool:
+    """Whether this mode is asked of a checkpoint, with the run's own settings."""
+    others = modes()
+    return mode in OF_A_CHECKPOINT or (mode in others and others[mode].of_checkpoint)
 
 
 def work_of(settings: Settings) -> str:
@@ -295,95 +289,3 @@ def say_finished(
     where = f"run folder {folder} ({files}), checkpoints in {folder / 'checkpoints'}"
     for line in ("", headline, *(f"  {one}" for one in (*lines, where, f"try next: python -m flashtrain {then}"))):
         say(line)
-
-
-Condition = Callable[[Settings], bool]
-
-OF_TOKENS = (
-    "memory.loss_chunk",
-    "trainer.cuda_graphs",
-    "trainer.tokens_per_step",
-)  # what losses over a vocabulary heed
-
-# What a command does, beside the modes' own names.
-TRAIN = "train"  # once, or at several contexts (a study)
-CHECKPOINT = "checkpoint"  # is asked of a checkpoint: mode=evaluate, generate, export, ...
-WITHOUT_A_RUN = ("evaluate", "generate")  # of those, what also takes a language model that no run has trained
-
-
-class Rule(NamedTuple):
-    """names: settings, or groups of settings, a space between two. heeded: under which settings. by: that in words."""
-
-    names: str
-    heeded: Condition
-    by: str
-
-    def names_setting(self, name: str) -> bool:
-        """Whether the rule is about this setting, itself or through its group."""
-        return any(name == own or name.startswith(f"{own}.") for own in self.names.split())
-
-
-def does(*works: str, task: str | None = None) -> Condition:
-    """Whether the command does one of these, with a task that heeds the setting or group `task` (None: with any)."""
-    return lambda settings: bool(_works(settings) & set(works)) and (task is None or task_heeds(task)(settings))
-
-
-def trains(task: str | None = None) -> Condition:
-    """Whether the command trains, with a task that heeds the setting or group `task` (None: any)."""
-    return does(TRAIN, task=task)
-
-
-def task_heeds(name: str) -> Condition:
-    """Whether the task says that it reads this setting or group."""
-    return lambda settings: name in task_of(settings).heeds
-
-
-def measures(name: str) -> Condition:
-    """Whether the command does something else than train, and reads this setting or group."""
-
-    def condition(settings: Settings) -> bool:
-        mode = working_mode(settings)
-        return mode is not None and name in mode.heeds(settings)
-
-    return condition
-
-
-def measures_nothing(settings: Settings) -> bool:
-    mode = working_mode(settings)
-    return mode is None or not mode.measures
-
-
-def either(*conditions: Condition) -> Condition:
-    return lambda settings: any(one(settings) for one in conditions)
-
-
-def unless(exempt: Condition, condition: Condition) -> Condition:
-    """The condition, except where `exempt` holds, which another rule is for."""
-    return lambda settings: exempt(settings) or condition(settings)
-
-
-def never(settings: Settings) -> bool:
-    return False
-
-
-def no_weights(settings: Settings) -> bool:
-    return settings.weights is None
-
-
-def of_weights(settings: Settings) -> bool:
-    """Whether a language model that no run has trained is evaluated or written with."""
-    return settings.mode in WITHOUT_A_RUN and settings.checkpoint is None and task_heeds("model")(settings)
-
-
-def runs_a_training(settings: Settings) -> bool:
-    """Whether a measurement ends with a whole run of another recipe, which is told what this command was told."""
-    mode = working_mode(settings)
-    return mode is not None and mode.runs_a_training(settings)
-
-
-def _works(settings: Settings) -> set[str]:
-    """The command's work by its own name and by its kind."""
-    work, mode = work_of(settings), modes().get(work_of(settings))
-    kinds = {TRAIN} if mode is not None and mode.study else set()
-    of_checkpoint = work in ("evaluate", "generate", "export") or (mode is not None and mode.of_checkpoint)
-    return {work} | kinds | ({CHECKPOINT} if of_checkpoint else set())

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from flashtrain import registry
 from flashtrain.command import compose
 from flashtrain.command.compose import compose_settings
-from flashtrain.settings.settings import Settings, settings_class
+from flashtrain.settings.settings import Settings
 
 GROUPS = {"model": "name", "optimizer": "name", "attention": "name", "memory": "checkpointing"}
 
@@ -53,7 +53,7 @@ class QuickHydra:
         self.by_hydra, self.structured = compose.compose, OmegaConf.structured
         self.parse = functools.lru_cache(4096)(lambda word: OverridesParser.create().parse_override(word))
         self.composed: dict[Any, DictConfig] = {}
-        self.schema: DictConfig | None = None
+        self.schemas: dict[type, DictConfig] = {}
 
     def serve(self) -> None:
         compose.compose, OmegaConf.structured = self.compose, self.schema_of
@@ -70,7 +70,8 @@ class QuickHydra:
             single = [self.parse(word) for word in overrides if word not in choices]
             if any(override.is_sweep_override() for override in single):
                 return self.by_hydra(name, overrides=overrides)
-            key = (name, *choices, str(compose.conf_folder()), *compose._registered.items())
+            files = ((recipe, *file[:2]) for recipe, file in compose._recipes.items())
+            key = (name, *choices, str(compose.conf_folder()), *files)
             if key not in self.composed:
                 self.composed[key] = self.by_hydra(name, overrides=choices)
             config = deepcopy(self.composed[key])
@@ -85,9 +86,9 @@ class QuickHydra:
         return key == "recipe" or key.startswith("hydra") or (compose.conf_folder() / key).is_dir()
 
     def schema_of(self, value: Any, *arguments: Any, **options: Any) -> Any:
-        """The schema of all settings is only ever merged into, which copies it."""
-        if value is not settings_class() or arguments or options:
+        """A task's schema is only ever merged into, which copies it."""
+        if not (isinstance(value, type) and issubclass(value, Settings)) or arguments or options:
             return self.structured(value, *arguments, **options)
-        if self.schema is None:
-            self.schema = self.structured(value)
-        return self.schema
+        if value not in self.schemas:
+            self.schemas[value] = self.structured(value)
+        return self.schemas[value]

@@ -30,9 +30,10 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from flashtrain.command import job, modes
+from flashtrain.command.checkpoint_settings import GROUPS
 from flashtrain.command.compose import as_value, quoted
-from flashtrain.command.given import settings_of
 from flashtrain.command.guest import as_a_guest
+from flashtrain.command.request import settings_of
 from flashtrain.command.words import plain_words
 from flashtrain.errors import RunFailed, UserError
 from flashtrain.files.shipped import conf_folder
@@ -41,13 +42,12 @@ from flashtrain.folders.run_lock import let_go, slurm_job
 from flashtrain.models.trained_decoders import generate as generate_tokens
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.job_process import JobProcesses
-from flashtrain.settings.settings import Settings
-from flashtrain.spec import Loaded, mode_of, task_of
-from flashtrain.spec import modes as all_modes
+from flashtrain.settings.settings import TASK_MODES, Settings
+from flashtrain.spec import Loaded, is_of_checkpoint, mode_of, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
-_CHOOSES = {**modes.GROUPS, "recipe": ""}  # group -> which of its settings names it, where that is not `name`
+_CHOOSES = {**GROUPS, "recipe": ""}  # group -> which of its settings names it, where that is not `name`
 _OF_WRITING = {"max_new_tokens": "generate.tokens", "temperature": "generate.temperature", "top_k": "generate.top_k"}
 
 
@@ -228,9 +228,8 @@ def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Se
 
 def _refuse_other_modes(name: Any) -> None:
     """Raise UserError for a mode that another function is for."""
-    own = (*modes.OF_A_CHECKPOINT, "plan")
-    if name in own or name in [other for other, mode in all_modes().items() if mode.of_checkpoint]:
-        function = name if name in own else "evaluate"
+    if name == "plan" or is_of_checkpoint(str(name)):
+        function = name if name in TASK_MODES else "evaluate"
         raise UserError(f"mode={name} is no training: call flashtrain.{function}.")
 
 

@@ -25,36 +25,55 @@ from omegaconf.errors import OmegaConfBaseException
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.files.yaml_files import literal
-from flashtrain.registry import registered
-from flashtrain.settings.groups import forget_unheeded
-from flashtrain.settings.settings import (
-    Settings,
+from flashtrain.settings.schema import (
+    schema_of,
     setting_names,
-    settings_class,
     settings_config,
     typed_settings,
     unknown_setting,
     wrong_value,
 )
+from flashtrain.settings.settings import Settings
 from flashtrain.spec import modes, task_of
 
-CONFIG_NAME = "config"
 _PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
 
-_registered: dict[str, tuple[Path, int]] = {}  # recipe -> the file that the store has it from, and when that changed
+_recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}  # of each the file, when that changed, and what it holds
 
 
-def register_configs() -> None:
-    """Put the settings' schema and every recipe file where Hydra finds them. Safe, and quick, to call again."""
+def register_configs(words: Sequence[str]) -> str:
+    """Put every recipe, and conf/config.yaml as the task of these words has it, where Hydra finds them. Safe, and
+    quick, to call again. Returns the configuration's name for Hydra, which is the task's.
+
+    Raises UserError for a word that names a setting which the task does not have.
+    """
     store = ConfigStore.instance()
-    if not _registered:
-        store.store(name="schema", node=settings_class())
     for name, path in recipe_files().items():
         version = (path, path.stat().st_mtime_ns)
-        if _registered.get(name) != version:
-            store.store(group="recipe", name=name, node=_read_recipe(name, path), package="_global_")
-            _registered[name] = version
+        if _recipes.get(name, ())[:2] != version:
+            _recipes[name] = (*version, _read_recipe(name, path))
+            store.store(group="recipe", name=name, node=_recipes[name][2], package="_global_")
+    overrides = [override for override in parse_overrides(words) if not override.is_sweep_override()]
+    given = {key_of(override): override.value() for override in overrides}
+    task = str(given.get("task") or _task_of(str(given.get("recipe"))))
+    own = {name.partition(".")[0] for name in setting_names(task)}
+    for key in given:
+        if key.partition(".")[0] not in own and not key.startswith("hydra"):
+            raise unknown_setting(key, task)
+    # Of the groups that conf/config.yaml chooses a file of, the task's own.
+    content = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))
+    chosen = [one for one in content["defaults"] if isinstance(one, str) or own & one.keys() or " " in next(iter(one))]
+    store.store(name=task, node={**content, "defaults": [{"schema": task}, *chosen]})
+    store.store(group="schema", name=task, node=schema_of(task), package="_global_")
+    return task
+
+
+def _task_of(recipe: str) -> str:
+    """The task that a recipe names, itself or through the recipes that it stands on."""
+    content = _recipes[recipe][2] if recipe in _recipes else {}
+    bases = [_task_of(base) for base in content.get("defaults", ()) if isinstance(base, str) and base in _recipes]
+    return str(content.get("task", [Settings.task, *bases][-1]))
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
@@ -62,9 +81,9 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 
     Raises UserError, one line, for anything that cannot be composed or cannot work.
     """
-    register_configs()
-    with readable_errors(), initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose(CONFIG_NAME, overrides=list(overrides))
+    task = register_configs(overrides)
+    with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose(task, overrides=list(overrides))
     return checked_settings(config)
 
 
@@ -80,7 +99,7 @@ def settings_of_recipe(name: str) -> Settings:
 
 def checked_settings(config: DictConfig) -> Settings:
     """Settings from a composed configuration; Hydra's own section is left out."""
-    with readable_errors():
+    with readable_errors(str(config.get("task"))):
         plain = OmegaConf.to_container(config, resolve=True)
     own = {key: value for key, value in cast(dict[str, Any], plain).items() if key != "hydra"}
     settings = typed_settings(OmegaConf.create(literal(own)))
@@ -143,27 +162,24 @@ def check_given_once(words: Sequence[str]) -> None:
 
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """The same settings with the recipe's demo in place, except where the command line says otherwise."""
-    given, known = override_keys(overrides), set(setting_names())
+    given, known = override_keys(overrides), set(setting_names(settings.task))
+    kept = given | settings.kept_in_demo()
     changed = settings_config(settings)
-    # Which tokens a token file holds is no choice.
-    kept = given | ({"data.tokenizer", "data.vocab_size"} if settings.data.source == "tokens" else set())
     for name, value in settings.demo.items():
         if name not in kept:
             if name not in known:
-                raise unknown_setting(name)
+                raise unknown_setting(name, settings.task)
             OmegaConf.update(changed, name, value)
-    forget_unheeded(changed.data, given)
     changed.is_demo = True
     demo = typed_settings(changed)
-    if demo.task in registered("task"):
-        task_of(demo).fit_demo(demo, given)
+    task_of(demo).fit_demo(demo, given)
     check_settings(demo)
     return demo
 
 
 @contextmanager
-def readable_errors() -> Iterator[None]:
-    """Turns what Hydra and OmegaConf raise while composing into a UserError of one line."""
+def readable_errors(task: str = Settings.task) -> Iterator[None]:
+    """Turns what Hydra and OmegaConf raise while composing settings of the task into a UserError of one line."""
     try:
         yield
     except MissingConfigException as error:
@@ -172,35 +188,35 @@ def readable_errors() -> Iterator[None]:
     except OverrideParseException as error:
         raise UserError(f"cannot read '{error.override}': settings are given as name=value.") from error
     except ConfigCompositionException as error:
-        raise _composition_error(error) from error
+        raise _composition_error(error, task) from error
     except OmegaConfBaseException as error:
-        raise wrong_value(error) from error
+        raise wrong_value(error, task) from error
     except HydraException as error:
         raise UserError(f"configuration: {first_line(error)}") from error
 
 
-def _composition_error(error: ConfigCompositionException) -> UserError:
+def _composition_error(error: ConfigCompositionException, task: str) -> UserError:
     text = str(error)
     if text.startswith("You must specify 'recipe'"):
         return UserError(f"which recipe? Say recipe=NAME. Possible: {', '.join(sorted(recipe_files()))}.")
     if text.startswith("Could not override '"):
         name = text.split("'")[1]
         cause = error.__cause__
-        if name not in setting_names() or not isinstance(cause, OmegaConfBaseException):
-            return unknown_setting(name)
-        return wrong_value(cause, name)  # it exists, and something inside its value does not
+        if name not in setting_names(task) or not isinstance(cause, OmegaConfBaseException):
+            return unknown_setting(name, task)
+        return wrong_value(cause, task, name)  # it exists, and something inside its value does not
     if text.startswith("Ambiguous value for argument"):
         given = text.splitlines()[0].split(" ", 4)[-1]
         return UserError(
             f"{given} lists several values: add -m to sweep over them. A list has brackets: [one,another]."
         )
-    cause = error.__cause__
+    cause = error.__cause__ or error.__context__  # of a recipe's own lines
     if isinstance(cause, OmegaConfBaseException):
-        return wrong_value(cause)
+        return wrong_value(cause, task)
     return UserError(f"configuration: {first_line(error)}")
 
 
-def _read_recipe(name: str, path: Path) -> dict[str, object]:
+def _read_recipe(name: str, path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except yaml.YAMLError as error:

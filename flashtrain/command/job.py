@@ -66,7 +66,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         asked = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if asked and not settings.is_demo:
             say(f"{asked} asks for a model, so the recipe runs in full on this CPU; hardware.demo=always has its demo.")
-    if settings.mode in ("train", "plan") and (settings.weights or settings.model.path) is not None:
+    if settings.mode in ("train", "plan"):
         if settings.weights is not None and not Path(settings.weights).expanduser().exists():
             raise UserError(f"no weights at {settings.weights}: no such folder or file.")
         settings = deepcopy(settings)

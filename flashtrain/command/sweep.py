@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flashtrain.announce import say
-from flashtrain.command.compose import compose_settings, parse_overrides, quoted
-from flashtrain.command.given import check_heeded_by_a_job
+from flashtrain.command.compose import parse_overrides, quoted
 from flashtrain.command.job import plan, settle, write_report
+from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.folders.run_folder import (
@@ -79,8 +79,7 @@ def run_sweep(words: Sequence[str]) -> int:
     """
     words, resume = _without_resume([word for word in words if not word.startswith("hydra.sweep.dir=")])
     jobs = expand(words)
-    composed = [compose_settings(job) for job in jobs]
-    check_heeded_by_a_job(composed, jobs)
+    composed = [settings_of(job) for job in jobs]
     if any(one.mode == "plan" for one in composed):
         return _plan_each(composed, jobs, _varying(words, jobs))
     settings = [settle(one, job, quiet=True)[0] for one, job in zip(composed, jobs, strict=True)]

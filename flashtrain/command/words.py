@@ -10,8 +10,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -36,13 +35,13 @@ from flashtrain.settings.groups import (
     STRATEGIES,
     TOKENIZERS,
 )  # fmt: skip
-from flashtrain.settings.settings import Settings, mode_names, setting_names
-from flashtrain.tasks.masked_language.spec import FAMILIES, SIZES
+from flashtrain.settings.schema import all_settings
+from flashtrain.settings.settings import mode_names
 
 # Settings whose names may be given in capitals; groups of conf/ may be too.
 _CHOICES: dict[str, Sequence[str]] = {
-    "bert.family": FAMILIES,
-    "bert.size": SIZES,
+    "bert.family": ("bert", "modern"),
+    "bert.size": ("tiny", "base", "large"),
     "data.tokenizer": TOKENIZERS,
     "hardware.accelerator": ACCELERATORS,
     "hardware.precision": PRECISIONS,
@@ -67,6 +66,7 @@ _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTAL
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 _BETWEEN_COMMAS = re.compile(r"""'(\\.|[^'\\])*'(?=,|$)|"(\\.|[^"\\])*"(?=,|$)|[^,]+""")
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")  # Hydra's own words for several values
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
 
 
@@ -106,8 +106,10 @@ def _plain(word: str, sweep: bool) -> str:
         if _NO_NAME.fullmatch(value) and value not in possible and not value.startswith("["):
             raise unknown(key, value, possible)
         value = _as_written(value, possible)
-    elif key in _whole_numbers():
+    elif _POWER_OF_TEN.search(value) and key in _whole_numbers():
         value = _POWER_OF_TEN.sub(lambda number: _whole(number[0]), value)
+    elif _NAME.fullmatch(value) and not _NO_NAME.fullmatch(value):
+        pass  # a text as it is, whatever the setting
     elif possible is None and key in _texts() and sign != "~":
         names = mode_names() if key == "mode" else _CHOICES.get(key, ())
         value = ",".join(_as_written(one, names) for one in value.split(","))
@@ -145,7 +147,7 @@ def _with_dashes(word: str, following: str) -> UserError:
     name = name.replace("-", "_")
     if not value and following and "=" not in following and not following.startswith("-"):
         value = following
-    names = setting_names()
+    names = [one for one, _, _ in all_settings()]
     full = name if name in names else next((one for one in names if one.rpartition(".")[2] == name), None)
     near = difflib.get_close_matches(name, names, n=1)
     full = full or (near[0] if near else None)
@@ -171,22 +173,17 @@ def _choices(key: str) -> list[str] | None:
 @cache
 def _whole_numbers() -> frozenset[str]:
     """The settings that are whole numbers, or lists of them."""
-    return frozenset(_of_type(Settings(), "", int, list[int]))
+    return frozenset(_of_type(int, list[int]))
 
 
 @cache
 def _texts() -> frozenset[str]:
     """The settings that are texts, paths among them."""
-    return frozenset([*_of_type(Settings(), "", str), "hydra.run.dir", "hydra.sweep.dir"])
+    return frozenset([*_of_type(str), "hydra.run.dir", "hydra.sweep.dir"])
 
 
-def _of_type(group: Any, prefix: str, *types_: Any) -> list[str]:
-    hints, found = typing.get_type_hints(type(group)), []
-    for one in fields(group):
-        value, hint = getattr(group, one.name), hints[one.name]
-        if is_dataclass(value):
-            found += _of_type(value, f"{prefix}{one.name}.", *types_)
+def _of_type(*kinds: Any) -> Iterator[str]:
+    for name, _, hint in all_settings():
         parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        if any(kind in parts for kind in types_):
-            found.append(f"{prefix}{one.name}")
-    return found
+        if any(kind in parts for kind in kinds):
+            yield name

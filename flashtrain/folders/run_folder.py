@@ -20,9 +20,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from omegaconf import OmegaConf
@@ -34,8 +34,9 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.yaml_files import literal, read_yaml
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
-from flashtrain.registry import component
-from flashtrain.settings.settings import Settings, typed_settings
+from flashtrain.registry import component, registered
+from flashtrain.settings.schema import setting_names, typed_settings
+from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
 
 CONFIG_FILE = "config.yaml"
@@ -114,9 +115,16 @@ def read_settings(folder: Path) -> Settings:
         raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
     content = read_yaml(path)
     try:
-        return typed_settings(OmegaConf.create(literal(content)))
+        return typed_settings(OmegaConf.create(literal(_own(content))))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _own(content: dict[str, Any]) -> dict[str, Any]:
+    """What is in a config.yaml without the groups of other tasks, which runs had before each task had its own."""
+    task = content.get("task", Settings.task)
+    others = {name for other in registered("task") if other != task for name in setting_names(other)}
+    return {name: value for name, value in content.items() if name in setting_names(task) or name not in others}
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
@@ -212,16 +220,17 @@ def _is_unfinished(folder: Path) -> bool:
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
     """The settings that make two runs the same training, whatever they run on and are logged to."""
     trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
-    task: Any = component("task", settings.task)
-    names = ["model", "data", "optimizer", "schedule", *task.groups]
-    groups = {name: _of_training(asdict(getattr(settings, name))) for name in names}
-    plain = {name: getattr(settings, name) for name in ("recipe", "task", "context", "seed", "weights", "is_demo")}
-    return {**plain, **groups, "trainer": trainer}
+    same = cast(Any, component("task", settings.task)()).same
+    names = ["recipe", "task", "seed", "weights", "is_demo", "optimizer", "schedule", *same]
+    return {**{name: _of_training(getattr(settings, name)) for name in names}, "trainer": trainer}
 
 
-def _of_training(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's settings without those that say nothing of what is trained."""
-    return {name: value for name, value in group.items() if name not in ("workers", "cache_dir", "evaluation_batch")}
+def _of_training(given: Any) -> Any:
+    """A setting, or a group's settings without those that say nothing of what is trained."""
+    if not is_dataclass(given):
+        return given
+    others = ("workers", "cache_dir", "evaluation_batch")
+    return {name: value for name, value in vars(given).items() if name not in others}
 
 
 def _new(parent: Path) -> Path:

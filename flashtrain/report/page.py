@@ -212,10 +212,11 @@ def _kind(text: str, is_number: bool) -> str:
 def _settings(folder: Path) -> str:
     if not (folder / CONFIG_FILE).is_file():
         return ""
+    from flashtrain.settings.schema import schema_of
     from flashtrain.settings.settings import Settings
 
-    usual = _flat(asdict(Settings()))
     given = _flat(read_yaml(folder / CONFIG_FILE))
+    usual = _flat(asdict(schema_of(given.get("task", Settings.task))()))
     differing = {
         name: value
         for name, value in given.items()

@@ -5,7 +5,7 @@ A None means "decided from the machine or the model when the run starts".
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,28 +23,12 @@ TOKEN_DTYPES = ("uint16", "uint32")
 # What flashtrain.data.chat_template and chat_datamodule know, by name: few runs need them.
 TRAIN_ON = ("assistant", "all")
 TOO_LONG = ("cut", "drop", "refuse")
-# Settings of conf/data that not every source, or not every tokenizer, heeds, and which ones do.
-# (include_tests is not among them: commands of published results name it beside data=files.)
-HEEDED_BY = {
-    "path": "data=files or data=tokens",
-    "validation_path": "data=files or data=tokens or data=hub or data=stdlib",
-    "dtype": "data=tokens",
-    "mixture": "data=mixture",
-    "end_of_text": "data=tokens",
-    "name": "data=hub",
-    "config": "data=hub",
-    "split": "data=files or data=hub",
-    "streaming": "data=files or data=hub",
-    "text_column": "data=files or data=hub",
-    "encoding": "data=files",
-    "encoding_errors": "data=files",
-    "train_on": "data=chat",
-    "chat_template": "data=chat",
-    "too_long": "data=chat",
-    "skip_broken": "data=chat",
-    "options": "data=hub or data=SOURCE, one that a program of your own registered",
-    "vocab": "data.tokenizer=gpt2",
-    "merges": "data.tokenizer=gpt2",
+# Sources that read what these settings name: elsewhere they would be passed over in silence.
+READ_BY = {
+    "path": ("files", "tokens", "chat"),
+    "name": ("hub", "chat"),
+    "mixture": ("mixture",),
+    "validation_path": ("stdlib", "files", "hub", "tokens", "chat"),
 }
 # What a source of data=mixture may be, and be told.
 PARTS = ("files", "hub", "stdlib", "tokens")
@@ -64,6 +48,19 @@ ADAPTERS = ("lora",)
 CHECKPOINTING = ("none", "selective", "full", "auto")
 MASKS = ("causal", "document", "window", "prefix", "chunked")
 LOGGERS = ("none", "csv", "tensorboard", "wandb")  # csv: an older name of none
+
+
+_OF_TRANSFORMERS = ("path", "config", "adapter")
+_OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout", "quantize")
+_OF_OUR_DECODERS = ("size", "positions", "dropout", "vocab_rows", "interpolate_positions")
+
+
+def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collection[str]) -> None:
+    """Raise UserError where one of our own components is given options, which those of a program alone read."""
+    if options and name in ours:
+        raise UserError(
+            f"{group}.options={dict(options)} is read by a {group} that a program registered, not by {name}."
+        )
 
 
 @dataclass
@@ -117,6 +114,7 @@ class ModelSettings:
             raise UserError("model.path has weights and model.config draws them at random: leave one of them out.")
         if self.adapter is not None:
             one_of("model.adapter", self.adapter, ADAPTERS)
+        self._check_used()
         at_least("model.adapter_rank", self.adapter_rank, 1)
         self.target_names()
         between("model.adapter_dropout", self.adapter_dropout, 0.0, 1.0, include_high=False)
@@ -129,6 +127,23 @@ class ModelSettings:
         one_of("model.residual", self.residual, RESIDUALS)
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
         at_least("model.vocab_rows", self.vocab_rows, 1)
+
+    def _check_used(self) -> None:
+        """Raise UserError for a setting that this kind of model, or a model without an adapter, would pass over."""
+        plain = ModelSettings()
+        own = [name for name in vars(plain) if getattr(self, name) != getattr(plain, name)]
+        transformers = self.name == "huggingface"
+        for name in own:
+            if name in _OF_ADAPTERS and self.adapter is None:
+                raise UserError(f"model.{name}={getattr(self, name)} is of an adapter: add model.adapter=lora.")
+            if name in _OF_TRANSFORMERS and not transformers:
+                raise UserError(f"model.{name}={getattr(self, name)} is of model=huggingface (recipe=hf).")
+            if name in _OF_OUR_DECODERS and transformers:
+                raise UserError(
+                    f"model.{name}={getattr(self, name)} is of flashtrain's own decoders; model=huggingface is as its "
+                    "configuration says (model.options)."
+                )
+        no_options("model", self.name, self.options, DECODERS)
 
 
 @dataclass
@@ -208,12 +223,14 @@ class DataSettings:
         one_of("data.encoding_errors", self.encoding_errors, ERRORS)
         if (self.vocab is None) != (self.merges is None):
             raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
-        for name in unheeded(self):
-            by = "data=hub" if (name, self.streaming) == ("streaming", False) else HEEDED_BY[name]
-            raise UserError(
-                f"data.{name}={getattr(self, name)} is for {by}, and this is data={self.source} "
-                f"data.tokenizer={self.tokenizer}: leave it out."
-            )
+        if self.vocab is not None and self.tokenizer != "gpt2":
+            raise UserError(f"data.vocab={self.vocab} is of data.tokenizer=gpt2, and this is {self.tokenizer}.")
+        for name, sources in READ_BY.items():
+            given = getattr(self, name)
+            if given is not None and self.source in SOURCES and self.source not in sources:
+                by = " or ".join(f"data={source}" for source in sources)
+                raise UserError(f"data.{name}={given} is for {by}, and this is data={self.source}: leave it out.")
+        no_options("data", self.source, self.options, [one for one in SOURCES if one != "hub"])
         if self.validation_fraction != 1:
             between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
         at_least("data.validation_tokens", self.validation_tokens, 1)
@@ -276,37 +293,6 @@ class DataSettings:
             )
 
 
-def unheeded(data: DataSettings) -> list[str]:
-    """The settings of `data` that are not at their defaults, and that its source or tokenizer knows nothing of.
-
-    Of a source that a program registered nobody knows what it heeds.
-    """
-    plain = DataSettings()
-    changed = [name for name in HEEDED_BY if getattr(data, name) != getattr(plain, name)]
-    heeded = [f"data.tokenizer={data.tokenizer}", f"data={data.source}"]
-    if data.source == "chat":
-        heeded += ["data=files", "data=hub"]  # it reads the files, tables and datasets that they read
-    ours = data.source in SOURCES
-    only_hub = ["streaming"] if data.streaming is False and data.source == "files" else []
-    return only_hub + [
-        name
-        for name in changed
-        if not any(word in HEEDED_BY[name].split(" or ") for word in heeded)
-        and (ours or "tokenizer" in HEEDED_BY[name])
-    ]
-
-
-def forget_unheeded(data: DataSettings, given: Collection[str]) -> None:
-    """Set what `data` does not heed back to its default: what a demo or an earlier run said of another source.
-
-    given: dotted settings that the user named; they stay, and DataSettings.check says that they are not heeded.
-    """
-    plain = DataSettings()
-    for name in unheeded(data):
-        if f"data.{name}" not in given:
-            setattr(data, name, getattr(plain, name))
-
-
 @dataclass
 class AttentionSettings:
     """conf/attention: flash (our kernels), sdpa (torch's), standard (the S x S matrix, the paper's baseline)."""
@@ -344,7 +330,10 @@ class MaskSettings:
             value = getattr(self, setting)
             if self.name == name and value is None:
                 raise UserError(f"mask={name} needs mask.{setting}=..., the {what}.")
+            if self.name != name and value is not None:
+                raise UserError(f"mask.{setting}={value} is of mask={name}, and this is mask={self.name}.")
             at_least(f"mask.{setting}", value, 1)
+        no_options("mask", self.name, self.options, MASKS)
 
 
 @dataclass
@@ -461,6 +450,9 @@ class OptimizerSettings:
 
     def check(self) -> None:
         one_of("optimizer.states", self.states, OPTIMIZER_STATES)
+        if self.states != "full" and self.name != "adamw":
+            raise UserError(f"optimizer.states={self.states} is of optimizer=adamw, and this is {self.name}.")
+        no_options("optimizer", self.name, self.options, ("adamw", "lamb", "muon"))
         above("optimizer.learning_rate", self.learning_rate, 0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optimizer.betas={list(self.betas)} must be two numbers in [0, 1).")
@@ -482,6 +474,7 @@ class ScheduleSettings:
     def check(self) -> None:
         at_least("schedule.warmup_steps", self.warmup_steps, 0)
         between("schedule.minimum_ratio", self.minimum_ratio, 0.0, 1.0)
+        no_options("schedule", self.name, self.options, ("constant", "cosine", "linear"))
 
 
 @dataclass

@@ -16,7 +16,6 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def run_study(settings: Settings, overrides: list[str], *, started: float, start
 def study_plan(settings: Settings, hardware: Hardware) -> str:
     """mode=plan: what each context's training would take, and nothing started."""
     task, contexts = task_of(settings), sorted(settings.lengths.contexts or [])
-    plans = (task.plan(replace(settings, context=context), hardware) for context in contexts)
+    plans = (task.plan(settings.having(context=context), hardware) for context in contexts)
     return "\n".join(f"=== context {context:,}\n{plan}" for context, plan in zip(contexts, plans, strict=True))
 
 

@@ -6,7 +6,6 @@ The study's folder has score.png: score against context, the bound beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ class DocumentsStudy(ContextStudy):
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
         super().__init__(settings, hardware, overrides)
         for context in settings.lengths.contexts or []:
-            check_fine_tuning_step(replace(settings, context=context))
+            check_fine_tuning_step(settings.having(context=context))
         if settings.finetune.data != "cues":
             check_trainable(read_rows(settings.finetune), settings.finetune)
 

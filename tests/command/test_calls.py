@@ -164,13 +164,13 @@ def test_settings_are_the_commands_words(given: dict[str, Any], words: list[str]
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"trainer": {"stpes": 3}}, "unknown setting 'trainer.stpes'. Did you mean 'trainer.steps'"),
+        ({"trainer": {"stpes": 3}}, "'trainer.stpes'. Did you mean 'trainer.steps'"),
         ({"context": datetime.date(2026, 1, 2)}, "context is a date. Possible: None, bool, int"),
         ({"context": 33}, "no multiple of context=33"),
         ({"data": {"source": "files", "path": "nowhere.txt"}}, "nowhere.txt"),
         ({"mode": "evaluate"}, "mode=evaluate is no training: call flashtrain.evaluate."),
         ({"recipe": "gpt2-long", "hardware": "cpu"}, "python -m flashtrain recipe=gpt2-long"),
-        ({"target_accuracy": 0.5}, "target_accuracy is of recipe=bert"),
+        ({"target_accuracy": 0.5}, "target_accuracy is of task=masked_language_model"),
     ],
     ids=lambda one: str(one)[:40],
 )

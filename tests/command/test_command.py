@@ -12,8 +12,7 @@ import pytest
 from tiny_runs import TinyRuns, checkout_environment, flashtrain_command, wait_for
 
 from flashtrain.command.command_help import EXAMPLES, help_text
-from flashtrain.command.compose import compose_settings
-from flashtrain.command.given import check_all_heeded
+from flashtrain.command.request import settings_of
 from flashtrain.command.sweep import run_sweep
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
@@ -34,9 +33,7 @@ def test_help_has_an_example_of_every_mode_that_is_taken_as_it_stands() -> None:
         words = plain_words(shlex.split(example))
         assert any(word.startswith(("recipe=", "checkpoint=")) for word in words)
         if "checkpoint=RUN" not in words:
-            settings = compose_settings(words)
-            check_all_heeded(settings, words)
-            assert settings.mode == mode
+            assert settings_of(words).mode == mode
 
 
 def test_a_missing_file_is_one_line_and_leaves_a_row_that_says_so(tiny_runs: TinyRuns, capfd) -> None:
@@ -135,4 +132,4 @@ def test_cfg_job_shows_every_setting_of_a_recipe(tiny_runs) -> None:
     done = tiny_runs.command("recipe=gpt2", "--cfg", "job")
     assert done.returncode == 0, done.stderr
     assert "recipe: gpt2\n" in done.stdout
-    assert "\npathfinder:\n  side: 32\n" in done.stdout
+    assert "\ngenerate:\n  tokens: 8\n" in done.stdout

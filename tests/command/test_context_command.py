@@ -12,6 +12,7 @@ import pytest
 from tiny_runs import TinyRuns
 
 from flashtrain.command import modes
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.folders.run_folder import find_unfinished, read_summary
 from flashtrain.training.checkpoints import read_checkpoint
@@ -77,7 +78,7 @@ def test_its_checkpoint_is_evaluated_and_generated_with_and_exported_on_one_devi
 
 
 def run_mode(*words: str) -> int:
-    settings = modes.settings_from_checkpoint(words)
+    settings = settings_from_checkpoint(words)
     assert settings is not None
     return modes.run_mode(settings)
 

@@ -7,6 +7,7 @@ import torch
 from tiny_runs import TinyRuns
 
 from flashtrain.command import modes
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
@@ -14,7 +15,7 @@ from flashtrain.tasks.language.prepare import plan_language as plan
 
 
 def run_mode(*words: str) -> int:
-    settings = modes.settings_from_checkpoint(words)
+    settings = settings_from_checkpoint(words)
     assert settings is not None
     return modes.run_mode(settings)
 
@@ -48,23 +49,23 @@ def test_an_export_that_ends_midway_leaves_nothing(trained, monkeypatch, problem
 
 def test_a_temperature_that_is_no_finite_number_is_refused_as_a_setting(trained) -> None:
     with pytest.raises(UserError, match=r"generate\.temperature="):
-        modes.settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", "generate.temperature=nan"])
+        settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", "generate.temperature=nan"])
 
 
 def test_a_misspelt_setting_is_refused_in_these_modes_too(trained) -> None:
     with pytest.raises(UserError, match="promt"):
-        modes.settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", "promt=x"])
+        settings_from_checkpoint(["mode=generate", f"checkpoint={trained}", "promt=x"])
 
 
 def test_a_group_given_with_a_checkpoint_replaces_the_runs_own(trained) -> None:
-    settings = modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "memory=full", "logger=none"])
+    settings = settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "memory=full", "logger=none"])
     assert settings is not None
     assert (settings.memory.checkpointing, settings.memory.offload, settings.logger.name) == ("full", False, "none")
 
 
 def test_data_and_hardware_are_named_with_a_checkpoint_as_in_training(trained, tmp_path) -> None:
     words = ["data=files", f"data.path={tmp_path}", "hardware=cpu"]
-    settings = modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", *words])
+    settings = settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", *words])
     assert settings is not None
     assert (settings.data.source, settings.data.path) == ("files", str(tmp_path))
     assert settings.hardware.accelerator == "cpu"
@@ -72,7 +73,7 @@ def test_data_and_hardware_are_named_with_a_checkpoint_as_in_training(trained, t
 
 def test_another_group_named_with_a_checkpoint_is_refused_in_words(trained) -> None:
     with pytest.raises(UserError, match=r"schedule=linear replaces all schedule settings.*checkpoint's own"):
-        modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "schedule=linear"])
+        settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "schedule=linear"])
 
 
 def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_runs: TinyRuns) -> None:

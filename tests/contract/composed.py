@@ -21,9 +21,11 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "recipes", "kernels", "tes
 from published_commands import jobs_of, published_commands, saved_runs, words_of  # noqa: E402
 
 from flashtrain.command.compose import apply_demo, compose_settings  # noqa: E402
-from flashtrain.command.modes import settings_from_checkpoint  # noqa: E402
+from flashtrain.command.request import settings_of  # noqa: E402
 from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.files.shipped import recipe_files  # noqa: E402
+from flashtrain.registry import registered  # noqa: E402
+from flashtrain.settings.schema import schema_of  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
 
 Values = dict[str, Any]
@@ -48,16 +50,18 @@ def other_than(base: Values, settings: Settings) -> Values:
     return {name: own.get(name) for name in names if name not in base or own.get(name) != base[name]}
 
 
-def composed_recipe(name: str, defaults: Values) -> tuple[Values, Values]:
-    """What a recipe has otherwise than the dataclasses, and what its demo has otherwise than it."""
+def composed_recipe(name: str, defaults: dict[str, Values]) -> tuple[Values, Values]:
+    """A recipe's task and what it has otherwise than that one's dataclass; what its demo has otherwise than it."""
     words = [f"recipe={name}"]
     settings = compose_settings(words)
-    return other_than(defaults, settings), other_than(flat(asdict(settings)), apply_demo(settings, words))
+    return {"task": settings.task, **other_than(defaults[settings.task], settings)}, other_than(
+        flat(asdict(settings)), apply_demo(settings, words)
+    )
 
 
 def composed_recipes() -> dict[str, Any]:
-    """The defaults of the dataclasses, and composed_recipe of each, by name."""
-    defaults = flat(asdict(Settings()))
+    """The defaults of each task's settings, and composed_recipe of each recipe, by name."""
+    defaults = {task: flat(asdict(schema_of(task)())) for task in sorted(registered("task"))}
     made = {name: composed_recipe(name, defaults) for name in sorted(recipe_files())}
     recipes, demos = ({name: both[place] for name, both in made.items()} for place in (0, 1))
     return {"defaults": defaults, "recipes": recipes, "demos": demos}
@@ -78,7 +82,7 @@ def composed_commands(folder: Path) -> dict[str, list[Values]]:
             os.environ.pop("FLASHTRAIN_RECIPES", None)
         for words in jobs_of(command, runs) if words_of(command) else ():
             words = plain_words(words)
-            settings = settings_from_checkpoint(words) or compose_settings(words)
+            settings = settings_of(words)
             own = other_than(base(settings.recipe), settings)
             found.setdefault(command, []).append(json.loads(json.dumps(own).replace(str(folder), "RUNS")))
     return found

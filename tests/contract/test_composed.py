@@ -13,7 +13,8 @@ import pytest
 from composed import FILE, ROOT, composed_commands, composed_recipe, flat, written
 
 from flashtrain.files.shipped import recipe_files
-from flashtrain.settings.settings import Settings
+from flashtrain.registry import registered
+from flashtrain.settings.schema import schema_of
 
 WRITTEN = json.loads(FILE.read_text(encoding="utf-8"))
 
@@ -23,7 +24,8 @@ def test_the_file_is_as_its_program_writes_it() -> None:
 
 
 def test_the_defaults_are_those_written_down() -> None:
-    assert json.loads(json.dumps(flat(asdict(Settings())))) == WRITTEN["defaults"]
+    found = {task: flat(asdict(schema_of(task)())) for task in registered("task")}
+    assert json.loads(json.dumps(found)) == WRITTEN["defaults"]
     assert sorted(recipe_files()) == list(WRITTEN["recipes"])
 
 

@@ -10,7 +10,7 @@ from flashtrain.data import hub_source
 from flashtrain.data.hub_source import HubSource
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.text import TextSettings
 from flashtrain.tasks.components import make_source
 
 datasets = pytest.importorskip("datasets")
@@ -67,7 +67,7 @@ def test_the_fingerprint_follows_the_commit_and_offline_the_last_one_seen(monkey
 
 
 def files(path, split="train", **settings):
-    return make_source(Settings(data=DataSettings(source="files", path=str(path), split=split, **settings)))
+    return make_source(TextSettings(data=DataSettings(source="files", path=str(path), split=split, **settings)))
 
 
 def test_a_folder_of_save_to_disk_is_read_as_files_are(tmp_path):
@@ -99,6 +99,6 @@ def test_plain_files_have_no_split(tmp_path):
 def test_options_reach_load_dataset_and_the_fingerprint(folder, monkeypatch):
     (folder / "other.csv").write_text("text\nfrom csv\n")
     options = {"data_files": "other.csv"}
-    settings = Settings(data=DataSettings(source="hub", name=str(folder), options=options))
+    settings = TextSettings(data=DataSettings(source="hub", name=str(folder), options=options))
     assert list(make_source(settings).documents()) == ["from csv"]
     assert make_source(settings).fingerprint() != HubSource(str(folder)).fingerprint()

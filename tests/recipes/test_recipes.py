@@ -45,9 +45,9 @@ QUICK = ("gpt2", "gpt2-speed", "hf")
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST.get(recipe, ()), f"output={tmp_path}"]
     settings = compose_settings(words)
-    if settings.benchmark.name is None:
+    if settings.mode in ("train", "lengths"):
         words += ["trainer.steps=1", "trainer.tokens_per_step=512", "generate.tokens=4"]
-    else:
+    elif settings.mode == "benchmark":
         words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=null"]
     if settings.mode == "lengths":
         assert run_study(compose_settings(words), words, started=time.time(), start=run_training) == 0

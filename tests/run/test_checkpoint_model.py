@@ -9,6 +9,7 @@ import torch
 from tiny_runs import TinyRuns
 
 from flashtrain.command import modes
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
@@ -199,7 +200,7 @@ def test_another_text_is_read_in_the_runs_own_tokens(words_of_its_own, tiny_runs
     share = read_settings(folder).data.validation_fraction  # without it all of a path is scored
     for words in ((), ("data=files", f"data.path={other}", f"data.validation_fraction={share}")):
         caplog.clear()
-        settings = modes.settings_from_checkpoint(["mode=evaluate", f"checkpoint={folder}", "hardware=cpu", *words])
+        settings = settings_from_checkpoint(["mode=evaluate", f"checkpoint={folder}", "hardware=cpu", *words])
         with caplog.at_level("INFO"):
             assert modes.run_mode(settings) == 0
         assert f"held-out loss {reported:.4f}" in caplog.text

@@ -16,7 +16,8 @@ import transformers
 from tiny_runs import TINY, TinyRuns
 
 from flashtrain import registry
-from flashtrain.command.modes import run_mode, settings_from_checkpoint
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
+from flashtrain.command.modes import run_mode
 from flashtrain.data.tokenizers import ByteTokenizer
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import read_checkpoint

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.modes import settings_from_checkpoint
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
@@ -25,6 +25,7 @@ from flashtrain.folders.run_folder import (
     write_config,
     write_summary,
 )
+from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
 
 
@@ -40,7 +41,7 @@ def leave_run(parent: Path, name: str, words: list[str], *, status: str | None =
 
 
 def test_settings_survive_the_way_through_config_yaml(tmp_path) -> None:
-    settings = compose_settings(["recipe=gpt2", "context=512", "+model.options.depth=3"])
+    settings = compose_settings(["recipe=gpt2", "context=512", "data=hub", "data.name=a/b", "+data.options.depth=3"])
     write_config(settings, tmp_path)
     assert read_settings(tmp_path) == settings
 
@@ -119,7 +120,7 @@ def test_every_text_comes_back_from_config_yaml_as_it_was(tmp_path, text) -> Non
 
 
 def with_text(text: str) -> Settings:
-    settings = Settings(prompt=text, output=text, demo={"prompt": text})
+    settings = schema_of("language_model")(prompt=text, output=text, demo={"prompt": text})
     settings.data.path = text
     settings.model.options = {"name": [text]}
     return settings

@@ -87,11 +87,6 @@ def test_only_language_models_share_sequences_are_sharded_and_write_text(recipe,
         compose_settings([f"recipe={recipe}", word])
 
 
-def test_benchmarks_of_whole_steps_share_no_sequences():
-    with pytest.raises(UserError, match=r"context_parallel=2 is for trainings: .*benchmark.degrees=\[2\]"):
-        compose_settings(["recipe=gpt2-speed", "trainer.devices=2", "context_parallel=2"])
-
-
 def test_the_strategy_is_made_as_the_settings_say():
     words = ("trainer.devices=4", "context_parallel=2", "trainer.context_way=ring", "trainer.context_layout=head-tail")
     made = make_strategy(

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import flashtrain
 from flashtrain.command import modes
 from flashtrain.command.calls import words_of
-from flashtrain.command.given import settings_of
+from flashtrain.command.request import settings_of
 from flashtrain.command.words import plain_words
 from flashtrain.integrations import transformers_decoder
 from flashtrain.report import read_result

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import flashtrain
 from flashtrain.command import modes
-from flashtrain.command.given import settings_of
+from flashtrain.command.request import settings_of
 from flashtrain.data.tokenizers import huggingface_tokenizer
 
 TEXTS = ["The river runs to the sea.", "Nothing else happens here, and nobody minds it.", "An end."]

@@ -22,7 +22,7 @@ from flashtrain.settings.groups import DataSettings
 from flashtrain.tasks.masked_language.build import special_tokens
 
 if TYPE_CHECKING:
-    from flashtrain.tasks.fine_tuning.spec import FineTuningSettings
+    from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
 
 SPLITS = ("train", "validation", "test")
 CUE_COUNTS = {"train": 100_000, "validation": 500, "test": 2000}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,30 +10,8 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.registry import registered
 from flashtrain.settings.groups import MASKS
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import (
-    CHECKPOINT,
-    OF_TOKENS,
-    TRAIN,
-    Condition,
-    Loaded,
-    Prepared,
-    Rule,
-    Task,
-    contexts_words,
-    does,
-    either,
-    measured_words,
-    measures,
-    measures_nothing,
-    mode_of,
-    no_weights,
-    of_weights,
-    runs_a_training,
-    say_finished,
-    task_heeds,
-    trains,
-    unless,
-)
+from flashtrain.spec import Loaded, Prepared, Task, contexts_words, measured_words, mode_of, say_finished
+from flashtrain.tasks.language.settings import LanguageSettings
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -42,8 +20,15 @@ if TYPE_CHECKING:
 class LanguageTask(Task):
     """Next-token training of a registered model on text."""
 
-    heeds = ("model", "data", "data.train_on", "mask", "context", "context_parallel", *OF_TOKENS)
-    groups = ("mask",)
+    settings = LanguageSettings
+    modes: Mapping[str, str] = {
+        "evaluate": "context data mask model",
+        "generate": "context data mask model generate prompt",
+        "export": "context data mask model",
+    }
+    shape = "model.size model.positions"
+    trained = "model.name model.dropout model.vocab_rows model.options"
+    same = ("context", "model", "data", "mask")
 
     def check(self, settings: Settings) -> None:
         super().check(settings)
@@ -60,6 +45,8 @@ class LanguageTask(Task):
             )
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
+        if settings.weights is None and settings.model.path is None:
+            return ()
         from flashtrain.tasks.language.exports import take_export
         from flashtrain.tasks.language.trained import check_family, fit_context, fit_to_run
 
@@ -129,75 +116,3 @@ class LanguageTask(Task):
             f"training the recipe's small demo model instead ({trained}). For the recipe in full "
             f"({full.model.label}, {contexts_words(full)}), {where}"
         )
-
-
-def _masked_by(name: str) -> Condition:
-    return lambda settings: settings.mask.name == name
-
-
-def _transformers(settings: Settings) -> bool:
-    return settings.model.name == "huggingface"
-
-
-RULES = (
-    Rule("mask", either(does(TRAIN, CHECKPOINT, task="mask"), measures("mask")), "language models"),
-    Rule(
-        "mask",
-        lambda settings: not _transformers(settings) or settings.mask.name in ("causal", "document"),
-        "flashtrain's own decoders; a transformers model has masks of its own, and mask=document",
-    ),
-    Rule("mask.window", _masked_by("window"), "mask=window"),
-    Rule("mask.chunk", _masked_by("chunked"), "mask=chunked"),
-    Rule("mask.prefix", _masked_by("prefix"), "mask=prefix"),
-    Rule("model.path model.config model.adapter", _transformers, "model=huggingface (recipe=hf)"),
-    Rule(
-        "model.adapter_rank model.adapter_alpha model.adapter_targets model.adapter_dropout model.quantize",
-        lambda settings: settings.model.adapter is not None,
-        "model.adapter=lora",
-    ),
-    Rule(
-        "model.size model.positions model.dropout model.vocab_rows model.interpolate_positions",
-        lambda settings: not _transformers(settings),
-        "flashtrain's own decoders; a transformers model is as its configuration says (model.options)",
-    ),
-    Rule(
-        "model",
-        either(does(TRAIN, CHECKPOINT, task="model"), measures("model")),
-        "language models; BERT has bert.*, a classifier classifier.*",
-    ),
-    Rule(
-        "model.name model.size model.positions model.dropout model.vocab_rows model.options",
-        either(trains("model"), measures("model"), of_weights),
-        "trainings; a checkpoint's model is as it was trained",
-    ),
-    Rule(
-        "model.size model.positions",
-        unless(measures("model"), no_weights),
-        "trainings without weights=, which have a size and positions of their own",
-    ),
-    Rule(
-        "model.size",
-        either(measures_nothing, runs_a_training),
-        "trainings; here it is benchmark.models=[124m,355m]",
-    ),
-    Rule(
-        "data",
-        either(does(TRAIN, CHECKPOINT, task="data"), measures("data")),
-        "language models and BERT; a classifier has sequence.*",
-    ),
-    Rule(
-        "data.document_mask data.validation_tokens data.split_context data.begin_of_text",
-        task_heeds("model"),
-        "language models; BERT has masked.* and finetune.*",
-    ),
-    Rule(
-        "data.split_context",
-        lambda settings: settings.data.source != "chat",
-        "data=stdlib, files, hub; of data=chat whole conversations are held out, whatever the context",
-    ),
-    Rule(
-        "prompt generate",
-        either(trains("model"), does("generate"), runs_a_training),
-        "mode=generate and the sample at the end of a language model's training",
-    ),
-)

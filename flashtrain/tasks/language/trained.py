@@ -20,7 +20,6 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import with_context
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import of_weights
 from flashtrain.tasks.components import make_model
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
@@ -131,7 +130,7 @@ def fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
 def fit_context(settings: Settings, given: Collection[str]) -> list[str]:
     """Of a model that is not trained here the context, where the command line leaves it open and the recipe's is longer
     than the model's own."""
-    if "context" in given or not of_weights(settings):
+    if "context" in given or settings.mode not in ("evaluate", "generate") or settings.checkpoint:
         return []
     if settings.weights is None:
         config = read_config(str(folder_of(str(settings.model.path))), settings.model.options).get_text_config()

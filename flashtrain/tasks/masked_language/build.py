@@ -159,15 +159,16 @@ def bert_estimate(
     *,
     layout: str,
     tokens_each: float = 1,
+    share: float = 0.0,
 ) -> Estimate:
     """The estimate for micro-batches of so many times `tokens_each` tokens, padding included, of a model of this shape.
 
-    layout: packed, or padded, which is not compiled."""
+    layout: packed, or padded, which is not compiled. share: of the tokens, masked."""
     shape = encoder_shape(config, residual=settings.bert.residual)
 
     def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
         tokens = math.ceil(size * tokens_each)
-        labels = math.ceil(settings.masked.share * tokens)
+        labels = math.ceil(share * tokens)
         return estimate_encoder_memory(
             parameters,
             shape,
@@ -241,8 +242,9 @@ def choose_masked_batching(
     layout = settings.masked.layout
     if padding is None:
         padding = PADDED_PARAGRAPHS if layout == "padded" else 1.0
+    parameters, share = model.parameter_count(), settings.masked.share
     estimate = bert_estimate(
-        settings, hardware, model.config, model.parameter_count(), layout=layout, tokens_each=padding
+        settings, hardware, model.config, parameters, layout=layout, tokens_each=padding, share=share
     )
     return choose_micro_batch(settings, hardware, sizes, tokens_per_device(settings), estimate)
 

@@ -1,109 +1,27 @@
-"""task=masked_language_model: BERT trained to find masked tokens (recipe=bert, bert-lamb).
-
-Its settings: `bert.*`, the model, and `masked.*`, how it is trained on masked text. Who heeds them stands at the end.
-"""
+"""task=masked_language_model: BERT trained to find masked tokens (recipe=bert, bert-lamb)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import (
-    OF_TOKENS,
-    TRAIN,
-    Loaded,
-    Prepared,
-    Rule,
-    Task,
-    contexts_words,
-    does,
-    either,
-    measured_words,
-    measures,
-    never,
-    no_weights,
-    say_finished,
-    trains,
-    unless,
-)
+from flashtrain.spec import Loaded, Prepared, Task, contexts_words, measured_words, say_finished
+from flashtrain.tasks.masked_language.settings import MaskedLanguageSettings
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
-from dataclasses import dataclass
-
-from flashtrain.errors import at_least, between, one_of
-
-SIZES = ("tiny", "base", "large")
-FAMILIES = ("bert", "modern")
-UNITS = ("sentence", "paragraph", "document")
-LAYOUTS = ("packed", "padded")
-
-
-@dataclass
-class BertSettings:
-    """The encoder: a size of models.BERT_SIZES as a family.
-
-    family: bert, or modern (pre-norm, rotary positions, GeGLU, no biases). activation: a name of
-    models.feed_forward.FEED_FORWARDS (None: the family's own; of bert GELU in its tanh form, gelu_exact is what
-    transformers computes by default). vocab_rows: of the embedding table (None: the tokens rounded up to a multiple of
-    64). residual: between the blocks, under mixed precision: weights (float32) or compute (the half type, faster).
-    """
-
-    size: str = "large"  # tiny | base | large
-    family: str = "bert"
-    activation: str | None = None
-    dropout: float = 0.0  # a probability
-    vocab_rows: int | None = None
-    residual: str = "compute"
-
-    @property
-    def label(self) -> str:
-        """Family and size, such as bert-large."""
-        return f"{self.family}-{self.size}"
-
-    def check(self) -> None:
-        one_of("bert.size", self.size, SIZES)
-        one_of("bert.family", self.family, FAMILIES)
-        between("bert.dropout", self.dropout, 0.0, 1.0, include_high=False)
-        at_least("bert.vocab_rows", self.vocab_rows, 1)
-        one_of("bert.residual", self.residual, ("weights", "compute"))
-
-
-@dataclass
-class MaskedSettings:
-    """The samples and what of them is masked (data.masked_datamodule says what each means).
-
-    unit: a sample is a sentence, paragraph or document, cut at `context` tokens; shortest: shorter pieces are joined to
-    the next. token_budget: tokens of a micro-batch (None: as many as a
-    GPU's memory holds); a step is trainer.tokens_per_step of them. layout: packed, or
-    padded rows of the same samples. share: of the tokens, masked.
-    validation_samples: held-out samples, at most (None: so many that a validation takes a tenth of the training's time,
-    and 10,000 at most).
-    """
-
-    unit: str = "paragraph"
-    shortest: int = 16
-    token_budget: int | None = 16384
-    layout: str = "packed"
-    share: float = 0.15
-    validation_samples: int | None = None
-
-    def check(self) -> None:
-        one_of("masked.unit", self.unit, UNITS)
-        one_of("masked.layout", self.layout, LAYOUTS)
-        for name in ("shortest", "token_budget", "validation_samples"):
-            at_least(f"masked.{name}", getattr(self, name), 1)
-        between("masked.share", self.share, 0, 1, include_low=False)
 
 
 class MaskedTask(Task):
     """BERT on masked text."""
 
-    groups = ("bert", "masked", "finetune")
-    generates = shards = False
-    heeds: tuple[str, ...] = ("bert", "masked", "data", "context", "target_accuracy", *OF_TOKENS)
+    settings: type[Settings] = MaskedLanguageSettings
+    shards = False
+    shape = "bert.size bert.family bert.activation bert.vocab_rows"
+    modes: Mapping[str, str] = {"evaluate": "context data masked bert.residual", "export": "context"}
+    same: tuple[str, ...] = ("context", "data", "bert", "masked")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain.tasks.masked_language.build import check_masked_step
@@ -168,32 +86,3 @@ class MaskedTask(Task):
         trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))
         full_size = f" ({meant})" if meant != trained else ""
         return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
-
-
-RULES = (
-    Rule(
-        "bert",
-        either(does(TRAIN, "evaluate", task="bert"), measures("bert")),
-        "recipe=bert, bert-lamb, bert-speed, finetune, long-document",
-    ),
-    Rule("bert.size", trains("bert"), "trainings of BERT; recipe=bert-speed has benchmark.models"),
-    Rule("bert.dropout", trains("bert"), "trainings of BERT; recipe=bert-speed has benchmark.dropouts"),
-    Rule("bert.vocab_rows", trains("bert"), "trainings of BERT"),
-    Rule(
-        "bert.family bert.activation",
-        either(trains("bert"), measures("bert")),
-        "trainings of BERT and recipe=bert-speed; a checkpoint's model is as it was trained",
-    ),
-    Rule(
-        "bert.size bert.family bert.activation bert.vocab_rows",
-        no_weights,
-        "trainings without weights=, which have a shape of their own",
-    ),
-    Rule(
-        "masked",
-        either(does(TRAIN, "evaluate", task="masked"), measures("bert")),
-        "recipe=bert, bert-lamb, bert-speed",
-    ),
-    Rule("masked.unit", unless(does(TRAIN, "evaluate"), never), "trainings; here it is benchmark.units"),
-    Rule("masked.layout", unless(does(TRAIN, "evaluate"), never), "trainings; here benchmark.implementations is"),
-)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
+from flashtrain.settings.settings import Settings
 from flashtrain_recipes.arena.pathfinder.parameters import (
     FEWEST_DASHES,
     MOST_DASHES,
@@ -118,6 +119,8 @@ class SequenceSettings:
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
+        if self.path is not None and self.data == "listops":
+            raise UserError(f"sequence.path={self.path} is not for sequence.data=listops, which is generated.")
         if self.augment is not None:
             one_of("sequence.augment", self.augment, AUGMENTATIONS)
             if self.augment != "none" and self.data not in IMAGES:
@@ -240,3 +243,20 @@ class CurriculumSettings:
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
             stage.check(number)
+
+
+@dataclass
+class ClassificationSettings(Settings):
+    """Settings of classifiers of long sequences."""
+
+    task: str = "classification"
+    export_precision: str = "float32"  # of mode=export's file: float32 | float16
+    pathfinder: PathfinderSettings = field(default_factory=PathfinderSettings)
+    classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
+    sequence: SequenceSettings = field(default_factory=SequenceSettings)
+    masked_pixels: MaskedPixelSettings = field(default_factory=MaskedPixelSettings)
+    curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
+
+    def check(self) -> None:
+        super().check()
+        one_of("export_precision", self.export_precision, ("float32", "float16"))

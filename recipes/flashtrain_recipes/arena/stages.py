@@ -98,7 +98,7 @@ def stages_of(settings: Settings) -> list[Stage]:
     return [Stage(number, len(changed), entry, one, until) for number, (entry, one, until) in enumerate(changed)]
 
 
-def check_heeded(settings: Settings, given: Set[str]) -> None:
+def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
     """Raise UserError for a setting of the command line (`given`: their names) that every stage of the recipe says
     anew. Whoever gives stages too knows what they say."""
     stages = settings.curriculum.stages

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -109,7 +109,7 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
     """
     asked = settings.passkey
     lengths = list(asked.lengths) if asked.lengths is not None else [settings.context]
-    longest = replace(settings, context=max(settings.context, *lengths))
+    longest = settings.having(context=max(settings.context, *lengths))
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=longest)
     model = move(trained.model, hardware.kind, hardware.precision)
     dtype, mask = autocast_dtype(hardware.precision), make_mask(settings, packed=False)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError, at_least, between
-from flashtrain.settings.settings import Settings, check_context
-from flashtrain.spec import Mode, Rule, does
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import Mode
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -88,21 +88,14 @@ class PasskeySettings:
         between("passkey.digits", self.digits, 1, 18)
 
 
-RULES = (
-    Rule("lengths", does("lengths"), "mode=lengths (recipe=gpt2-long, long-document)"),
-    Rule(
-        "lengths.window lengths.scored lengths.stride lengths.windows lengths.resamples lengths.bins",
-        does("lengths", task="model"),
-        "mode=lengths of a language model (recipe=gpt2-long)",
-    ),
-    Rule("passkey", does("passkey", task="model"), "mode=passkey checkpoint=... of a language model"),
-)
-
-
 class Lengths(Mode):
     """A language model trained at each context (recipe=gpt2-long), or BERT fine-tuned (recipe=long-document)."""
 
     study = True
+    own = "lengths"
+
+    def uses(self, settings: Settings) -> None:
+        return None
 
     def contexts(self, settings: Settings) -> list[int]:
         return list(settings.lengths.contexts or ())
@@ -116,13 +109,11 @@ class Lengths(Mode):
                 f"mode=lengths trains each of lengths.contexts, which recipe={settings.recipe} does not name: "
                 "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
             )
-        if settings.mode == "lengths":
-            check_context(settings)
-            if settings.shares_sequences:
-                raise UserError(
-                    f"mode=lengths trains several contexts, each on whole sequences: choose trainer.strategy=ddp or "
-                    f"fsdp, or train one context with {settings.asked_to_share} and mode=train."
-                )
+        if settings.mode == "lengths" and settings.shares_sequences:
+            raise UserError(
+                f"mode=lengths trains several contexts, each on whole sequences: choose trainer.strategy=ddp or "
+                f"fsdp, or train one context with {settings.asked_to_share} and mode=train."
+            )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         from flashtrain_recipes.context_study import study_plan
@@ -139,9 +130,10 @@ class Passkey(Mode):
     """Whether a number hidden in a long text is found again."""
 
     of_checkpoint = True
+    own = "passkey"
 
-    def heeds(self, settings: Settings) -> tuple[str, ...]:
-        return ("attention",)
+    def uses(self, settings: Settings) -> str:
+        return "passkey checkpoint attention context data mask model"
 
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain_recipes.long_context.passkey_run import evaluate_passkey

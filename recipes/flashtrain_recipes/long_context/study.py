@@ -115,8 +115,8 @@ class LengthsStudy(ContextStudy):
         super().__init__(settings, hardware, overrides)
         settings.lengths.check_together()
         for context in self.contexts:
-            replace(settings, context=context).check_step()
-        self.settings = replace(settings, data=replace(settings.data, split_context=settings.lengths.longest))
+            settings.having(context=context).check_step()
+        self.settings = settings.having(data=replace(settings.data, split_context=settings.lengths.longest))
         self.words = [f"data.split_context={settings.lengths.longest}"]
         self.windows = self._windows()
 
@@ -150,7 +150,7 @@ class LengthsStudy(ContextStudy):
         return {"best_context": best["context"], "perplexity": best["perplexity"], "lengths_scored": len(scored)}
 
     def _windows(self) -> Windows:
-        data = make_data(replace(self.settings, context=min(self.contexts)), self.hardware)
+        data = make_data(self.settings.having(context=min(self.contexts)), self.hardware)
         data.prepare_data()
         data.setup()
         say(data.describe())

@@ -16,8 +16,9 @@ from tiny_runs import TinyRuns
 
 import flashtrain
 from flashtrain import registry
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings, parse_overrides, quoted
-from flashtrain.command.modes import run_mode, settings_from_checkpoint
+from flashtrain.command.modes import run_mode
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
@@ -136,7 +137,7 @@ def test_a_stage_may_pre_train_on_pixels_alone(curriculum: TinyRuns) -> None:
 
 
 def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, caplog) -> None:
-    runs = TinyRuns(tmp_path, [*LISTOPS, f"data.cache_dir={tmp_path / 'cache'}"])
+    runs = TinyRuns(tmp_path, [*LISTOPS, f"sequence.cache_dir={tmp_path / 'cache'}"])
     with caplog.at_level("INFO", logger="flashtrain"):
         status, before = runs.run("before", "sequence.classification_weight=0", "masked_pixels.weight=1")
     assert status == 0
@@ -147,7 +148,7 @@ def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, 
 
 
 def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_path) -> None:
-    runs = TinyRuns(tmp_path, [*LISTOPS, f"data.cache_dir={tmp_path / 'cache'}"])
+    runs = TinyRuns(tmp_path, [*LISTOPS, f"sequence.cache_dir={tmp_path / 'cache'}"])
     status, folder = runs.run("tokens", "sequence.seed=3")
     assert status == 0
     run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={folder}"]))

@@ -9,7 +9,7 @@ import pytest
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
-from flashtrain.settings.settings import setting_names
+from flashtrain.settings.schema import setting_names
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.arena.accuracy import wilson
 from flashtrain_recipes.arena.settings import StageSettings
@@ -80,7 +80,7 @@ def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, mess
 
 def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -> None:
     assert set(OF_STAGES) == {one.name for one in fields(StageSettings)} - {"until"}  # of stages alone
-    assert set(OF_STAGES.values()) <= set(setting_names())
+    assert set(OF_STAGES.values()) <= set(setting_names("classification"))
 
 
 def test_a_setting_that_some_stage_takes_or_that_stands_beside_stages_of_ones_own_is_not() -> None:

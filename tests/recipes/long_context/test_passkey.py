@@ -9,6 +9,7 @@ from chat_folders import save_tokenizer_folder
 from transformers import AutoTokenizer
 
 from flashtrain.command import modes
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
@@ -107,7 +108,7 @@ def test_a_length_without_room_is_refused_with_the_shortest_possible() -> None:
 
 
 def run_mode(*words: str) -> int:
-    settings = modes.settings_from_checkpoint(["mode=passkey", *words])
+    settings = settings_from_checkpoint(["mode=passkey", *words])
     assert settings is not None
     return modes.run_mode(settings)
 

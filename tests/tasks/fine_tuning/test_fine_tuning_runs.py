@@ -10,9 +10,10 @@ import torch
 from tiny_runs import TinyRuns
 
 import flashtrain
+from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
-from flashtrain.command.modes import run_mode, settings_from_checkpoint
+from flashtrain.command.modes import run_mode
 from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import read_checkpoint
 

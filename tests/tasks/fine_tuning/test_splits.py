@@ -9,7 +9,7 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain.settings.groups import DataSettings
-from flashtrain.tasks.fine_tuning.spec import FineTuningSettings
+from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flashtrain.models import BERT_SIZES
 from flashtrain.models.bert_encoder import FAMILIES
-from flashtrain.tasks.masked_language import spec as masked_settings
+from flashtrain.tasks.masked_language import settings as masked_settings
 from flashtrain_recipes.bert_benchmark.batches import (
     IGNORED,
     Sequences,

@@ -21,7 +21,7 @@ def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> 
     def ours(name: str, title: str, attention: str, own: Settings = settings) -> StepBaseline:
         return Flashtrain(name, title, settings=own, hardware=hardware, compiled=compiled, attention=attention)
 
-    float32_residual = replace(settings, model=replace(settings.model, residual="weights"))
+    float32_residual = settings.having(model=replace(settings.model, residual="weights"))
     sdpa_compiled = HuggingFace("hf-sdpa-compile", "Hugging Face, SDPA, compiled", attention="sdpa", compiled=True)
     sdpa_compiled.may_compile = compiled
     return [

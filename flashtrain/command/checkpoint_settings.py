@@ -1,0 +1,114 @@
+"""The settings of a mode that works on a trained model: mode=evaluate, generate, export and passkey.
+
+They are the run's own (its config.yaml) with the command line's on top, so no recipe needs to be named. mode=evaluate
+and generate also take a model that no run has trained: of model.path, or of weights with a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from flashtrain.announce import say
+from flashtrain.command.compose import checked_settings, compose_settings, parse_overrides, readable_errors
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
+from flashtrain.settings.schema import settings_config
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import task_of, tasks
+
+WITHOUT_A_RUN = ("evaluate", "generate")  # what also takes a language model that no run has trained
+
+# Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
+# nothing in these modes: the run's own settings are the ground.
+GROUPS = {
+    "attention": "name",
+    "data": "source",
+    "hardware": "accelerator",
+    "logger": "name",
+    "mask": "name",
+    "memory": "checkpointing",
+}
+# What a group is told of one choice in it: of another one than the run's these begin anew.
+_OF_A_CHOICE = {
+    "data": ("path", "validation_path", "name", "config", "mixture", "split", "dtype", "end_of_text", "options"),
+    "mask": ("window", "chunk", "prefix", "options"),
+}
+# What names a text.
+_TEXT = {
+    f"data{name}" for name in ("", ".source", ".path", ".validation_path", ".name", ".config", ".split", ".mixture")
+}
+
+
+def settings_from_checkpoint(words: Sequence[str]) -> Settings:
+    """The checked settings for a mode that works on a trained model. Raises UserError when no such model is given."""
+    given = {override.get_key_element().lstrip("+~"): override for override in parse_overrides(words)}
+    mode = str(given["mode"].value())
+    if "checkpoint" not in given:
+        return _settings_of_weights(words, given, mode)
+    folder, _ = find_checkpoint(str(given["checkpoint"].value()), prefer=BEST)
+    own = read_settings(folder)
+    config = settings_config(task_of(own).of_checkpoint(own))
+    OmegaConf.set_struct(config, True)
+    if "recipe" in given and str(given["recipe"].value()) != own.recipe:
+        raise UserError(
+            f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "
+            f"mode={mode} takes: leave recipe= out."
+        )
+    for key, override in given.items():
+        if key == "recipe" or key.startswith("hydra"):
+            continue
+        own_name = GROUPS.get(key)
+        value = override.value() if own_name is None else {own_name: override.value()}
+        with readable_errors(own.task):
+            replaces = isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key))
+        if replaces:
+            raise UserError(
+                f"{key}={value} replaces all {key} settings, and mode={mode} takes the checkpoint's own: leave it out, "
+                f"or change single ones ({key}.NAME=VALUE)."
+            )
+        with readable_errors(own.task):
+            OmegaConf.update(config, key, value)
+    _begin_anew(own, config, given)
+    _score_all(config, given, mode)
+    return checked_settings(config)
+
+
+def _begin_anew(own: Settings, config: DictConfig, given: Collection[str]) -> None:
+    """Where another source or mask than the run's is named, forget what the run was told of its own."""
+    for group, names in _OF_A_CHOICE.items():
+        key = GROUPS[group]
+        if {group, f"{group}.{key}"} & set(given) and config[group][key] != getattr(getattr(own, group), key):
+            defaults = type(getattr(own, group))()
+            for name in names:
+                if f"{group}.{name}" not in given:
+                    config[group][name] = getattr(defaults, name)
+
+
+def _score_all(config: Any, given: Collection[str], mode: str) -> None:
+    """A text that an evaluation names is scored whole: nothing of it is trained on here."""
+    if mode == "evaluate" and _TEXT & set(given) and "data.validation_fraction" not in given:
+        data = config.data
+        data.validation_fraction, data.streaming = 1.0, None
+        if "data.validation_path" not in given:
+            data.validation_path = None
+
+
+def _settings_of_weights(words: Sequence[str], given: dict[str, Any], mode: str) -> Settings:
+    """The settings where no run is given: a recipe's (recipe=hf with model.path), or those that weights name."""
+    alone = mode in WITHOUT_A_RUN
+    if alone and ("model.path" in given or {"weights", "recipe"} <= given.keys()):
+        settings = compose_settings(words if "recipe" in given else [*words, "recipe=hf"])
+        if "generate" in task_of(settings).modes:
+            _score_all(settings, given, mode)
+            for line in task_of(settings).fit_weights(settings, given):
+                say(line)
+            return settings
+    if mode == "evaluate" and "weights" in given:
+        for task in tasks().values():
+            if (found := task.for_weights(words, given)) is not None:
+                return found
+    also = ", or model.path=..., a transformers folder; or recipe=... and weights=..." if alone else ""
+    raise UserError(f"mode={mode} needs checkpoint=..., a run folder or a checkpoint in one{also}.")

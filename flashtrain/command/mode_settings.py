@@ -1,0 +1,55 @@
+"""Which settings a mode uses, as a table, and the line about one that it does not.
+
+Only what a command line names is looked at: a recipe holds the settings of all its modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashtrain.command.compose import override_keys
+from flashtrain.errors import UserError
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import modes, task_of, work_of
+
+ALWAYS = "recipe mode task seed logger hardware"
+# Groups, and single settings of groups. A task adds its own (Task.modes); a registered mode has Mode.uses.
+USED = {
+    "evaluate": "checkpoint weights attention memory trainer.micro_batch trainer.validation_micro_batch "
+    "trainer.tokens_per_step trainer.compile",
+    "generate": "checkpoint weights attention",
+    "export": "checkpoint",
+}
+# A training uses all but these, and but what other modes have alone.
+NOT_TRAINED = {"checkpoint": "a training takes weights= or resume=", "export_precision": "it is of mode=export"}
+
+
+def check_used(settings: Settings, words: Sequence[str]) -> None:
+    """Raise UserError for the first setting that these command-line words name and their mode does not use.
+
+    settings: what the words compose to.
+    """
+    work, task = work_of(settings), task_of(settings)
+    mode = modes().get(work)
+    used = f"{USED[work]} {task.modes[work]}" if work in USED else None if mode is None else mode.uses(settings)
+    own = "" if mode is None else mode.own
+    others = NOT_TRAINED | {
+        one.own: f"it is of mode={name}" for name, one in modes().items() if one.own not in ("", own)
+    }
+    for name in override_keys(words):
+        if name.startswith("hydra") or _is_of(name, ALWAYS):
+            continue
+        if used is None:
+            why = next((why for other, why in others.items() if _is_of(name, other)), None)
+        else:
+            why = None if _is_of(name, used) else f"it uses {', '.join(sorted(used.split()))}"
+        if why is not None:
+            raise UserError(f"{name} is not used by mode={work}: {why}.")
+        start = "checkpoint" if settings.checkpoint is not None else "weights" if settings.weights is not None else None
+        if start is not None and _is_of(name, f"{task.shape} {task.trained if start == 'checkpoint' else ''}"):
+            raise UserError(f"{name} is not used with {start}=...: the model is as it was trained.")
+
+
+def _is_of(name: str, names: str) -> bool:
+    """Whether a setting or group is among these, itself or as one of a group."""
+    return any(name == one or name.startswith(f"{one}.") for one in names.split())

@@ -1,0 +1,24 @@
+"""From the words of a command to its checked settings: the one way of the command, its sweeps and the Python API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flashtrain.command.compose import check_given_once, compose_settings, key_of, parse_overrides
+from flashtrain.command.mode_settings import check_used
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import is_of_checkpoint
+
+
+def settings_of(words: Sequence[str]) -> Settings:
+    """What these words ask for: composed, or those of a checkpoint with the words on top. Raises UserError."""
+    check_given_once(words)
+    mode = next((str(one.value()) for one in parse_overrides(words) if key_of(one) == "mode"), "train")
+    if is_of_checkpoint(mode):
+        from flashtrain.command.checkpoint_settings import settings_from_checkpoint  # it imports torch
+
+        settings = settings_from_checkpoint(words)
+    else:
+        settings = compose_settings(words)
+    check_used(settings, words)
+    return settings

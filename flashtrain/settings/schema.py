@@ -1,0 +1,144 @@
+"""The schema of a task: the settings that it has, with their types, and the line about a name or a value that is none.
+
+It is the dataclass of the task (its `settings`), with the groups that modes and programs register as `settings.NAME`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, field, fields, is_dataclass, make_dataclass
+from functools import cache
+from typing import Any, cast, get_type_hints
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+
+from flashtrain.errors import UserError, first_line, unknown
+from flashtrain.files.yaml_files import literal
+from flashtrain.registry import component, registered
+from flashtrain.settings.settings import Settings
+
+INTERNAL = ("is_demo",)  # settings that the command sets itself
+KINDS = {"IntegerNode": "a whole number", "FloatNode": "a number", "BooleanNode": "true or false", "StringNode": "text"}
+LISTS = {int: "a list of whole numbers: [1,2]", float: "a list of numbers: [0.1,0.2]", str: "a list: [one,another]"}
+
+# The settings' types and defaults. Made once a task, since that takes long; merging copies them.
+_structured: Callable[[Any], DictConfig] = cache(OmegaConf.structured)
+
+
+@cache
+def schema_of(task: str) -> type[Settings]:
+    """The settings of a task as a dataclass.
+
+    Raises UserError for an unknown task, and where a registered group has the name of one of its settings.
+    """
+    own: type[Settings] = cast(Any, component("task", task)()).settings
+    names = registered("settings")
+    taken = {one.name for one in fields(own)} & set(names)
+    if taken:
+        raise UserError(
+            f"settings '{taken.pop()}' are registered, and task={task} has settings of that name: rename them."
+        )
+    groups = [(name, component("settings", name)) for name in names]
+    made: list[Any] = [(name, group, field(default_factory=group)) for name, group in groups]
+    whole = make_dataclass(own.__name__, [*made, ("task", str, field(default=task))], bases=(own,))
+    whole.__module__, whole.__doc__ = own.__module__, own.__doc__
+    return whole
+
+
+def typed_settings(config: DictConfig) -> Settings:
+    """The composed configuration as the settings of its task, each value converted to its declared type.
+
+    Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
+    """
+    task = str(config.get("task", Settings.task))
+    try:
+        merged = OmegaConf.merge(_structured(schema_of(task)), config)
+        _check_lists(merged, task)
+        settings = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise wrong_value(error, task) from error
+    if not isinstance(settings, Settings):
+        raise TypeError(f"expected Settings, built {type(settings).__name__}")
+    return settings
+
+
+def settings_config(settings: Settings) -> DictConfig:
+    """Settings as a configuration that can be changed; `${...}` in a text is that text and asks for nothing."""
+    config = OmegaConf.merge(_structured(type(settings)), literal(asdict(settings)))
+    if not isinstance(config, DictConfig):
+        raise TypeError(f"expected a DictConfig, built {type(config).__name__}")
+    return config
+
+
+@cache
+def setting_names(task: str) -> tuple[str, ...]:
+    """Every dotted setting name of a task, groups' own settings included."""
+    return tuple(name for name, _, _ in _walk(schema_of(task), ""))
+
+
+def all_settings() -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, dataclass field, type) of every setting of every task."""
+    for task in registered("task"):
+        yield from _walk(schema_of(task), "")
+
+
+def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
+    hints = get_type_hints(group)
+    for one in fields(cast(Any, group)):
+        yield f"{prefix}{one.name}", one, hints[one.name]
+        if is_dataclass(hints[one.name]):
+            yield from _walk(hints[one.name], f"{prefix}{one.name}.")
+
+
+def unknown_setting(given: str, task: str) -> UserError:
+    """The error for a setting that the task does not have: near matches from all, a list of those beside it."""
+    group, _, _ = given.rpartition(".")
+    names = [name for name in setting_names(task) if name not in INTERNAL]
+    if group.endswith(".options") and group in names:
+        return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
+    while group and group not in {name.rpartition(".")[0] for name in names}:  # no group, or one inside a setting
+        group = group.rpartition(".")[0]
+    beside = [name for name in names if name.rpartition(".")[0] == group]
+    error = unknown(f"setting of task={task}", given, names, listed=beside)
+    others = [other for other in registered("task") if other != task and given in setting_names(other)]
+    return UserError(f"{given} is of task={', '.join(others)}: {error}") if others else error
+
+
+def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> UserError:
+    """The error for a value that OmegaConf takes for no such setting. key: where that does not say which."""
+    if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
+        return unknown_setting(str(error.full_key), task)
+    key = str(error.full_key or key)
+    possible = _possible(key, task) if isinstance(error, ValidationError) else ""
+    said = first_line(error)
+    if said.startswith("While dereferencing interpolation"):  # its value may be a password of the environment
+        said = re.sub(r"Value '.*' of type", "what it stands for, of type", said)
+    return UserError(f"{key or 'configuration'}: {said}.{possible}")
+
+
+def _check_lists(config: Any, task: str, prefix: str = "") -> None:
+    """UserError: a list of numbers or texts has a list or a mapping in it, which OmegaConf takes."""
+    for name in map(str, config):
+        node, key = config._get_node(name), f"{prefix}{name}"
+        if isinstance(node, ListConfig) and node._metadata.element_type in LISTS and not node._is_none():
+            if any(OmegaConf.is_config(node._get_node(place)) for place in range(len(node))):
+                raise UserError(f"{key}={node}.{_possible(key, task)}")
+        elif isinstance(node, DictConfig) and is_dataclass(node._metadata.object_type) and not node._is_none():
+            _check_lists(node, task, f"{key}.")
+
+
+def _possible(key: str, task: str) -> str:
+    """What the setting that this key names may be, as the end of a line; "" where that says nothing."""
+    schema = _structured(schema_of(task))
+    group, _, name = key.partition("[")[0].rpartition(".")  # of a list's entry the list
+    beside = OmegaConf.select(schema, group) if group else schema
+    node = beside._get_node(name) if isinstance(beside, DictConfig) and name in beside else None
+    if isinstance(node, ListConfig):
+        kind = LISTS.get(node._metadata.element_type)
+    else:
+        kind = KINDS.get(type(node).__name__)
+    if kind is None or node is None:
+        return ""
+    return f" Possible: {kind}{', or null' if node._is_optional() else ''}."

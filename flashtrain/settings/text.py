@@ -1,0 +1,69 @@
+"""Settings of tasks whose samples are so many tokens long, and of those among them that read text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashtrain.errors import UserError, at_least, between
+from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.settings import Settings, divisors
+
+
+@dataclass
+class ContextSettings(Settings):
+    """Those of a task whose samples are `context` tokens long."""
+
+    context: int = 1024  # tokens a sample
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of an optimiser step, over all devices."""
+        return self.trainer.tokens_per_step // self.context
+
+    def check(self) -> None:
+        at_least("context", self.context, 1)
+        super().check()
+
+    def check_step(self) -> None:
+        """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
+
+        Apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first.
+        """
+        tokens, context = self.trainer.tokens_per_step, self.context
+        if tokens % context:
+            near = max(1, tokens // context) * context
+            raise UserError(
+                f"trainer.tokens_per_step={tokens} is no multiple of context={context}: "
+                f"a step is whole samples; {near} would do."
+            )
+        samples, ranks = self.samples_per_step, self.data_ranks
+        groups = f"{ranks} devices" if self.context_degree == 1 else f"{ranks} groups of {self.context_degree} devices"
+        if samples % ranks:
+            raise UserError(
+                f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {groups}: "
+                f"raise trainer.tokens_per_step to a multiple of {context * ranks}."
+            )
+        micro = self.trainer.micro_batch
+        if micro is not None and (samples // ranks) % micro:
+            raise UserError(
+                f"trainer.micro_batch={micro} does not divide the {samples // ranks} samples a "
+                f"{'device' if self.context_degree == 1 else 'group of devices'} takes a step: "
+                f"choose one of {', '.join(map(str, divisors(samples // ranks)))}."
+            )
+
+
+@dataclass
+class TextSettings(ContextSettings):
+    """Those of a task that reads text."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+
+    def kept_in_demo(self) -> set[str]:
+        tokenizer = {"data.tokenizer", "data.vocab_size"}
+        # Which tokens a token file holds is no choice, and a vocabulary is named for its tokenizer.
+        return tokenizer if self.data.source == "tokens" or self.data.vocab is not None else set()
+
+    def check(self) -> None:
+        super().check()
+        if self.mode in ("train", "plan"):  # mode=evaluate may score all of a text
+            between("data.validation_fraction", self.data.validation_fraction, 0.0, 0.5)
