@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,24 +18,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain_recipes.attention_benchmark.reference import Expected
 from flashtrain_recipes.context_benchmark.ranks import Alone, host_seconds, milliseconds
 from flashtrain_recipes.harness.clock import Clock
-
-
-class Errors(NamedTuple):
-    """The largest difference from the reference over the reference's largest value: of out, and of dQ, dK and dV."""
-
-    out: float
-    gradients: float
-
-
-class Found(NamedTuple):
-    """What one rank found: medians in milliseconds; communication: of both passes together."""
-
-    forward: float
-    backward: float
-    communication: float | None
-    rounds: int
-    peak_gib: float | None
-    errors: Errors | None
+from flashtrain_recipes.harness.rows import Row
 
 
 class Passes:
@@ -43,7 +26,7 @@ class Passes:
 
     def __init__(self, call: Callable[..., Tensor], leaves: Sequence[Tensor], dout: Tensor, team: Alone) -> None:
         self.call, self.leaves, self.dout, self.team = call, leaves, dout, team
-        self.errors: Errors | None = None
+        self.errors: tuple[float | None, float | None] = (None, None)
         self.peak_gib: float | None = None
         self._host = (0.0, 0.0)
         self._samples: list[tuple[float, float]] = []
@@ -67,10 +50,15 @@ class Passes:
                 self._communication.append(sum(self._sample()))
         return sum(self._samples[-1])
 
-    def found(self) -> Found:
+    def found(self) -> Row:
+        """What this rank found: medians in milliseconds; communication_ms: of both passes together."""
         forward, backward = (statistics.median(part) for part in zip(*self._samples, strict=True))
         alone = statistics.median(self._communication) if self._communication else None
-        return Found(forward, backward, alone, len(self._samples), self.peak_gib, self.errors)
+        error, gradient_error = self.errors
+        return {
+            "forward_ms": forward, "backward_ms": backward, "communication_ms": alone, "rounds": len(self._samples),
+            "peak_memory_gib": self.peak_gib, "error": error, "gradient_error": gradient_error,
+        }  # fmt: skip
 
     def _gradients(self, out: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(out, list(self.leaves), self.dout)
@@ -88,8 +76,9 @@ class Passes:
 
 def errors(
     expected: Expected, held: Callable[[Tensor], Tensor], out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
-) -> Errors:
-    """Of what a rank holds: out (1, n, H, D) and the gradients. The largest of all ranks' is the whole's."""
+) -> tuple[float, float]:
+    """(of out, of the gradients), of what a rank holds: out (1, n, H, D), dq, dk, dv: the largest difference from the
+    reference over the whole reference's largest value. The largest of all ranks' is the whole's."""
 
     def error(found: Tensor, whole: Tensor) -> float:
         return float((found.double() - held(whole)).abs().max()) / (float(whole.abs().max()) or 1.0)
@@ -97,7 +86,7 @@ def errors(
     group = expected.out.shape[1]
     of_gradients = [error(dq[-1, :, -group:], expected.dq)]
     of_gradients += [error(x[-1, :, -1], whole) for x, whole in ((dk, expected.dk), (dv, expected.dv))]
-    return Errors(error(out[-1, :, -group:], expected.out), max(of_gradients))
+    return error(out[-1, :, -group:], expected.out), max(of_gradients)
 
 
 @contextmanager

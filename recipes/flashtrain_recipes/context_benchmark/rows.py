@@ -10,7 +10,6 @@ import numpy as np
 from flashtrain.distributed.context.layout import attention_work, imbalance, visible_keys
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
-from flashtrain_recipes.context_benchmark.passes import Found
 from flashtrain_recipes.harness.rows import Row
 
 MEASURED, NOT_MEASURED = "measured", "not measured"
@@ -21,27 +20,29 @@ def named(case: ContextCase, baseline: ContextBaseline) -> Row:
     return {"implementation": baseline.title, "way": baseline.way, "layout": baseline.layout, **case.columns()}
 
 
-def row_of(
-    place: Place, baseline: ContextBaseline, attention: Attention, ranks: Sequence[Found], one: Found | None
-) -> Row:
-    """ranks: every rank's. one: the same on one device, where measured."""
-    case = place.case
-    forward, backward = max(of.forward for of in ranks), max(of.backward for of in ranks)
-    took = forward + backward
-    row: Row = {**named(case, baseline), "forward_ms": round(forward, 4), "backward_ms": round(backward, 4)}
-    row |= {"one_device_ms": None, "one_device": NOT_MEASURED, "efficiency": None}
+def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks: Sequence[Row], one: Row | None) -> Row:
+    """ranks: what every rank found (Passes.found). one: the same of one device, where measured."""
+    case, found = place.case, {key: _largest(of[key] for of in ranks) for key in ranks[0]}
+    took, alone = found["forward_ms"] + found["backward_ms"], found["communication_ms"]
+    times = {key: round(found[key], 4) for key in ("forward_ms", "backward_ms")}
+    row = {**named(case, baseline), **times, "one_device_ms": None, "one_device": NOT_MEASURED, "efficiency": None}
     if one is not None:
-        row |= _one_device(row, one.forward, one.backward, MEASURED)
+        row |= _one_device(row, one["forward_ms"], one["backward_ms"], MEASURED)
     row["tflops_per_device"] = round(case.flops / took / case.degree / 1e9, 4)
-    alone = _largest(of.communication for of in ranks)
     if alone is not None:
         row |= {"communication_ms": round(alone, 4), "communication_share": round(alone / took, 4)}
     row["sent_mib"] = None if attention.traffic is None else round(attention.traffic.total / 2**20, 3)
     row["imbalance"] = round(_imbalance(place, baseline.layout, attention.together), 4)
-    row["peak_memory_gib"] = _rounded(_largest(of.peak_gib for of in ranks))
-    row["one_device_memory_gib"] = None if one is None else _rounded(one.peak_gib)
-    row |= _errors(ranks, one)
-    return {**row, "rounds": ranks[0].rounds}
+    row["peak_memory_gib"] = _rounded(found["peak_memory_gib"])
+    row["one_device_memory_gib"] = None if one is None else _rounded(one["peak_memory_gib"])
+    errors = ("error", "gradient_error")
+    if found["error"] is not None:
+        row |= {key: found[key] for key in errors}
+        if one is not None:
+            row |= {f"one_device_{key}": one[key] for key in errors}
+            ratios = [found[key] / one[key] for key in errors if one[key]]
+            row["error_ratio"] = _rounded(max(ratios) if len(ratios) == 2 else None)
+    return {**row, "rounds": found["rounds"]}
 
 
 def extrapolated(row: Row, case: ContextCase, rows: Iterable[Mapping[str, Any]], cases: Sequence[ContextCase]) -> Row:
@@ -79,20 +80,7 @@ def _imbalance(place: Place, layout: str, together: int) -> float:
     return imbalance(np.repeat(work.reshape(-1, together).mean(1), together))
 
 
-def _errors(ranks: Sequence[Found], one: Found | None) -> Row:
-    found = [of.errors for of in ranks if of.errors is not None]
-    if not found:
-        return {}
-    worst = [max(parts) for parts in zip(*found, strict=True)]
-    row: Row = dict(zip(("error", "gradient_error"), worst, strict=True))
-    if one is not None and one.errors is not None:
-        row |= {"one_device_error": one.errors.out, "one_device_gradient_error": one.errors.gradients}
-        ratio = max(mine / theirs for mine, theirs in zip(worst, one.errors, strict=True)) if all(one.errors) else None
-        row["error_ratio"] = _rounded(ratio)
-    return row
-
-
-def _largest(values: Iterable[float | None]) -> float | None:
+def _largest(values: Iterable[float | None]) -> Any:
     return max((value for value in values if value is not None), default=None)
 
 

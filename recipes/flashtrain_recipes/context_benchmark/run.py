@@ -67,9 +67,6 @@ class ContextBenchmark(Benchmark):
     def make_baselines(self) -> list[ContextBaseline]:
         return everyone(self.options)
 
-    def turns(self, case: Any, run: Run, **common: Any) -> Any:
-        raise NotImplementedError("the ranks take turns")
-
     def plan_line(self, case: ContextCase) -> str:
         refused = [f"; without {one.title} ({reason})" for one in self.baselines if (reason := one.refuses(case))]
         return f"{case}{''.join(refused)}"

@@ -18,7 +18,7 @@ from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
-from flashtrain_recipes.context_benchmark.passes import Found, Passes
+from flashtrain_recipes.context_benchmark.passes import Passes
 from flashtrain_recipes.context_benchmark.ranks import Alone, Team
 from flashtrain_recipes.context_benchmark.rows import named, row_of
 from flashtrain_recipes.harness.rows import Row
@@ -127,6 +127,6 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         return [{**named(self.case, baseline), **row}]
 
     def rows_of(self, entry: ContextEntry) -> list[Row]:
-        everyone: list[Found] = self.team.gather(entry.passes.found())
+        everyone = self.team.gather(entry.passes.found())
         one = None if self.one is None else self.one.found()
         return [row_of(self.place, entry.baseline, entry.attention, everyone, one)] if self.team.rank == 0 else []

@@ -61,9 +61,9 @@ class Benchmark(ABC):
     def make_baselines(self) -> Sequence[Baseline]:
         """One of each, in the order of the tables. Called once."""
 
-    @abstractmethod
     def turns(self, case: Any, run: Run, **common: Any) -> Turns[Any, Any]:
-        """The case, to be measured. common: the keyword arguments that every Turns takes."""
+        """The case, for `measure`. common: the keyword arguments that every Turns takes."""
+        raise NotImplementedError
 
     def plan_line(self, case: Any) -> str:
         """A case, as mode=plan lists it."""

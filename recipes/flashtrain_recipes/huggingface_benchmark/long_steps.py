@@ -10,7 +10,6 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from lightning_fabric.plugins.environments.lightning import find_free_network_port
 
@@ -86,9 +85,6 @@ class LongSteps(Benchmark):
 
     def make_baselines(self) -> list[Baseline]:
         return [Flashtrain()]
-
-    def turns(self, case: Any, run: Run, **common: Any) -> Any:
-        raise NotImplementedError("nothing takes turns: a case has the devices by itself")
 
     def measure(self, run: Run, number: int, case: HuggingFaceCase, effort: Effort) -> list[Row]:
         row = self.planned(case)
