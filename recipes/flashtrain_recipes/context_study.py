@@ -188,8 +188,7 @@ class ContextStudy(ABC):
         if not figures:
             say("nothing could be scored: no training finished.")
             return
-        told = ", ".join(map(str, figures))
-        say(f"figure{'s' if len(figures) > 1 else ''}: {told}; rows: {folder / RESULT}")
+        say(f"figures: {', '.join(map(str, figures))}; rows: {folder / RESULT}")
         say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
         logger = self.settings.logger
         if "wandb" in logger.kinds:
@@ -200,13 +199,13 @@ class ContextStudy(ABC):
         return self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"
 
     def _command(self, rows: Sequence[Row]) -> str:
-        """What reproduces the rows, whichever commands trained them, without where it wrote and whom it told."""
+        """What reproduces the rows, whichever commands trained them, without where it wrote and logged."""
         contexts = sorted({row["context"] for row in rows})
-        told = self.overrides
+        words = self.overrides
         if contexts != self.contexts:
-            told = [word for word in told if not word.startswith("lengths.contexts=")]
-            told.append(f"lengths.contexts=[{','.join(map(str, contexts))}]")
-        return command_line(told, without=("output", "logger", "hydra", "resume"))
+            words = [word for word in words if not word.startswith("lengths.contexts=")]
+            words.append(f"lengths.contexts=[{','.join(map(str, contexts))}]")
+        return command_line(words, without=("output", "logger", "hydra", "resume"))
 
 
 def run_of(folder: Path, context: int) -> Path:

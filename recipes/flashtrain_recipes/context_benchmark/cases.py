@@ -44,14 +44,9 @@ class ContextCase:
         return mask_maker(self.attention, torch.device("cpu"))()
 
     @cached_property
-    def pairs(self) -> int:
-        """(query, key) pairs that a head computes."""
-        return int(visible_keys(self.mask).sum())
-
-    @property
     def flops(self) -> float:
-        """Of forward and backward: 4 D and 10 D for each pair and head."""
-        return 14.0 * self.attention.heads * self.attention.head_dim * self.pairs
+        """Of forward and backward: 4 D and 10 D for each head and (query, key) pair that it computes."""
+        return 14.0 * self.attention.heads * self.attention.head_dim * int(visible_keys(self.mask).sum())
 
     def columns(self) -> dict[str, Any]:
         """The case as the columns of a row."""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from flashtrain_recipes.context_benchmark.baseline import ContextBaseline
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team, begin
 from flashtrain_recipes.context_benchmark.turns import ContextTurns
@@ -47,7 +46,7 @@ class Job:
     options: BenchmarkSettings
     kind: str
     todo: dict[int, ContextCase]
-    baselines: Sequence[ContextBaseline]
+    baselines: Sequence[Any]
     seed: int
     count: int
     until: float

@@ -47,7 +47,6 @@ class RankFailed(RunFailed):
     def __init__(self, failure: Failure, more: str = "") -> None:
         super().__init__(failure.line + more)
         self.failure = failure
-        self.add_note(failure.trace)
 
 
 def in_ranks(
@@ -82,7 +81,8 @@ def in_ranks(
                 process.kill()
                 process.join()
     if error is not None:
-        raise RankFailed(_first([process.exitcode for process in ranks.processes], error, failures))
+        first = _first([process.exitcode for process in ranks.processes], error, failures)
+        raise RankFailed(first) from RuntimeError(first.trace)
 
 
 def _first(codes: Sequence[int], error: ProcessExitedException, failures: Sequence[Failure]) -> Failure:

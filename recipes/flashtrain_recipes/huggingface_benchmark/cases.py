@@ -52,7 +52,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class HuggingFaceCase(StepCase):
-    """model: a name of SHAPES, trained whole, or with LORA behind it by adapters. context: S. told: the run's settings.
+    """model: a name of SHAPES, trained whole, or with LORA behind it by adapters. context: S. base: the run's settings.
 
     layers: in place of the shape's own, None for those.
     """
@@ -60,23 +60,23 @@ class HuggingFaceCase(StepCase):
     model: str
     context: int
     weights: str
-    told: Settings
+    base: Settings
     batch: int = 1
     layers: int | None = None
 
     def settings(self) -> Settings:
         """Those of recipe=hf that train it, a step being one micro-batch."""
-        told = deepcopy(self.told)
+        own = deepcopy(self.base)
         kind, options = SHAPES[self.model.removesuffix(LORA)]
-        own = {} if self.layers is None else {"num_hidden_layers": self.layers}
-        told.model = replace(told.model, name="huggingface", path=None, config=kind, options={**options, **own})
-        told.model.adapter = "lora" if self.model.endswith(LORA) else None
-        told.context, told.mask, told.data.document_mask = self.context, MaskSettings(), False
-        told.trainer.micro_batch = self.batch
-        told.trainer.tokens_per_step = self.batch * self.context * told.data_ranks
-        told.trainer.steps = NO_END
-        told.optimizer.master_weights = self.weights != "bf16"
-        return told
+        layers = {} if self.layers is None else {"num_hidden_layers": self.layers}
+        own.model = replace(own.model, name="huggingface", path=None, config=kind, options={**options, **layers})
+        own.model.adapter = "lora" if self.model.endswith(LORA) else None
+        own.context, own.mask, own.data.document_mask = self.context, MaskSettings(), False
+        own.trainer.micro_batch = self.batch
+        own.trainer.tokens_per_step = self.batch * self.context * own.data_ranks
+        own.trainer.steps = NO_END
+        own.optimizer.master_weights = self.weights != "bf16"
+        return own
 
     @cached_property
     def _on_meta(self) -> Trainable:

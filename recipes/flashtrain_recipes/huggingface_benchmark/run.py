@@ -9,9 +9,9 @@ from flashtrain_recipes.harness.rows import Row, over_fastest
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.harness.turns import Effort
 from flashtrain_recipes.huggingface_benchmark.baselines import everyone
+from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase, cases
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
-from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 
 
 class HuggingFaceSteps(StepBenchmark):
@@ -27,7 +27,7 @@ class HuggingFaceSteps(StepBenchmark):
     def make_cases(self) -> list[HuggingFaceCase]:
         return cases(self.settings)
 
-    def make_baselines(self) -> Sequence[StepBaseline]:
+    def make_baselines(self) -> Sequence[HuggingFaceBaseline]:
         return everyone(self.hardware, updates=self.options.updates, compiled=self.compiled)
 
     def plan_line(self, case: HuggingFaceCase) -> str:

@@ -95,7 +95,6 @@ def length_rows(
     base = next((_per_token(trained[context]) for context in sorted(scores)), None)
     rows: list[Row] = []
     shorter: Scores | None = None
-    shortest = scores[min(scores)] if scores else None
     for context, summary in sorted(trained.items()):
         row: Row = {"part": LENGTHS, "implementation": "flashtrain", "context": context}
         row.update({key: summary[key] for key in KEPT if summary.get(key) is not None})
@@ -109,8 +108,7 @@ def length_rows(
             less = None if shorter is None else _interval(losses - shorter[kind], windows, drawn)
             row[f"against_shorter{kind}"] = None if less is None else verdict(less)
             row |= _columns(f"loss_less_shorter{kind}", less)
-            first = shortest is None or shortest is found
-            less = None if first else _interval(losses - shortest[kind], windows, drawn)
+            less = None if shorter is None else _interval(losses - scores[min(scores)][kind], windows, drawn)
             row |= _columns(f"loss_less_shortest{kind}", less)
         seconds = _per_token(summary)
         rows.append(

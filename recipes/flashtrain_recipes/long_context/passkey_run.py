@@ -128,8 +128,8 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
         digits=asked.digits,
         seed=settings.seed,
     )
-    told = {"model": settings.named(settings.model.label), "context": settings.context, "step": trained.step}
-    rows = [{**told, **row} for row in found]
+    model_columns = {"model": settings.named(settings.model.label), "context": settings.context, "step": trained.step}
+    rows = [{**model_columns, **row} for row in found]
     say(f"passkey retrieval, share of {asked.trials} keys found: {trained.checkpoint} (step {trained.step})")
     shown = [{**row, "depth": f"depth {row['depth']:.0%}"} for row in rows]
     View(["length"], pivot="depth", value="accuracy").table(shown).print()

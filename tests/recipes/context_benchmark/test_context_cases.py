@@ -81,8 +81,7 @@ def test_cases_are_every_degree_shape_mask_and_length_the_shorter_lengths_first(
 @pytest.mark.parametrize("mask", [mask for mask in MASKS if mask not in NOT_OVER_DEVICES and "-L" not in mask])
 def test_every_static_mask_has_a_mask_of_the_whole_sequence(mask: str) -> None:
     one = case(mask, 96)
-    assert one.mask.dense().sum() == one.pairs
-    assert one.flops == 14 * 4 * 16 * one.pairs
+    assert one.flops == 14 * 4 * 16 * int(one.mask.dense().sum())
 
 
 @given(st.integers(1, 70_000), st.integers(0, 5))

@@ -54,8 +54,8 @@ class _Gathered:
 
     def own(self, x: Tensor) -> Tensor:
         """The sum over the ranks of x (B, S, K, D) -> this rank's part (B, n, K, D)."""
-        dealt = take(x, self.tokens.clamp(min=0)).masked_fill((self.tokens < 0)[..., None, None], 0)
-        sent = dealt.unflatten(1, (self.degree, -1)).movedim(1, 0).flatten(0, 1).contiguous()
+        sharded = take(x, self.tokens.clamp(min=0)).masked_fill((self.tokens < 0)[..., None, None], 0)
+        sent = sharded.unflatten(1, (self.degree, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.degree, *sent.shape[1:]))
         _reduce_scatter(received, sent, group=self.group)
         return received

@@ -58,7 +58,8 @@ class TorchContextParallel(ContextBaseline):
         from torch.distributed.tensor.experimental import context_parallel
 
         team = place.team
-        mesh = DeviceMesh.from_group(team.group.group, team.device.type)
+        group: Any = team.group.group
+        mesh = DeviceMesh.from_group(group, team.device.type)
         # It shards what it is given in place. Ours are sharded already: it gets a tensor that nobody needs.
         unused = torch.zeros(2 * team.size, device=team.device)
         with context_parallel(mesh, buffers=[unused], buffer_seq_dims=[0]):
