@@ -126,20 +126,10 @@ class Case:
 
     def columns(self) -> dict[str, Any]:
         """The case as the columns of a row."""
-        found: dict[str, Any] = {
-            "batch": self.batch,
-            "seqlen_q": self.seqlen_q,
-            "seqlen_k": self.seqlen_k,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "mask": self.mask,
-            "dropout": self.dropout,
-            "dtype": self.dtype_name,
-        }
-        if self.page is not None:
-            found["cache"] = f"pages of {self.page}" if self.page else "contiguous"
-        optional = {"features": self.feature_words, "part": self.part}
+        own = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout")
+        found = {name: getattr(self, name) for name in own} | {"dtype": self.dtype_name}
+        cache = "" if self.page is None else f"pages of {self.page}" if self.page else "contiguous"
+        optional = {"cache": cache, "features": self.feature_words, "part": self.part}
         return found | {name: value for name, value in optional.items() if value}
 
     def __str__(self) -> str:
@@ -172,8 +162,7 @@ def cases(settings: AttentionSettings) -> list[Case]:
     found = _PRESETS[settings.rows](settings)
     as_called = settings.rows == "as-called"
     found = [replace(case, dtype_name=settings.dtype, as_called=as_called) for case in found]
-    if settings.rows != "grid":
-        found = [case for case in found if _chosen(case, settings)]
+    found = [case for case in found if _chosen(case, settings)]
     if settings.longest is not None:
         found = [case for case in found if max(case.seqlen_q, case.seqlen_k) <= settings.longest]
     if not found:
@@ -186,7 +175,7 @@ def _chosen(case: Case, settings: AttentionSettings) -> bool:
 
     Lengths of features and block-sparse are put in by the presets themselves.
     """
-    lengths = settings.seqlens if settings.rows in ("anchors", "paper", "as-called") else None
+    lengths = None if settings.rows in ("features", "block-sparse") else settings.seqlens
     return (
         (lengths is None or case.seqlen_q in lengths)
         and (settings.head_dims is None or case.head_dim in settings.head_dims)

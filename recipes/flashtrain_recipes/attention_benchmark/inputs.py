@@ -216,31 +216,21 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
     """
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    def tensor(length: int, heads: int, *, leaf: bool) -> Tensor:
-        shape = (case.batch, length, heads, case.head_dim)
+    def drawn(*shape: int, leaf: bool = True) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=case.dtype, requires_grad=leaf)
 
+    queries = (case.batch, case.seqlen_q, case.heads, case.head_dim)
+    keys = (case.batch, case.seqlen_k, case.kv_heads, case.head_dim)
     bias = slopes = sink = None
     if "bias" in case.features or "bias gradient" in case.features:
-        shape = (1, case.heads, case.seqlen_q, case.seqlen_k)
-        bias = torch.randn(shape, generator=generator, device=device, dtype=case.dtype)
-        bias.requires_grad_("bias gradient" in case.features)
+        bias = drawn(1, case.heads, case.seqlen_q, case.seqlen_k, leaf="bias gradient" in case.features)
     if "ALiBi" in case.features:
         slopes = alibi_slopes(case.heads, device)
     if "sinks" in case.features:
-        sink = torch.randn(case.heads, generator=generator, device=device, dtype=case.dtype, requires_grad=True)
-    elements = case.batch * case.head_dim * (case.heads * case.seqlen_q + 2 * case.kv_heads * case.seqlen_k)
-    wanted = math.ceil(2 * cache_bytes / (elements * case.dtype.itemsize))
+        sink = drawn(case.heads)
+    wanted = math.ceil(2 * cache_bytes / ((math.prod(queries) + 2 * math.prod(keys)) * case.dtype.itemsize))
     return [
-        Inputs(
-            tensor(case.seqlen_q, case.heads, leaf=True),
-            tensor(case.seqlen_k, case.kv_heads, leaf=True),
-            tensor(case.seqlen_k, case.kv_heads, leaf=True),
-            tensor(case.seqlen_q, case.heads, leaf=False),
-            bias,
-            slopes,
-            sink,
-        )
+        Inputs(drawn(*queries), drawn(*keys), drawn(*keys), drawn(*queries, leaf=False), bias, slopes, sink)
         for _ in range(min(max(1, wanted), MOST_SETS))
     ]
 

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,13 +52,19 @@ class AttentionEntry(Entry[AttentionBaseline]):
     parts: dict[str, Part] = field(default_factory=dict)
 
 
-class _Work:
-    """A case's inputs and masks."""
+class Work(NamedTuple):
+    """A case's masks and inputs."""
 
-    def __init__(self, case: Case, device: torch.device, seed: int, cache_bytes: int) -> None:
-        self.case = case
-        self.context = Context(case, device)
-        self.sets = make_sets(case, device, seed, cache_bytes)
+    context: Context
+    sets: list[Inputs]
+
+
+class Pass(NamedTuple):
+    """A direction. launches: makes what is timed. call: all that it takes, for its memory. error: of its answer."""
+
+    launches: Callable[[], Sequence[Launch]]
+    call: Launch
+    error: Callable[[Expected], float]
 
 
 class AttentionTurns(Turns[Case, AttentionEntry]):
@@ -71,7 +77,7 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
     def begin(self) -> None:
         cases = [(PLAIN, self.case.plain)] if self.case.beside else []
         self.works = {
-            prefix: _Work(case, self.device, self.seed, self.clock.cache_bytes)
+            prefix: Work(Context(case, self.device), make_sets(case, self.device, self.seed, self.clock.cache_bytes))
             for prefix, case in [*cases, ("", self.case)]
         }
         self.expected: Expected | None = None
@@ -83,51 +89,26 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
 
     def start(self, baseline: AttentionBaseline) -> None:
         entry = AttentionEntry(baseline)
-        for prefix, work in self.works.items():
-            attend = baseline.attend(work.case, work.context)
-            if work.case.page is not None:
+        for prefix, (context, sets) in self.works.items():
+            attend = baseline.attend(context.case, context)
+            if self.case.page is not None:
                 attend = torch.no_grad()(attend)
-            attend(work.sets[0])
+            attend(sets[0])
             known = None if prefix else self.expected
-            steps = {FORWARD: self._start_forward, BACKWARD: self._start_backward}
-            for direction in directions_of(self.case):
-                part = prefix + direction
-                self.attempt(baseline, part, partial(steps[direction], entry, part, attend, work.sets, known))
+            for direction, one in passes(attend, sets).items():
+                if direction in directions_of(self.case):
+                    part = prefix + direction
+                    self.attempt(baseline, part, partial(self._start_part, entry, part, one, known))
         plan = baseline.plan(self.case, self.works[""].context) if self.case.plans else None
         if plan is not None:
-            self.attempt(baseline, PLAN, partial(self._start_part, entry, PLAN, lambda: [plan], plan))
+            one = Pass(lambda: [plan], plan, lambda _: 0.0)
+            self.attempt(baseline, PLAN, partial(self._start_part, entry, PLAN, one, None))
         self.entries.append(entry)
 
-    def _start_forward(
-        self, entry: AttentionEntry, part: str, attend: Attend, sets: list[Inputs], known: Expected | None
-    ) -> None:
-        """As in training: what the backward pass will need is kept."""
-        error = None if known is None else known.error(attend(sets[0]).detach())
-        self._start_part(entry, part, lambda: [partial(attend, one) for one in sets], partial(attend, sets[0]), error)
-
-    def _start_backward(
-        self, entry: AttentionEntry, part: str, attend: Attend, sets: list[Inputs], known: Expected | None
-    ) -> None:
-        def both() -> tuple[Tensor, ...]:
-            return torch.autograd.grad(attend(sets[0]), sets[0].leaves, sets[0].dout)
-
-        def launch(one: Inputs) -> Launch:
-            return partial(torch.autograd.grad, attend(one), one.leaves, one.dout, retain_graph=True)
-
-        error = None if known is None else known.gradient_error(*both()[:3])
-        # The forward passes are run untimed; only this baseline's results are held meanwhile.
-        self._start_part(entry, part, lambda: [launch(one) for one in sets], both, error)
-
-    def _start_part(
-        self,
-        entry: AttentionEntry,
-        part: str,
-        launches: Callable[[], Sequence[Launch]],
-        call: Launch,
-        error: float | None = None,
-    ) -> None:
-        peak = self.clock.peak_mib(call)
-        entry.parts[part] = Part(launches, self.clock.pace(launches()), peak, error)
+    def _start_part(self, entry: AttentionEntry, part: str, one: Pass, known: Expected | None) -> None:
+        error = None if known is None else one.error(known)
+        peak = self.clock.peak_mib(one.call)
+        entry.parts[part] = Part(one.launches, self.clock.pace(one.launches()), peak, error)
         entry.samples[part] = []
 
     def sample(self, entry: AttentionEntry, part: str, number: int) -> None:
@@ -172,6 +153,27 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
 
     def without(self, baseline: AttentionBaseline, part: str, status: str, reason: str | None) -> list[Row]:
         return empty_rows(self.case, baseline.title, status, reason, [part] if part else None)
+
+
+def passes(attend: Attend, sets: list[Inputs]) -> dict[str, Pass]:
+    """Forward, as in training: what backward will need is kept; and backward, whose forward passes are not timed: only
+    this baseline's results are held meanwhile."""
+    first = sets[0]
+
+    def both() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(attend(first), first.leaves, first.dout)
+
+    def backward(one: Inputs) -> Launch:
+        return partial(torch.autograd.grad, attend(one), one.leaves, one.dout, retain_graph=True)
+
+    return {
+        FORWARD: Pass(
+            lambda: [partial(attend, one) for one in sets],
+            partial(attend, first),
+            lambda known: known.error(attend(first).detach()),
+        ),
+        BACKWARD: Pass(lambda: [backward(one) for one in sets], both, lambda known: known.gradient_error(*both()[:3])),
+    }
 
 
 def directions_of(case: Case) -> tuple[str, ...]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from test_attention_turns import CASE
-from test_benchmark_run import run
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.job import settle
+from flashtrain.command.job import run_job, settle
 from flashtrain.report import read_result
 from flashtrain_recipes.attention_benchmark import cases as cases_module
 from flashtrain_recipes.attention_benchmark import measure, warm
@@ -25,10 +25,10 @@ PUBLISHED = cases(AttentionSettings(rows="as-called"))
 # The rows that another implementation led: batch, heads, length, head dimension
 FIRST = {(32, 12, 1024, 64), (1, 16, 32768, 128), (64, 16, 512, 64), (64, 16, 256, 128), (32, 32, 512, 64),
          (1, 32, 32768, 64)}  # fmt: skip
-# Besides those of every run here: no demo, and no choice among the rows.
 WORDS = (
-    "benchmark.rows=as-called", "benchmark.dtype=float32", "benchmark.seqlens=null", "benchmark.heads=null",
-    "hardware.demo=never",
+    "recipe=attention-benchmark", "hardware=cpu", "logger=none", "hardware.demo=never", "benchmark.rows=as-called",
+    "benchmark.dtype=float32", "benchmark.rounds=1",
+    "benchmark.implementations=[flashtrain,flashtrain-planned,sdpa-math,flash-attn-4]",
 )  # fmt: skip
 
 
@@ -62,9 +62,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     """One run of every case of the preset, each made small."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cases_module._PRESETS, "as-called", lambda _: [tiny(case) for case in PUBLISHED])
-        folder = tmp_path_factory.mktemp("as-called") / "run"
-        names = "benchmark.implementations=[flashtrain,flashtrain-planned,sdpa-math,flash-attn-4]"
-        assert run(folder, *WORDS, names, "benchmark.rounds=1") == 0
+        folder = tmp_path_factory.mktemp("as-called")
+        assert run_job(compose_settings(WORDS), folder, overrides=[*WORDS], started=time.time()) == 0
         return folder
 
 

@@ -41,22 +41,17 @@ class FlashAttnFunctions(AttentionBaseline):
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
         """The keyword arguments of a call, without those that have their defaults."""
-        found: dict[str, Any] = {"softmax_scale": case.scale, "causal": case.mask_name.causal}
-        if case.kind == "window":
-            found["window_size"] = (case.mask_name.left, case.mask_name.right)
-        if case.dropout:
-            found["dropout_p"] = case.dropout
-        if case.softcap:
-            found["softcap"] = case.softcap
-        if inputs.slopes is not None:
-            found["alibi_slopes"] = inputs.slopes
-        if inputs.bias is not None:
-            found["bias"] = inputs.bias
-        if inputs.sink is not None:
-            found["learnable_sink"] = inputs.sink
-        if "deterministic" in case.features:
-            found["deterministic"] = True
-        return found
+        given = {
+            "window_size": (case.mask_name.left, case.mask_name.right) if case.kind == "window" else None,
+            "dropout_p": case.dropout or None,
+            "softcap": case.softcap or None,
+            "alibi_slopes": inputs.slopes,
+            "bias": inputs.bias,
+            "learnable_sink": inputs.sink,
+            "deterministic": "deterministic" in case.features or None,
+        }
+        common = {"softmax_scale": case.scale, "causal": case.mask_name.causal}
+        return common | {name: value for name, value in given.items() if value is not None}
 
     def attend(self, case: Case, context: Context) -> Attend:
         module = self.imported()

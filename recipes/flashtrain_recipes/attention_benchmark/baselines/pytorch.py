@@ -75,22 +75,18 @@ class Sdpa(AttentionBaseline):
         backend = getattr(SDPBackend, self.backend)
         by_name = _known_by_name(case)
         mask = _additive(case, context) if "ALiBi" in case.features else (None if by_name else context.dense)
-        causal = case.kind == "causal" and mask is None
+        options = {
+            "dropout_p": case.dropout,
+            "is_causal": case.kind == "causal" and mask is None,
+            "scale": case.scale,
+            "enable_gqa": case.heads != case.kv_heads,
+        }
 
         def attention(inputs: Inputs) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+            added = mask if inputs.bias is None else inputs.bias
             with sdpa_kernel(backend):
-                out = F.scaled_dot_product_attention(
-                    q,
-                    k,
-                    v,
-                    attn_mask=inputs.bias if inputs.bias is not None else mask,
-                    dropout_p=case.dropout,
-                    is_causal=causal,
-                    scale=case.scale,
-                    enable_gqa=case.heads != case.kv_heads,
-                )
-            return out.transpose(1, 2)
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=added, **options).transpose(1, 2)
 
         return attention
 

@@ -1,4 +1,4 @@
-"""A whole benchmark on a CPU: what it leaves, how it ends early, and how its rows are published."""
+"""A whole benchmark (attention's) on a CPU: what it leaves, how it ends early, and how its rows are published."""
 
 from __future__ import annotations
 
