@@ -109,7 +109,7 @@ class FlashAttn3(FlashAttn):
 
     name = title = "flash-attn-3"
     module, table = "flash_attn_interface", "page_table"
-    supports = ("softcap", "deterministic", "pages")
+    supports: tuple[str, ...] = ("softcap", "deterministic", "pages")
 
 
 class FlashAttn4(FlashAttn3):

@@ -44,8 +44,8 @@ class Flashtrain(FlashAttnFunctions):
         if case.kind in (*BY_ARGUMENT, *self.packed):
             return None
         if case.is_block_sparse:
-            sizes = {"seqlen_q": case.seqlen_q, "seqlen_k": case.seqlen_k}
-            return partial(block_sparse.block_mask, context.table, block_size=BLOCK_SIZE, **sizes)
+            q, k = case.seqlen_q, case.seqlen_k
+            return partial(block_sparse.block_mask, context.table, block_size=BLOCK_SIZE, seqlen_q=q, seqlen_k=k)
         make = mask_maker(case, context.device)
         return lambda: make().planned(case.head_dim, case.dtype)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline
+from flashtrain_recipes.attention_benchmark.baselines.base import Attend, AttentionBaseline, first
 from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, alibi_slopes
 
@@ -75,7 +75,7 @@ class Sdpa(AttentionBaseline):
         backend = getattr(SDPBackend, self.backend)
         by_name = _known_by_name(case)
         mask = _additive(case, context) if "ALiBi" in case.features else (None if by_name else context.dense)
-        options = {
+        options: dict[str, Any] = {
             "dropout_p": case.dropout,
             "is_causal": case.kind == "causal" and mask is None,
             "scale": case.scale,
@@ -127,7 +127,7 @@ class VarlenAttn(AttentionBaseline):
 
         def attention(inputs: Inputs) -> Tensor:
             q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))
-            return varlen_attn(q, k, v, bounds, bounds, longest, longest, **options).view_as(inputs.q)
+            return first(varlen_attn(q, k, v, bounds, bounds, longest, longest, **options)).view_as(inputs.q)
 
         return attention
 
