@@ -64,7 +64,8 @@ def command_words(case: GPT2Case, settings: Settings, overrides: Sequence[str], 
     }  # fmt: skip
     if settings.data.source == "stdlib":
         own["data.include_tests"] = str(settings.data.include_tests).lower()
-    passed = [word for word in overrides if word.lstrip("+~").split("=")[0].split(".")[0] in _PASSED_ON]
+    given = {word: word.lstrip("+~").split("=")[0] for word in overrides}
+    passed = [word for word, key in given.items() if key.split(".")[0] in _PASSED_ON and key not in own]
     return ["recipe=gpt2", *passed, *[f"{key}={value}" for key, value in own.items()]]
 
 

@@ -87,12 +87,14 @@ def test_the_commands_cost_is_measured_beside_the_bare_loop(tmp_path, monkeypatc
 
     monkeypatch.setattr(command_cost.subprocess, "run", command)
     words = [*SPEED, "benchmark.implementations=[flashtrain]", "benchmark.command_steps=30", "optimizer.epsilon=1e-7"]
+    words.append("data.tokenizer=bytes")
     assert run(tmp_path / "run", *words) == 0
     (row,) = [row for row in read_result(tmp_path / "run" / "result.json").rows if "command_cost" in row]
     assert row["implementation"] == "flashtrain, the whole command"
     assert row["milliseconds"] == 3000.0
     assert row["command_cost"] == pytest.approx(100 * (3000 / row["bare_milliseconds"] - 1), rel=1e-3)
     words = asked[next(place for place, word in enumerate(asked) if word.startswith("recipe=")) :]
+    assert len({word.partition("=")[0] for word in words}) == len(words)  # a setting given twice is refused
     told = compose_settings([word for word in words if not word.startswith("hydra")])
     best = row["batch"]
     assert (told.recipe, told.mode, told.model.size, told.context) == ("gpt2", "train", "demo", 16)
