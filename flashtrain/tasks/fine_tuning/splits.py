@@ -152,18 +152,16 @@ def _cues(asked: FineTuningSettings, context: int) -> LabelledSource:
         name: CueDocuments(
             getattr(asked, name) or CUE_COUNTS[name],
             asked.length,
-            shortest=asked.shortest,
             labels=asked.labels,
-            presence=asked.presence,
-            seed=len(SPLITS) * asked.seed + number,
+            seed=number,
         )
         for number, name in enumerate(SPLITS)
     }
     test = documents["test"]
     special = SpecialTokens.past(test.vocab_size)
     samples = {name: LabelledSamples(part, special, context, layout=asked.layout) for name, part in documents.items()}
-    bound = best_micro_f1(test.lengths, context - 2, asked.presence)
-    words = f"made-up documents of {asked.shortest or asked.length:,} to {asked.length:,} tokens with cues"
+    bound = best_micro_f1(test.length, context - 2, test.presence)
+    words = f"made-up documents of {asked.length:,} tokens with cues"
     return LabelledSource(samples, test.label_names, special, None, words, bound)
 
 
@@ -171,7 +169,7 @@ def _parts(rows: dict[str, list[Row]], asked: FineTuningSettings) -> dict[str, l
     """The rows of each split, the first so many as are asked for; validation drawn from training where it has none."""
     if "validation" not in rows:
         train = rows["train"]
-        order = np.random.RandomState(asked.seed).permutation(len(train))
+        order = np.random.RandomState(0).permutation(len(train))
         held_out = max(1, round(asked.validation_fraction * len(train)))
         if held_out >= len(train):
             raise UserError(f"{len(train)} labelled texts are too few to hold out some: expected 2 or more.")
