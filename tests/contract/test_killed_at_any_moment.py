@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract_runs import SHARDS, assert_same_run, language, last_step, summary
+from contract_runs import SHARDS, assert_same_run, language, last_step, streamed, summary
 from forked_commands import end, run, start
 
 import flashtrain
@@ -49,11 +49,13 @@ def temporary(request, tmp_path: Path):
         ("file", 1, "TMPDIR elsewhere"),
         ("folder", 1, "TMPDIR elsewhere"),
         ("folder", 2, "TMPDIR beside"),
+        ("streamed", 2, "TMPDIR beside"),
     ],
     indirect=["temporary"],
 )
 def test_kills_cost_no_checkpoint_and_change_nothing(kind: str, ranks: int, temporary: Path, tmp_path: Path) -> None:
-    settings = {**language(tmp_path), **OFTEN, "data.cache_dir": tmp_path, "trainer.devices": ranks}
+    text = streamed(tmp_path) if kind == "streamed" else language(tmp_path)
+    settings = {**text, **OFTEN, "data.cache_dir": tmp_path, "trainer.devices": ranks}
     settings |= SHARDS if kind == "folder" else {}
     whole, folder = tmp_path / "whole", tmp_path / "run"
     run({**settings, "hydra.run.dir": whole}, tmp_path / "printed-by-whole", ranks)
