@@ -19,14 +19,14 @@ class FineTuningSettings:
     """What BERT learns to label.
 
     target: any number of labels a text (scored by micro-F1), one class a text, or a label for each word (both scored by
-    accuracy). data: cues (data.cue_documents, made up), files (path: a .jsonl file, or a folder of them) or hub (name,
+    accuracy). data: cues (data.cue_documents, made up), files (path: a .jsonl or .parquet file, or a folder) or hub (name,
     config: a dataset that `datasets` loads). text_column, words_column, labels_column: of a line; words and their
     labels are two lists of one length. pooling, dropout: of the head. layout: packed without padding, or padded rows.
     batch: texts of a step, over all devices. tokens_at_once: a device computes at most so many (one text at least)
     where trainer.micro_batch does not say, and
     fewer where a GPU's memory holds fewer. train, validation, test: texts of each part, at most. validation_fraction:
     of the texts, held out where no file or split is for it.
-    length, shortest, labels, presence: of made-up documents (CueDocuments). seed: of these, and of what is held out.
+    length, labels: of made-up documents (CueDocuments).
     """
 
     target: str = "labels"
@@ -47,10 +47,7 @@ class FineTuningSettings:
     test: int | None = None
     validation_fraction: float = 0.1
     length: int = 16384
-    shortest: int | None = None
     labels: int = 8
-    presence: float = 0.2
-    seed: int = 0
 
     @property
     def data_label(self) -> str:
@@ -65,12 +62,9 @@ class FineTuningSettings:
         one_of("finetune.pooling", self.pooling, POOLINGS)
         one_of("finetune.layout", self.layout, LAYOUTS)
         between("finetune.dropout", self.dropout, 0.0, 1.0, include_high=False)
-        for name in ("batch", "tokens_at_once", "length", "labels", "train", "validation", "test", "shortest"):
-            given = getattr(self, name)
-            at_least(f"finetune.{name}", given, 1)
-        for name in ("validation_fraction", "presence"):
-            between(f"finetune.{name}", getattr(self, name), 0, 1, include_low=False, include_high=False)
-        at_least("finetune.seed", self.seed, 0)
+        for name in ("batch", "tokens_at_once", "length", "labels", "train", "validation", "test"):
+            at_least(f"finetune.{name}", getattr(self, name), 1)
+        between("finetune.validation_fraction", self.validation_fraction, 0, 1, include_low=False, include_high=False)
 
     def check_data(self) -> None:
         """Raise UserError where what is to be read is not named. Apart from check(), since a demo may replace it."""
@@ -84,8 +78,6 @@ class FineTuningSettings:
             raise UserError(f"finetune.name={self.name} is read with finetune.data=hub, and not with {self.data}.")
         if self.data == "cues" and self.target != "labels":
             raise UserError(f"finetune.target={self.target}: made-up documents (finetune.data=cues) have labels only.")
-        if self.data == "hub" and self.target == "tokens":
-            raise UserError("finetune.target=tokens is read from finetune.data=files: lines of words and labels.")
 
 
 @dataclass
