@@ -19,8 +19,8 @@ class FineTuningSettings:
     """What BERT learns to label.
 
     target: any number of labels a text (scored by micro-F1), one class a text, or a label for each word (both scored by
-    accuracy). data: cues (data.cue_documents, made up), files (path: a .jsonl or .parquet file, or a folder) or hub (name,
-    config: a dataset that `datasets` loads). text_column, words_column, labels_column: of a line; words and their
+    accuracy). data: cues (data.cue_documents, made up), files (path: a .jsonl or .parquet file, or a folder) or hub
+    (name, config: a dataset that `datasets` loads). text_column, words_column, labels_column: of a line; words and their
     labels are two lists of one length. pooling, dropout: of the head. layout: packed without padding, or padded rows.
     batch: texts of a step, over all devices. tokens_at_once: a device computes at most so many (one text at least)
     where trainer.micro_batch does not say, and
