@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
 from flashtrain.settings.settings import Settings
 from flashtrain_recipes.arena.pathfinder.parameters import (
-    FEWEST_DASHES,
-    MOST_DASHES,
     SMALLEST_SIDE,
     dashes_in,
     of_side,
@@ -178,11 +175,11 @@ class MaskedPixelSettings:
 class StageSettings:
     """One stage of a curriculum: images of a side; what is None is the run's own setting.
 
-    steps: at most. until: the accuracy on held-out images at which the stage ends
-    before its steps are over (None: it never does). images: the first so many training images. contour: as
-    pathfinder.contour, or 3..14: a stage like this one for each number of dashes from 3 to 14. schedule: of the
-    learning rate, by name: one that ends early is better constant than on its way down to where it does not get.
-    compile: as trainer.compile; a stage that is short beside the compiling of its image's length is faster without.
+    steps: at most. until: the accuracy on held-out images at which the stage ends before its steps are over (None: it
+    never does). images: the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this
+    one for each number of dashes from 3 to 14. schedule: of the learning rate, by name: one that ends early is better
+    constant than on its way down to where it does not get. compile: as trainer.compile; a stage that is short beside
+    the compiling of its image's length is faster without.
     """
 
     side: int = 32
@@ -204,11 +201,6 @@ class StageSettings:
 
     def check(self, number: int) -> None:
         where = f"curriculum.stages[{number}]"
-        if self.contour is not None and ".." in self.contour and self._growth() is None:
-            raise UserError(
-                f"{where}.contour={self.contour} must grow: from {FEWEST_DASHES} dashes at least to {MOST_DASHES} at "
-                "most, such as 3..14."
-            )
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
         between(f"{where}.until", self.until, 0, 1, include_low=False)
@@ -222,15 +214,8 @@ class StageSettings:
 
     def each_stage(self) -> list[StageSettings]:
         """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""
-        growth = self._growth()
-        return [self] if growth is None else [replace(self, contour=str(dashes)) for dashes in dashes_in(growth)]
-
-    def _growth(self) -> str | None:
-        """3..14 as the range 3-14; None for a contour that does not grow from what there is to what there is."""
-        found = re.fullmatch(r"(\d+)\.\.(\d+)", self.contour or "")
-        if found is None or not FEWEST_DASHES <= int(found[1]) <= int(found[2]) <= MOST_DASHES:
-            return None
-        return f"{found[1]}-{found[2]}"
+        first, grows, last = (self.contour or "").partition("..")
+        return [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")] if grows else [self]
 
 
 @dataclass
