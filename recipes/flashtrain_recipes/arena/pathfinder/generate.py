@@ -11,7 +11,6 @@ import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -112,13 +111,16 @@ def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: in
             file.write(stream.header())
         file.truncate(HEADER_BYTES + have * record_type(stream.parameters).itemsize)
         file.seek(0, os.SEEK_END)
-        with ThreadPoolExecutor(workers or _cores()) as pool, closing(pool.map(chunk, starts)) as chunks:
-            for data in track(
-                chunks, what, len(starts), console=console, transient=True, disable=not console.is_terminal
-            ):
+        pool = ThreadPoolExecutor(workers or _cores())
+        try:
+            chunks = pool.map(chunk, starts)
+            hidden = not console.is_terminal
+            for data in track(chunks, what, len(starts), console=console, transient=True, disable=hidden):
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _cores() -> int:
