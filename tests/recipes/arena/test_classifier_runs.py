@@ -137,7 +137,7 @@ def test_a_stage_may_pre_train_on_pixels_alone(curriculum: TinyRuns) -> None:
 
 
 def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, caplog) -> None:
-    runs = TinyRuns(tmp_path, [*LISTOPS, f"sequence.cache_dir={tmp_path / 'cache'}"])
+    runs = TinyRuns(tmp_path, [*LISTOPS])
     with caplog.at_level("INFO", logger="flashtrain"):
         status, before = runs.run("before", "sequence.classification_weight=0", "masked_pixels.weight=1")
     assert status == 0
@@ -148,7 +148,7 @@ def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, 
 
 
 def test_exported_weights_are_tested_on_the_task_that_they_were_trained_on(tmp_path) -> None:
-    runs = TinyRuns(tmp_path, [*LISTOPS, f"sequence.cache_dir={tmp_path / 'cache'}"])
+    runs = TinyRuns(tmp_path, [*LISTOPS])
     status, folder = runs.run("tokens", "sequence.seed=3")
     assert status == 0
     run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={folder}"]))
