@@ -55,7 +55,7 @@ _OWN = {
     "task.masked_language_model": "flashtrain.tasks.masked_language.spec:MaskedTask",
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
     "model.huggingface": "flashtrain.integrations.huggingface_model:build",
-    "figure.context": "flashtrain.report.figures:context_sweep_figure",
+    "figure.context": "flashtrain.report.figures:sweep_figure",
 }
 
 Builder = TypeVar("Builder", bound=Callable[..., Any])

@@ -6,10 +6,10 @@ headings and digits of formats.py; figures.py draws PNGs; sweep.py ends a sweep 
 report.html of a run, a sweep or a study, with the curves of curves.py; readme.py keeps the tables inside a README equal
 to their result files.
 `python -m flashtrain.report` is the command over all of them. Public: ResultFile, read_result, write_result,
-collect_summaries, Table, make_table, context_sweep_figure, line_figure, report_sweep, write_page.
+collect_summaries, Table, make_table, sweep_figure, line_figure, report_sweep, write_page.
 """
 
-from flashtrain.report.figures import context_sweep_figure, line_figure
+from flashtrain.report.figures import line_figure, sweep_figure
 from flashtrain.report.page import write_page
 from flashtrain.report.rows import ResultFile, collect_summaries, read_result, write_result
 from flashtrain.report.sweep import report_sweep
@@ -19,11 +19,11 @@ __all__ = [
     "ResultFile",
     "Table",
     "collect_summaries",
-    "context_sweep_figure",
     "line_figure",
     "make_table",
     "read_result",
     "report_sweep",
+    "sweep_figure",
     "write_page",
     "write_result",
 ]

@@ -43,18 +43,13 @@ _COURSE = 10
 Rows = Sequence[Mapping[str, Any]]
 
 
-def context_sweep_figure(rows: Rows, path: str | Path, group: Sequence[str] | None = None) -> Path:
-    """Tokens/s, peak memory (GiB) and loss against context length, side by side; a line for each model and attention.
+def sweep_figure(rows: Rows, path: str | Path, x: str = "context", group: Sequence[str] | None = None) -> Path:
+    """Tokens/s, peak memory (GiB) and loss against `x`, side by side; a line for each model and attention.
 
     group: the keys whose values make a line, by default those of recipe, implementation, model and attention that
     differ. A job that failed is a cross at the top of each panel, with what happened written beside it.
-    Raises UserError when no row has a context.
+    Raises UserError when no row has an x.
     """
-    return sweep_figure(rows, path, "context", group)
-
-
-def sweep_figure(rows: Rows, path: str | Path, x: str, group: Sequence[str] | None = None) -> Path:
-    """The three panels of context_sweep_figure against any key `x`."""
     if group is None:
         group = [key for key in ("recipe", "implementation", "model", "attention") if len(values_of(rows, key)) > 1]
     loss = (

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from flashtrain.errors import UserError
-from flashtrain.report import context_sweep_figure, line_figure
+from flashtrain.report import line_figure, sweep_figure
 from flashtrain.report.figures import tokens_label
 
 
@@ -46,13 +46,13 @@ def texts(panel: matplotlib.axes.Axes) -> list[str]:
 
 
 def test_the_context_figure_is_a_png_1200_pixels_wide(tmp_path: Path):
-    path = context_sweep_figure(SWEEP, tmp_path / "new" / "sweep.png")
+    path = sweep_figure(SWEEP, tmp_path / "new" / "sweep.png")
     picture = Image.open(path)
     assert (picture.format, picture.width) == ("PNG", 1200)
 
 
 def test_three_panels_with_a_line_for_each_attention(tmp_path: Path, drawn: list):
-    context_sweep_figure(SWEEP, tmp_path / "sweep.png")
+    sweep_figure(SWEEP, tmp_path / "sweep.png")
     panels = drawn[0].axes
     assert [panel.get_title(loc="left") for panel in panels] == ["tokens/s", "peak memory (GiB)", "validation loss"]
     assert [len(panel.lines) for panel in panels] == [2, 2, 2]
@@ -60,14 +60,14 @@ def test_three_panels_with_a_line_for_each_attention(tmp_path: Path, drawn: list
 
 
 def test_the_context_axis_is_ticked_in_powers_of_two(tmp_path: Path, drawn: list):
-    context_sweep_figure(SWEEP, tmp_path / "sweep.png")
+    sweep_figure(SWEEP, tmp_path / "sweep.png")
     panel = drawn[0].axes[0]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["1K", "2K", "4K", "8K"]
     assert list(panel.get_xticks()) == [10, 11, 12, 13]
 
 
 def test_a_job_out_of_memory_is_marked_at_the_top_of_every_panel(tmp_path: Path, drawn: list):
-    context_sweep_figure([*SWEEP, OUT_OF_MEMORY], tmp_path / "sweep.png")
+    sweep_figure([*SWEEP, OUT_OF_MEMORY], tmp_path / "sweep.png")
     assert [texts(panel) for panel in drawn[0].axes] == [["out of memory"]] * 3
     cross = drawn[0].axes[0].lines[-1]
     assert (cross.get_marker(), list(cross.get_xdata())) == ("x", [14])
@@ -76,18 +76,18 @@ def test_a_job_out_of_memory_is_marked_at_the_top_of_every_panel(tmp_path: Path,
 
 
 def test_a_panel_without_values_says_so(tmp_path: Path, drawn: list):
-    context_sweep_figure([row(8, peak_memory_gib=None), row(16, peak_memory_gib=None)], tmp_path / "sweep.png")
+    sweep_figure([row(8, peak_memory_gib=None), row(16, peak_memory_gib=None)], tmp_path / "sweep.png")
     assert texts(drawn[0].axes[1]) == ["not measured"]
 
 
 def test_a_sweep_in_which_every_job_failed_still_gives_a_figure(tmp_path: Path, drawn: list):
-    context_sweep_figure([OUT_OF_MEMORY], tmp_path / "sweep.png")
+    sweep_figure([OUT_OF_MEMORY], tmp_path / "sweep.png")
     assert texts(drawn[0].axes[0]) == ["not measured", "out of memory"]
 
 
 def test_the_training_loss_stands_in_where_nothing_was_validated(tmp_path: Path, drawn: list):
     rows = [row(8, validation_loss=None, train_loss=3.0)]
-    context_sweep_figure(rows, tmp_path / "sweep.png")
+    sweep_figure(rows, tmp_path / "sweep.png")
     assert drawn[0].axes[2].get_title(loc="left") == "training loss"
 
 
