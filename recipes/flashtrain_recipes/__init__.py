@@ -7,7 +7,7 @@ first asked for.
 COMPONENTS = {
     "model.plain": "flashtrain_recipes.step_benchmark.plain_training:build_plain",
     "task.classification": "flashtrain_recipes.arena.spec:ClassificationTask",
-    "mode.benchmark": "flashtrain_recipes.attention_benchmark.spec:Benchmark",
+    "mode.benchmark": "flashtrain_recipes.harness.spec:Benchmark",
     "mode.lengths": "flashtrain_recipes.long_context.spec:Lengths",
     "mode.passkey": "flashtrain_recipes.long_context.spec:Passkey",
     "mode.preview": "flashtrain_recipes.arena.spec:Preview",

@@ -1,5 +1,4 @@
-"""Measurements of attention: `python -m flashtrain recipe=attention-benchmark`; and of all benchmarks the settings
-(settings.py) and the mode (spec.py).
+"""Measurements of attention: `python -m flashtrain recipe=attention-benchmark`.
 
 cases.py: what is measured. inputs.py: tensors and masks. baselines/: the implementations, ours among them.
 reference.py: the same in float64. turns.py: how a case is measured; warm.py calls everything once before
