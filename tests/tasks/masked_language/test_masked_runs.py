@@ -112,13 +112,11 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trainer.tokens_per_step=300",), "no multiple of masked.token_budget=128"),
         (("trainer.devices=3",), "no multiple of masked.token_budget=128 tokens on 3 devices: 384 would do"),
         (("masked.token_budget=32",), "masked.token_budget=32 must be at least 64"),
         (("context=2",), "context=2"),
         (("trainer.micro_batch=4",), "masked.token_budget says how many tokens"),
         (("trainer.strategy=fsdp", "optimizer=lamb"), "cannot train sharded weights"),
-        (("bert.size=huge",), "unknown bert.size 'huge'"),
         (("masked.share=0",), "masked.share=0"),
         (("target_accuracy=2",), "target_accuracy=2.0"),
         (("recipe=gpt2", "target_accuracy=0.5"), "is of recipe=bert"),
