@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from flashtrain.data.bpe import END_OF_TEXT
 from flashtrain.data.library_tokenizer import CONFIG, FILE, TAKEN_AS_IT_IS, LibraryTokenizer, read_tokenizer
-from flashtrain.errors import UserError, first_line
+from flashtrain.errors import UserError
 from flashtrain.files.json_files import read_json
 
 MAP, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -79,19 +79,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _made_by_transformers(folder: Path) -> Tokenizer:
     """The tokenizer of a folder without tokenizer.json."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError(
-            f"{folder} has no {FILE}, and making it of its other files needs transformers: pip install transformers"
-        ) from error
-    try:
-        made = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        return Tokenizer.from_str(made.backend_tokenizer.to_str())
-    except Exception as error:
-        raise UserError(
-            f"no {FILE} in {folder}, and transformers makes no tokenizer of its other files: {first_line(error)}."
-        ) from error
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return Tokenizer.from_str(made.backend_tokenizer.to_str())
 
 
 def _put_before(tokenizer: Tokenizer) -> list[int]:

@@ -21,6 +21,8 @@ TAKEN_AS_IT_IS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokeni
 PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
+# transformers' AutoTokenizer (5.23) takes what spells a special token in a text for that token unless it is called with
+# split_special_tokens=True, builds parts of tokenizer.json anew for some classes, and is not everywhere.
 class LibraryTokenizer:
     """A tokenizer that adds nothing to a text, cuts and pads none, and takes a special token that a text spells for
     text. A subclass says its kind, and its fingerprint.

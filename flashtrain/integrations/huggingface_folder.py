@@ -26,7 +26,7 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights, read_json
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
-OTHER_MIXERS = r"Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
+OTHER_MIXERS = r"^Conv1d$|Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 ROTARY = "rope_parameters"
 OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries of files, all of ROTARY now
 PATIENCE = 3  # seconds that the hub has for an answer
@@ -291,16 +291,13 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> No
             f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
             f"{len(layers)} layers: expected a model whose every layer is such attention."
         )
-    for number, layer in enumerate(layers):
-        names = [type(module).__name__ for module in layer.modules()]
-        other = [type(one).__name__ for one in layer.modules() if isinstance(one, nn.Conv1d)]
-        other += [name for name in names if re.search(OTHER_MIXERS, name)]
-        if other or not any("Attention" in name for name in names):
-            what = other[0] if other else names[0]
-            raise UserError(
-                f"{path}: layer {number} of {type(model).__name__} mixes tokens by {what}, which knows no packed "
-                "documents and no shared sequence: expected a model whose every layer is attention."
-            )
+    names = {type(one).__name__ for layer in layers for one in layer.modules()}
+    other = sorted(name for name in names if re.search(OTHER_MIXERS, name))
+    if other or not any("Attention" in name for name in names):
+        raise UserError(
+            f"{path}: {type(model).__name__} mixes tokens by {', '.join(other) or 'no attention'}, which knows no "
+            "packed documents and no shared sequence: expected a model whose every layer is attention."
+        )
 
 
 def save_folder(model: Any, folder: Path, origin: Path | None) -> None:

@@ -440,7 +440,7 @@ def save_config(folder: Path, **content) -> str:
     ("content", "said"),
     [
         ({"model_type": "bloom"}, "BloomForCausalLM calls .* 0 times"),
-        ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8}, "mixes tokens by Conv1d"),
+        ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8}, "mixes tokens by Conv1d, Mamba"),
         ({"model_type": "lama"}, "unknown kind of decoder in transformers 'lama'. Did you mean 'llama'"),
         ({"model_type": "mine", "auto_map": {}}, "its model is code of its own, not run"),
         ({}, "config.json names no model_type"),
