@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.disk import write_atomically
-from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights, read_json
+from flashtrain.files.json_files import read_json
+from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
 OTHER_MIXERS = r"^Conv1d$|Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"

@@ -7,7 +7,7 @@ of layer; it gives the layers None (all or plainly causal), or an AttentionMask.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -78,18 +78,30 @@ def attention_mask(
     None means what it means to sdpa: a layer whose is_causal is True with Sq == Sk is plainly causal; a single query
     sees every key.
     """
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
     if isinstance(attention_mask, AttentionMask):
         return attention_mask
-    function = _causal() if mask_function is None else mask_function
+    function: MaskFunction = causal_mask_function if mask_function is None else mask_function
     spread = spread_sequence()
     if spread is not None and q_length == kv_length:
         found = _of_whole(spread, None if use_vmap else function, batch_size, q_length, device)
         if found is not None:
             return found
     rules = mask_rules.read(function)
-    if use_vmap or rules is None:  # an overlay of the caller's own, or blocks of image tokens
-        sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
-        visible = _dense(function, *sizes, attention_mask, use_vmap, device)
+    if use_vmap or rules is None:  # an overlay of the caller's own, or blocks of image tokens: transformers' matrix
+        visible: Any = sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=cast(int, q_offset),
+            kv_offset=kv_offset,
+            mask_function=function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            use_vmap=use_vmap,
+            device=device,
+        )
         return AttentionMask(batch_size, q_length, kv_length, bias=dense_bias(visible, dtype))
 
     may_skip = allow_is_causal_skip or allow_is_bidirectional_skip
@@ -227,42 +239,6 @@ def _look_at(padding: Tensor) -> tuple[bool, bool]:
     whole = (last - first)[:, 0] == padding.sum(1)
     every, runs = torch.stack((padding.all(), whole.all())).tolist()
     return every, runs
-
-
-def _causal() -> MaskFunction:
-    """What transformers means by no mask function."""
-    from transformers.masking_utils import causal_mask_function
-
-    return causal_mask_function
-
-
-def _dense(
-    mask_function: MaskFunction,
-    batch: int,
-    seqlen_q: int,
-    seqlen_k: int,
-    q_offset: int | Tensor,
-    kv_offset: int,
-    padding: Tensor | None,
-    use_vmap: bool,
-    device: torch.device | str,
-) -> Tensor:
-    """(B, 1, Sq, Sk) bool by transformers' own evaluation of a mask function."""
-    from transformers.masking_utils import sdpa_mask
-
-    evaluate: MaskFunction = sdpa_mask
-    return evaluate(
-        batch_size=batch,
-        q_length=seqlen_q,
-        kv_length=seqlen_k,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        mask_function=mask_function,
-        attention_mask=padding,
-        allow_is_causal_skip=False,
-        use_vmap=use_vmap,
-        device=device,
-    )
 
 
 def _sequence(rules: Rules, batch: int, seqlen_q: int, device: torch.device | str) -> Tensor:

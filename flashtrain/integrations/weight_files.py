@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.files import json_files
+from flashtrain.files.json_files import read_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -28,7 +28,7 @@ GENERATION = "generation_config.json"
 def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and every tensor, on the CPU, of a folder (one weights file, or shards and their index) or one file.
 
-    UserError: nothing there, no config.json beside the weights, a file that is cut off.
+    UserError: nothing there, a file that is cut off. OSError: no config.json beside the weights.
     """
     path = Path(folder_or_file).expanduser()
     if not path.exists():
@@ -98,13 +98,6 @@ def _compact(tensor: Tensor) -> Tensor:
     """The tensor on the CPU in memory of its own: safetensors takes no two parts of one."""
     tensor = tensor.detach().cpu().contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. UserError: no such file."""
-    if not path.is_file():
-        raise UserError(f"no {path.name} in {path.parent}: expected a folder with {CONFIG} and {WEIGHTS}.")
-    return json_files.read_json(path)
 
 
 def files_of_weights(path: Path) -> list[Path]:
