@@ -87,10 +87,13 @@ def gpt2_tokenizer(
     """GPT-2's own tokenizer, id for id (50,257 tokens, end of text 50256).
 
     vocab, merges: its two files, as published (encoder.json, vocab.bpe) or on the hub (vocab.json, merges.txt); with
-    neither they come from the hub. Raises UserError for files that are no byte-level BPE, and without network.
+    neither they come from the hub. Raises UserError for files that are no byte-level BPE; without network
+    the hub's own error.
     """
     if vocab is None and merges is None:
-        vocab, merges = _download("vocab.json"), _download("merges.txt")
+        from huggingface_hub import hf_hub_download  # a dependency of tokenizers; imported here since it is slow
+
+        vocab, merges = (hf_hub_download(HUB_REPOSITORY, name) for name in ("vocab.json", "merges.txt"))
     paths = [str(_expanded(path)) for path in (vocab, merges)]
     return BPETokenizer(read_tokenizer(Path(paths[0]), lambda _: byte_level(*models.BPE.read_file(*paths))))
 
@@ -147,16 +150,3 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     return library
-
-
-def _download(name: str) -> str:
-    import huggingface_hub  # a dependency of tokenizers; imported here since it is slow
-    import huggingface_hub.errors
-
-    try:
-        return huggingface_hub.hf_hub_download(HUB_REPOSITORY, name)
-    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise UserError(
-            f"GPT-2's tokenizer could not be had from the hub ({HUB_REPOSITORY}); give its files with vocab=... and "
-            "merges=..., or use the tokenizer 'bpe' or 'bytes', which need no download."
-        ) from error

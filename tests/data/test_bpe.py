@@ -65,17 +65,6 @@ def test_what_is_wrong_with_the_files_is_one_line(files, tmp_path):
             gpt2_tokenizer(*pair)
 
 
-def test_without_files_or_network_the_settings_that_help_are_named(monkeypatch):
-    import huggingface_hub
-
-    def unreachable(*args, **options):
-        raise huggingface_hub.errors.LocalEntryNotFoundError("offline")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
-    with pytest.raises(UserError, match=r"vocab=.*merges=.*'bpe' or 'bytes'"):
-        gpt2_tokenizer()
-
-
 def test_without_files_they_come_from_the_hub(files, monkeypatch):
     import huggingface_hub
 
