@@ -100,11 +100,6 @@ def test_stages_of_the_same_images_begin_with_others_of_them(curriculum: TinyRun
     assert not torch.equal(two, three)
 
 
-def test_the_checkpoint_says_which_stage_it_is_of(finished) -> None:
-    notes = read_checkpoint(finished / "checkpoints" / "last.ckpt")["flashtrain"]
-    assert (notes["task"], notes["stage"], notes["shape"]["side"]) == ("classification", 1, 28)
-
-
 def test_a_carried_checkpoint_goes_on_in_a_new_folder_with_its_whole_curve(
     curriculum: TinyRuns, finished, monkeypatch, tmp_path
 ) -> None:

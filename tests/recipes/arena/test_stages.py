@@ -17,17 +17,6 @@ from flashtrain_recipes.arena.stages import OF_STAGES, stages_of
 from flashtrain_recipes.arena.words import plan_classifier
 
 
-def test_pathx_is_trained_on_growing_images() -> None:
-    stages = stages_of(compose_settings(["recipe=pathx"]))
-    assert list(dict.fromkeys(stage.settings.pathfinder.side for stage in stages)) == [32, 40, 48, 64, 128]
-    assert stages[-1].name == "stage 32 of 32, side 128, hard contours"
-    # The Arena's sides end with its own images, the last with all of them and a learning rate that goes down.
-    last = {stage.settings.pathfinder.side: stage for stage in stages}
-    assert {last[side].settings.pathfinder.contour for side in (32, 64, 128)} == {"hard"}
-    assert (last[128].settings.pathfinder.train_images, last[128].until) == (160_000, None)
-    assert last[128].settings.schedule.name == "cosine"
-
-
 def test_a_growing_contour_is_a_stage_for_each_length() -> None:
     growing = "{side:32,contour:5..7,steps:9,until:0.9,schedule:constant,images:50}"
     stages = stages_of(compose_settings(["recipe=pathx", f"curriculum.stages=[{growing},{{side:64}}]"]))
@@ -35,16 +24,6 @@ def test_a_growing_contour_is_a_stage_for_each_length() -> None:
     assert [(stage.number, stage.until) for stage in stages] == [(0, 0.9), (1, 0.9), (2, 0.9), (3, None)]
     assert [stage.settings.schedule.name for stage in stages] == 3 * ["constant"] + ["cosine"]
     assert [stage.steps for stage in stages[:3]] == [9, 9, 9]
-
-
-def test_path256_is_trained_on_the_brightest_pixels_of_growing_images_and_then_on_all() -> None:
-    stages = [stage.settings for stage in stages_of(compose_settings(["recipe=path256"]))]
-    sides = [one.pathfinder.side for one in stages]
-    read = [one.sequence.training_pixels or one.pathfinder.side**2 for one in stages]
-    assert (sides, read) == (sorted(sides), sorted(read))
-    assert (sides[0], sides[-1], read[-1]) == (128, 256, 256**2)
-    assert [one.classifier.pattern for one in stages] == 10 * ["dense"] + ["butterfly-tiles"]
-    assert {(one.pathfinder.contour, one.classifier.pattern_local) for one in stages} == {("hard", 2)}
 
 
 def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made() -> None:
@@ -58,12 +37,6 @@ def test_what_a_stage_does_not_say_is_the_runs_own() -> None:
     (one, two) = stages_of(compose_settings([*words, "curriculum.stages=[{side:32},{side:48,images:40,steps:7}]"]))
     assert (one.steps, one.batch, one.settings.optimizer.learning_rate) == (9, 24, 0.002)
     assert (two.steps, two.settings.pathfinder.train_images) == (7, 40)
-
-
-def test_a_stage_that_is_short_beside_its_compiling_may_go_without() -> None:
-    stages = stages_of(compose_settings(["recipe=path256", "trainer.compile=true"]))
-    compiled = [stage.settings.pathfinder.side for stage in stages if stage.settings.trainer.compile]
-    assert compiled == [128, 256, 256]  # the first, the longest and the one on whole images
 
 
 @pytest.mark.parametrize(

@@ -103,19 +103,6 @@ def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
     assert np.array_equal(rasterise(windows, markers, parameters)[0].numpy(), expected)
 
 
-@pytest.mark.parametrize(("side", "long", "short"), [(32, 1.5, 2.0), (64, 0.8, 0.8), (128, 0.9, 0.9), (256, 1.0, 1.0)])
-def test_long_and_short_curves_have_the_arenas_contrasts(side: int, long: float, short: float) -> None:
-    parameters = of_side(side)
-    assert (parameters.long_contrast, parameters.short_contrast) == (long, short)
-
-
-def test_dashes_are_faint_and_have_a_halo_as_the_programs() -> None:
-    """At side 32 a line is one fine pixel wide: half as bright as its contrast."""
-    lines = dash_windows(of_side(32), 1) * 0.75
-    assert 64 <= lines[:, 4, 4].max() <= 96
-    assert ((lines > 0) & (lines < 16)).sum() > (lines >= 16).sum()
-
-
 def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPatch) -> None:
     images = images_of(32, "hard", 40)
     whole = drawn(images)
