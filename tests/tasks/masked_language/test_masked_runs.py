@@ -119,7 +119,7 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
         (("trainer.strategy=fsdp", "optimizer=lamb"), "cannot train sharded weights"),
         (("masked.share=0",), "masked.share=0"),
         (("target_accuracy=2",), "target_accuracy=2.0"),
-        (("recipe=gpt2", "target_accuracy=0.5"), "is of recipe=bert"),
+        (("recipe=gpt2", "target_accuracy=0.5"), "is of task=masked_language_model"),
         (("weights=nowhere",), "no weights at nowhere"),
     ],
 )
