@@ -62,14 +62,14 @@ def measured(job: Job, team: Team) -> Iterator[Event]:
     clock, failed = clock_for(team.device), job.failed
     for number, case in job.todo.items():
         left = float(team.gather(job.until - time.monotonic())[0])
-        if left <= 0 and number > 0:  # something is measured, however long starting took
+        if left <= 0 and number > 0:  # the first is measured, however long starting took
             return
         yield Event("begun", number)
         notes: list[tuple[str, str]] = []
-        now, share = time.monotonic(), left / (job.count - number)
+        late = time.monotonic() + left / (job.count - number)
         turns = ContextTurns(
             case, team, job.options, failed, device=team.device, clock=clock, seed=job.seed + number,
-            effort=Effort(job.options.rounds, late=now + share, until=now + left),
+            effort=Effort(job.options.rounds, late=late),
             note=lambda *note, notes=notes: notes.append(note),
         )  # fmt: skip
         rows, failed = turns.run(job.baselines), {}

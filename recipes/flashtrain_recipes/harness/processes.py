@@ -28,7 +28,6 @@ class Failure(NamedTuple):
     """Why a rank ended: a line, and where. moment: of time.time(). full: there was no memory. title: as the error's."""
 
     moment: float
-    rank: int
     line: str
     trace: str = ""
     full: bool = False
@@ -38,7 +37,7 @@ class Failure(NamedTuple):
     def of(cls, error: Exception, rank: int, size: int) -> Failure:
         line = f"rank {rank} of {size} failed: {first_line(error)}"
         full = any(is_out_of_memory(one) for one in causes(error))
-        return cls(time.time(), rank, line, traceback.format_exc(), full, getattr(error, "title", ""))
+        return cls(time.time(), line, traceback.format_exc(), full, getattr(error, "title", ""))
 
 
 class RankFailed(RunFailed):
@@ -90,9 +89,9 @@ def _first(codes: Sequence[int], error: ProcessExitedException, failures: Sequen
     size = len(codes)
     for rank, code in enumerate(codes):
         if code < 0 and code != -signal.SIGTERM:  # by which join ends those that wait
-            return Failure(0, rank, f"rank {rank} of {size} died ({signal.Signals(-code).name})")
+            return Failure(0, f"rank {rank} of {size} died ({signal.Signals(-code).name})")
     line = f"rank {error.error_index} of {size} ended with status {error.exit_code}"
-    return min(failures, default=Failure(0, error.error_index, line))
+    return min(failures, default=Failure(0, line))
 
 
 def _rank(rank: int, work: Callable[..., None], size: int, sent: Any, arguments: tuple[Any, ...]) -> None:
