@@ -42,7 +42,7 @@ def refuse_other_architectures(name: str) -> None:
 
 def attention_calls(model_class: Any, config: Any) -> int | None:
     """How often a forward of such a model calls a registered attention; None where it has no attention, or where its
-    forward needs more than tokens and the shapes of its weights."""
+    forward needs more than tokens and the shapes of its weights, and transformers says that it takes one."""
     key = model_class, config.to_json_string()
     if key not in _calls:
         _calls[key] = _counted(model_class, config)
@@ -69,11 +69,13 @@ def _counted(model_class: Any, config: Any) -> int | None:
         with torch.device("meta"), torch.no_grad():
             model = model_class._from_config(deepcopy(config), **names).eval()
             model.config.pad_token_id = None  # else padding is looked for among the tokens
-            model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False)
+            tokens = torch.zeros(1, 4, dtype=torch.int64)
+            given = {"decoder_input_ids": tokens} if config.is_encoder_decoder else {}
+            model(input_ids=tokens, use_cache=False, **given)
     except KeyError as error:
         return 0 if error.args == (COUNTED,) else None  # its own table has no such name
-    except Exception:  # noqa: BLE001 - whatever it is, nothing is known
-        return None
+    except Exception:  # noqa: BLE001 - whatever it is, no more is known (XLNet, Longformer, T5)
+        return None if calls or model_class._can_set_attn_implementation() else 0
     return calls if calls or any("Attention" in type(one).__name__ for one in model.modules()) else None
 
 

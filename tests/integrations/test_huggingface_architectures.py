@@ -74,8 +74,25 @@ def test_other_implementations_are_chosen_as_before():
     ],
 )
 def test_a_forward_of_a_model_without_weights_counts_its_calls(name, calls):
+    register_with_transformers()
     kind = getattr(transformers, f"{name}ForCausalLM")
     assert attention_calls(kind, kind.config_class(num_hidden_layers=2)) == calls
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        ("XLNetLMHeadModel", 0),
+        ("LongformerForMaskedLM", 0),
+        ("WhisperForConditionalGeneration", None),  # it wants sounds
+        ("BartForConditionalGeneration", 6),
+    ],
+)
+def test_of_a_model_that_cannot_be_counted_transformers_says_whether_it_takes_a_registered_attention(name, calls):
+    register_with_transformers()
+    kind = getattr(transformers, name)
+    layers = {"encoder_layers": 2, "decoder_layers": 2} if name.startswith("Bart") else {"num_hidden_layers": 2}
+    assert attention_calls(kind, kind.config_class(**layers)) == calls
 
 
 class Judge(transformers.PreTrainedModel):
