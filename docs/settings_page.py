@@ -1,8 +1,7 @@
 """Every setting as a page: what the dataclasses of the settings say of themselves.
 
 A setting's meaning is what its dataclass says of it ("name: ..." or "name, other: ..." in the docstring), else the
-comment on its line in the source, else WORDS below. Its possible values are
-those that check() lists when it refuses a name that cannot exist.
+comment on its line in the source, else WORDS below. Its possible values are those of its `option`.
 """
 
 from __future__ import annotations
@@ -15,12 +14,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from flashtrain.errors import UserError
 from flashtrain.registry import registered
 from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
 
-IMPOSSIBLE = "no such name"  # no setting has it as a value
 # Too long for the line of their setting, where all others have their words.
 WORDS = {
     "model.name": "gpt2, modern or plain, or one that your program registered; model=NAME also takes conf/model's file",
@@ -71,13 +68,13 @@ def settings_page(first_line: str) -> str:
         "",
     ]
     shown: set[str] = set()
-    lines += _section("Every run", "", Settings(), Settings.check, shown)
+    lines += _section("Every run", "", Settings(), shown)
     for task in registered("task"):
-        lines += _section(f"task={task}", "", schema_of(task)(), schema_of(task).check, shown)
+        lines += _section(f"task={task}", "", schema_of(task)(), shown)
     return "\n".join(lines) + "\n"
 
 
-def _section(title: str, prefix: str, group: Any, check: Any, shown: set[str]) -> Iterator[str]:
+def _section(title: str, prefix: str, group: Any, shown: set[str]) -> Iterator[str]:
     """A group's heading, what is said of it as a whole, its table, and the groups inside of it, but for `shown`."""
     introduction, meanings = described(type(group))
     yield from (f"## {title}", "")
@@ -98,16 +95,15 @@ def _section(title: str, prefix: str, group: Any, check: Any, shown: set[str]) -
         if part is not None:
             inner.append((f"{name}[]", part()))
         told = meanings.get(one.name) or comments().get(name) or WORDS.get(name, "")
-        possible = choices(group, one.name, check)
+        possible = one.metadata.get("options", ())
         if not all(value in told for value in possible):
-            listed = ", ".join(f"`{value}`" for value in possible if " " not in value)
-            listed = ", ".join([listed, *(value for value in possible if " " in value)])
+            listed = ", ".join(f"`{value}`" for value in possible)
             told = f"{told}{'. ' if told else ''}One of {listed}"
         rows.append(f"| `{name}` | {kind_of(hints[one.name])} | `{yaml_of(default)}` | {cell(told)} |")
     if rows:
         yield from ("| setting | type | default | meaning |", "| :--- | :--- | :--- | :--- |", *rows, "")
     for name, one in inner:
-        yield from _section(f"`{name}`", f"{name}.", one, getattr(type(one), "check", None), shown)
+        yield from _section(f"`{name}`", f"{name}.", one, shown)
 
 
 def described(cls: type) -> tuple[str, dict[str, str]]:
@@ -164,21 +160,6 @@ def _source_comments(group: Any, prefix: str) -> dict[str, str]:
         if dataclasses.is_dataclass(value):
             found.update(_source_comments(value, f"{prefix}{one.name}."))
     return found
-
-
-def choices(group: Any, name: str, check: Any) -> list[str]:
-    """The names that a setting may have, as its group's check lists them; none where it takes more than names."""
-    if check is None or "str" not in str(typing.get_type_hints(type(group))[name]):
-        return []
-    changed = dataclasses.replace(group, **{name: IMPOSSIBLE})
-    try:
-        check(changed)
-    except UserError as error:
-        found = re.fullmatch(rf"unknown .* '{IMPOSSIBLE}'\..*?Possible: (.*)\.", str(error))
-        return found[1].split(", ") if found else []
-    except (TypeError, ValueError, AttributeError, IndexError):
-        return []
-    return []
 
 
 def kind_of(hint: Any) -> str:

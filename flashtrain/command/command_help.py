@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from flashtrain.files.shipped import recipe_description, recipe_files
-from flashtrain.settings.groups import LOGGERS, MASKS
+from flashtrain.settings import options
 from flashtrain.settings.settings import mode_names
 
 TEXT = """\
@@ -83,6 +85,6 @@ def help_text() -> str:
     return TEXT.format(
         recipes=recipes or "  none found",
         modes="\n".join(modes),
-        loggers=", ".join(LOGGERS),
-        masks=", ".join(MASKS),
+        loggers=", ".join(get_args(options.Logger)),
+        masks=", ".join(get_args(options.Mask)),
     )

@@ -40,7 +40,7 @@ from flashtrain.folders.run_folder import (
 from flashtrain.folders.run_lock import Busy, hold, let_go, try_hold
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run.job_process import JobProcesses
-from flashtrain.settings.groups import LoggerSettings
+from flashtrain.settings.logger import LoggerSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.training.loggers import log_figure
 

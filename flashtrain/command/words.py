@@ -9,10 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 import types
-import typing
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
 from hydra._internal.utils import get_args_parser
 
@@ -20,40 +19,10 @@ from flashtrain.command.compose import as_value
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
-from flashtrain.settings.groups import (
-    ACCELERATORS,
-    CHECKPOINTING,
-    CHECKPOINTS,
-    CONTEXT_LAYOUTS,
-    CONTEXT_WAYS,
-    DECODER_SIZES,
-    DECODERS,
-    LOGGERS,
-    POSITIONS,
-    PRECISIONS,
-    RESIDUALS,
-    STRATEGIES,
-    TOKENIZERS,
-)  # fmt: skip
+from flashtrain.settings.options import Decoder, Logger
 from flashtrain.settings.schema import all_settings
 from flashtrain.settings.settings import mode_names
 
-# Settings whose names may be given in capitals; groups of conf/ may be too.
-_CHOICES: dict[str, Sequence[str]] = {
-    "bert.family": ("bert", "modern"),
-    "bert.size": ("tiny", "base", "large"),
-    "data.tokenizer": TOKENIZERS,
-    "hardware.accelerator": ACCELERATORS,
-    "hardware.precision": PRECISIONS,
-    "memory.checkpointing": CHECKPOINTING,
-    "model.positions": POSITIONS,
-    "model.residual": RESIDUALS,
-    "model.size": DECODER_SIZES,
-    "trainer.checkpoint": CHECKPOINTS,
-    "trainer.context_layout": CONTEXT_LAYOUTS,
-    "trainer.context_way": CONTEXT_WAYS,
-    "trainer.strategy": STRATEGIES,
-}
 # group of conf/ -> what a program registers, and the setting that names it
 _REGISTERED = {
     "model": ("model", "model.name"),
@@ -80,7 +49,7 @@ def plain_words(words: Sequence[str]) -> list[str]:
     own = [
         word
         for word in words
-        if word.startswith(("model=", "model.name=")) and word.partition("=")[2].lower() not in DECODERS
+        if word.startswith(("model=", "model.name=")) and word.partition("=")[2].lower() not in get_args(Decoder)
     ]
     kept = ("-", "model.size=") if own else ("-",)
     sweep = "-m" in words or "--multirun" in words
@@ -97,7 +66,7 @@ def _plain(word: str, sweep: bool) -> str:
     if key != "prompt" and ("\n" in value or "\r" in value):
         raise UserError(f"{key}= has a line break in its value: a setting is one line.")
     if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
-        several = ",".join(_as_written(one, LOGGERS).strip() for one in value[1:-1].split(","))
+        several = ",".join(_as_written(one, get_args(Logger)).strip() for one in value[1:-1].split(","))
         return f"{sign}logger.name='{several}'"
     possible = _choices(key)
     if key in _REGISTERED and value not in (possible or ()) and value in registered(_REGISTERED[key][0]):
@@ -111,7 +80,7 @@ def _plain(word: str, sweep: bool) -> str:
     elif _NAME.fullmatch(value) and not _NO_NAME.fullmatch(value):
         pass  # a text as it is, whatever the setting
     elif possible is None and key in _texts() and sign != "~":
-        names = mode_names() if key == "mode" else _CHOICES.get(key, ())
+        names = mode_names() if key == "mode" else _options().get(key, ())
         value = ",".join(_as_written(one, names) for one in value.split(","))
         if all(one in names for one in value.split(",")):
             pass  # without -m Hydra says how several names are given
@@ -171,6 +140,12 @@ def _choices(key: str) -> list[str] | None:
 
 
 @cache
+def _options() -> dict[str, Sequence[str]]:
+    """The settings that have one of some names, which may be given in capitals."""
+    return {name: one.metadata["options"] for name, one, _ in all_settings() if "options" in one.metadata}
+
+
+@cache
 def _whole_numbers() -> frozenset[str]:
     """The settings that are whole numbers, or lists of them."""
     return frozenset(_of_type(int, list[int]))
@@ -184,6 +159,6 @@ def _texts() -> frozenset[str]:
 
 def _of_type(*kinds: Any) -> Iterator[str]:
     for name, _, hint in all_settings():
-        parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         if any(kind in parts for kind in kinds):
             yield name

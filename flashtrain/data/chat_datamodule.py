@@ -6,7 +6,7 @@ data = ChatDataModule("chats.jsonl", "MODEL_FOLDER", context=8192, batch_size=2,
 from __future__ import annotations
 
 import os
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -21,8 +21,9 @@ from flashtrain.data.token_budget import rows_once
 from flashtrain.data.token_cache import GOES_ON, OpenTokens, open_or_build
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
+from flashtrain.settings import options
 
-TOO_LONG = ("cut", "drop", "refuse")
+TOO_LONG = get_args(options.TooLong)
 LOOKED_THROUGH = 128  # conversations, for what fills a step's rows up: few long ones leave much of them empty
 
 

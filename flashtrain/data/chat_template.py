@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.token_cache import GOES_ON, LABELLED
 from flashtrain.data.tokenizers import Tokenizer, as_document
 from flashtrain.errors import UserError, one_of
+from flashtrain.settings import options
 
-TRAIN_ON = ("assistant", "all")
+TRAIN_ON = get_args(options.TrainOn)
 
 
 class ChatTemplate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -17,9 +17,9 @@ from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.positions import rotary_base_for
+from flashtrain.settings import options
 
 ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}  # transformers' own names; None is ours
-QUANTIZED = ("nf4",)
 
 
 def transformers_decoder(
@@ -77,7 +77,7 @@ def transformers_decoder(
 
 
 def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
-    one_of("model.quantize", quantize, QUANTIZED)
+    one_of("model.quantize", quantize, get_args(options.Quantize))
     if lora is None:
         raise UserError(f"model.quantize={quantize} keeps weights that are not trained: add model.adapter=lora.")
     try:

@@ -5,7 +5,7 @@ B batch, S sequence, T packed tokens, N sequences (B of padded ones), L labels, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from flashtrain.errors import at_least, one_of
 from flashtrain.models.bert import IGNORED, Pooler, first_tokens
 from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import INITIAL_STD
+from flashtrain.settings import options
 
 
 def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -95,7 +96,7 @@ def _spread(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None]
 
 torch.library.register_autograd("flashtrain::largest_of_sequences", _spread, setup_context=_save)
 
-POOLINGS = ("first", "mean", "max")
+POOLINGS = get_args(options.Pooling)
 
 
 class SequenceClassifier(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from flashtrain.models.block import FEED_FORWARDS, GATED, Block, PostNormBlock, 
 from flashtrain.models.cache import PackedSequences
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary
+from flashtrain.settings import options
 from flashtrain_kernels import Documents, Mask, dispatch, documents_from_cu_seqlens, masks
 from flashtrain_kernels.environment import autocast_dtype
 
-FAMILIES = ("bert", "modern")
-POSITIONS = ("learned", "rotary")
+FAMILIES = get_args(options.BertFamily)
+POSITIONS = get_args(options.Positions)
 NORM_PLACES = ("post", "pre")
 BERT_EPSILON = 1e-12
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +24,12 @@ from flashtrain.models.cache import KeyValueCache, next_positions
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary, rotary_base_for
 from flashtrain.models.trainable import Trainable
+from flashtrain.settings import options
 from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.environment import autocast_dtype
 
-POSITIONS = ("learned", "rotary")
-RESIDUALS = ("weights", "compute")
+POSITIONS = get_args(options.Positions)
+RESIDUALS = get_args(options.Residual)
 FAMILIES = ("gpt2", "modern")
 IGNORED = -100  # a label of this value is not scored (torch's convention)
 

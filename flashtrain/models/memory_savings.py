@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +27,12 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from flashtrain.errors import at_least, one_of
+from flashtrain.settings import options
 from flashtrain_kernels import FORWARDS
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.loss_head import add_product
 
-CHECKPOINTING = ("none", "selective", "full")
+CHECKPOINTING = get_args(options.Checkpointing)[:-1]  # without auto
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from flashtrain.errors import UserError, between, one_of
 from flashtrain.registry import registered
-from flashtrain.settings.groups import (
-    AttentionSettings,
-    HardwareSettings,
-    LoggerSettings,
-    MemorySettings,
-    OptimizerSettings,
-    ScheduleSettings,
-    TrainerSettings,
-)
+from flashtrain.settings.logger import LoggerSettings
+from flashtrain.settings.machine import AttentionSettings, HardwareSettings, MemorySettings
+from flashtrain.settings.options import check_options
+from flashtrain.settings.training import OptimizerSettings, ScheduleSettings, TrainerSettings
 
 OF_A_CHECKPOINT = ("evaluate", "generate", "export")
 TASK_MODES = ("train", "plan", *OF_A_CHECKPOINT)  # what a task may have; others are registered
@@ -101,10 +96,13 @@ class Settings:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         one_of("mode", self.mode, mode_names())
         between("seed", self.seed, 0, LARGEST_SEED)
+        check_options("", self)
         for one in fields(self):
             group = getattr(self, one.name)
             if is_dataclass(group):
-                cast(Any, group).check()
+                check_options(one.name, group)
+                if hasattr(group, "check"):
+                    cast(Any, group).check()
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
         if self.optimizer.states == "host" and self.shards_weights:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -24,15 +24,11 @@ from flashtrain.models.gpt2 import FAMILIES, GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.models.trained_decoders import MaskMaker, row_mask
 from flashtrain.registry import component, register
-from flashtrain.settings.groups import (
-    TOKENIZERS,
-    DataSettings,
-    MaskSettings,
-    ModelSettings,
-    OptimizerSettings,
-    ScheduleSettings,
-)
+from flashtrain.settings import options
+from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
+from flashtrain.settings.training import OptimizerSettings, ScheduleSettings
+from flashtrain.tasks.language.settings import MaskSettings, ModelSettings
 from flashtrain.training.hardware import VOCABULARY, Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
 from flashtrain.training.steps import SCHEDULES
@@ -258,7 +254,7 @@ def vocabulary_of(data: DataSettings) -> int:
     """How many tokens `data.tokenizer` has, as it is known before any text is read. Raises UserError."""
     if data.tokenizer in VOCABULARY:
         return VOCABULARY[data.tokenizer]
-    if data.tokenizer in TOKENIZERS:
+    if data.tokenizer in get_args(options.Tokenizer):
         return data.vocab_size
     return huggingface_tokenizer(data.tokenizer).vocab_size
 

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
@@ -14,9 +14,10 @@ from pytorch_lightning.utilities import rank_zero_only
 from flashtrain.announce import say
 from flashtrain.errors import unknown
 from flashtrain.files.disk import write_atomically
+from flashtrain.settings import options
 from flashtrain.training.metrics_file import METRICS, MetricsFile
 
-KINDS = ("none", "csv", "tensorboard", "wandb")  # csv: an older name of none, which published commands have
+KINDS = get_args(options.Logger)
 RUN_ID = "wandb_id.txt"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import hydra
 import pytest
 from omegaconf import OmegaConf
@@ -11,7 +13,7 @@ from flashtrain.command.compose import apply_demo, compose_settings, override_ke
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import conf_folder
-from flashtrain.settings.groups import CHECKPOINTING
+from flashtrain.settings.options import Checkpointing
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,9 @@ def test_memory_names_a_kind_of_checkpointing() -> None:
     assert (memory.checkpointing, memory.offload, memory.ffn_chunk, memory.loss_chunk) == ("full", False, 4096, None)
     assert compose_settings(["recipe=gpt2"]).memory.checkpointing == "auto"
     files = {path.stem: OmegaConf.load(path) for path in (conf_folder() / "memory").glob("*.yaml")}
-    assert {name: file.checkpointing for name, file in files.items()} == {name: name for name in CHECKPOINTING}
+    assert {name: file.checkpointing for name, file in files.items()} == {
+        name: name for name in get_args(Checkpointing)
+    }
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from flashtrain import registry
@@ -9,8 +11,8 @@ from flashtrain.command.compose import compose_settings, parse_overrides
 from flashtrain.command.sweep import expand
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import FAMILIES, POSITIONS, RESIDUALS, SIZES
-from flashtrain.settings import groups
+from flashtrain.models.gpt2 import FAMILIES, SIZES
+from flashtrain.settings import options
 
 
 @pytest.mark.parametrize(
@@ -151,6 +153,5 @@ def test_a_mistake_of_form_is_one_line(words: list[str], line: str) -> None:
 
 
 def test_the_names_in_the_settings_are_those_of_the_models() -> None:
-    assert set(groups.DECODER_SIZES) == set(SIZES)
-    assert set(FAMILIES) < set(groups.DECODERS)
-    assert (groups.POSITIONS, groups.RESIDUALS) == (POSITIONS, RESIDUALS)
+    assert set(get_args(options.DecoderSize)) == set(SIZES)
+    assert set(FAMILIES) < set(get_args(options.Decoder))

@@ -8,7 +8,7 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_config
-from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.data import DataSettings
 from flashtrain.tasks.components import make_source
 
 FILES = ["data=files", "data.path=BOOKS"]

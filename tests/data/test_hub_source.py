@@ -9,7 +9,7 @@ import pytest
 from flashtrain.data import hub_source
 from flashtrain.data.hub_source import HubSource
 from flashtrain.errors import UserError
-from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.data import DataSettings
 from flashtrain.settings.text import TextSettings
 from flashtrain.tasks.components import make_source
 

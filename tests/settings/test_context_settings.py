@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pytorch_lightning.plugins.environments import SLURMEnvironment
@@ -15,14 +16,13 @@ from flashtrain.distributed.context.ways import AUTO, WAYS
 from flashtrain.distributed.strategies import STRATEGIES, make_strategy
 from flashtrain.errors import UserError
 from flashtrain.run.fitting import strategy_options
-from flashtrain.settings.groups import CONTEXT_LAYOUTS, CONTEXT_WAYS
-from flashtrain.settings.groups import STRATEGIES as NAMES
+from flashtrain.settings import options
 
 
 def test_the_names_are_those_that_are_built():
-    assert (AUTO, *WAYS) == CONTEXT_WAYS
-    assert tuple(LAYOUTS) == CONTEXT_LAYOUTS
-    assert ("auto", *STRATEGIES) == NAMES
+    assert (AUTO, *WAYS) == get_args(options.ContextWay)
+    assert tuple(LAYOUTS) == get_args(options.ContextLayout)
+    assert ("auto", *STRATEGIES) == get_args(options.Strategy)
 
 
 @pytest.mark.parametrize(

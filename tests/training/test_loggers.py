@@ -11,7 +11,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
-from flashtrain.settings import groups
+from flashtrain.settings import logger
 from flashtrain.training import loggers as loggers_module
 from flashtrain.training.loggers import (
     close_loggers,
@@ -167,7 +167,7 @@ def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch):
     words = plain_words(["recipe=gpt2", "hardware=cpu", "logger=[NONE,tensorboard]"])
     settings = compose_settings(words)
     assert settings.logger.kinds == ["none", "tensorboard"]
-    monkeypatch.setattr(groups, "find_spec", lambda name: None)
+    monkeypatch.setattr(logger, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"logger=tensorboard needs the package .*: pip install tensorboard"):
         settle(settings, words)
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashtrain.errors import UserError, at_least, between, one_of
+from flashtrain.errors import UserError, at_least, between
+from flashtrain.settings.options import LabelledData, Layout, Pooling, Target, option
 from flashtrain.tasks.masked_language.settings import BertTextSettings
-
-TARGETS = ("labels", "class", "tokens")
-DATA = ("cues", "files", "hub")
-POOLINGS = ("first", "mean", "max")
-LAYOUTS = ("packed", "padded")
 
 
 @dataclass
@@ -28,17 +24,17 @@ class FineTuningSettings:
     length, labels: of made-up documents (CueDocuments).
     """
 
-    target: str = "labels"
-    data: str = "cues"
+    target: str = option("labels", Target)
+    data: str = option("cues", LabelledData)
     path: str | None = None  # a .jsonl file, or a folder with train*.jsonl (and validation*, test*)
     name: str | None = None  # of finetune.data=hub: the dataset
     config: str | None = None
     text_column: str = "text"
     words_column: str = "words"
     labels_column: str = "labels"
-    pooling: str = "mean"
+    pooling: str = option("mean", Pooling)
     dropout: float = 0.0
-    layout: str = "packed"
+    layout: str = option("packed", Layout)
     batch: int = 32
     tokens_at_once: int = 65536
     train: int | None = None
@@ -56,10 +52,6 @@ class FineTuningSettings:
         return "cues" if self.data == "cues" else " ".join(filter(None, (self.name, self.config)))
 
     def check(self) -> None:
-        one_of("finetune.target", self.target, TARGETS)
-        one_of("finetune.data", self.data, DATA)
-        one_of("finetune.pooling", self.pooling, POOLINGS)
-        one_of("finetune.layout", self.layout, LAYOUTS)
         between("finetune.dropout", self.dropout, 0.0, 1.0, include_high=False)
         for name in ("batch", "tokens_at_once", "length", "labels", "train", "validation", "test"):
             at_least(f"finetune.{name}", getattr(self, name), 1)

@@ -18,7 +18,7 @@ from flashtrain.data.split_names import split_named
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
-from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.data import DataSettings
 from flashtrain.tasks.masked_language.build import special_tokens
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import NONE, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
-from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.components import make_mask, make_source, make_tokenizer_spec

@@ -23,7 +23,7 @@ from flashtrain.models.gpt2 import FAMILIES, GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.models.trained_decoders import generate
 from flashtrain.registry import component
-from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Prepared
 from flashtrain.tasks import LanguageModel

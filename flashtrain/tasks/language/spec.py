@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from flashtrain.errors import UserError, one_of
 from flashtrain.registry import registered
-from flashtrain.settings.groups import MASKS
+from flashtrain.settings import options
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Loaded, Prepared, Task, contexts_words, measured_words, mode_of, say_finished
 from flashtrain.tasks.language.settings import LanguageSettings
@@ -32,8 +32,7 @@ class LanguageTask(Task):
 
     def check(self, settings: Settings) -> None:
         super().check(settings)
-        if settings.mask.name not in MASKS:
-            one_of("mask", settings.mask.name, dict.fromkeys((*MASKS, *registered("mask"))))
+        one_of("mask", settings.mask.name, {*get_args(options.Mask), *registered("mask")})
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()

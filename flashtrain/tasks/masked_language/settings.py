@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flashtrain.errors import UserError, at_least, between, one_of
+from flashtrain.errors import UserError, at_least, between
+from flashtrain.settings.options import BertFamily, BertSize, Layout, Residual, Unit, option
 from flashtrain.settings.text import TextSettings
-
-SIZES = ("tiny", "base", "large")
-FAMILIES = ("bert", "modern")
-UNITS = ("sentence", "paragraph", "document")
-LAYOUTS = ("packed", "padded")
 
 
 @dataclass
@@ -23,12 +19,12 @@ class BertSettings:
     64). residual: between the blocks, under mixed precision: weights (float32) or compute (the half type, faster).
     """
 
-    size: str = "large"  # tiny | base | large
-    family: str = "bert"
+    size: str = option("large", BertSize)
+    family: str = option("bert", BertFamily)
     activation: str | None = None
     dropout: float = 0.0  # a probability
     vocab_rows: int | None = None
-    residual: str = "compute"
+    residual: str = option("compute", Residual)
 
     @property
     def label(self) -> str:
@@ -36,11 +32,8 @@ class BertSettings:
         return f"{self.family}-{self.size}"
 
     def check(self) -> None:
-        one_of("bert.size", self.size, SIZES)
-        one_of("bert.family", self.family, FAMILIES)
         between("bert.dropout", self.dropout, 0.0, 1.0, include_high=False)
         at_least("bert.vocab_rows", self.vocab_rows, 1)
-        one_of("bert.residual", self.residual, ("weights", "compute"))
 
 
 @dataclass
@@ -55,16 +48,14 @@ class MaskedSettings:
     and 10,000 at most).
     """
 
-    unit: str = "paragraph"
+    unit: str = option("paragraph", Unit)
     shortest: int = 16
     token_budget: int | None = 16384
-    layout: str = "packed"
+    layout: str = option("packed", Layout)
     share: float = 0.15
     validation_samples: int | None = None
 
     def check(self) -> None:
-        one_of("masked.unit", self.unit, UNITS)
-        one_of("masked.layout", self.layout, LAYOUTS)
         for name in ("shortest", "token_budget", "validation_samples"):
             at_least(f"masked.{name}", getattr(self, name), 1)
         between("masked.share", self.share, 0, 1, include_low=False)

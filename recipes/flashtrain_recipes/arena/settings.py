@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
+from flashtrain.settings.options import option
 from flashtrain.settings.settings import Settings
 from flashtrain_recipes.arena.pathfinder.parameters import (
     SMALLEST_SIDE,
@@ -230,18 +232,17 @@ class CurriculumSettings:
             stage.check(number)
 
 
+ExportPrecision = Literal["float32", "float16"]
+
+
 @dataclass
 class ClassificationSettings(Settings):
     """Settings of classifiers of long sequences."""
 
     task: str = "classification"
-    export_precision: str = "float32"  # of mode=export's file: float32 | float16
+    export_precision: str = option("float32", ExportPrecision)  # of mode=export's file
     pathfinder: PathfinderSettings = field(default_factory=PathfinderSettings)
     classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
     sequence: SequenceSettings = field(default_factory=SequenceSettings)
     masked_pixels: MaskedPixelSettings = field(default_factory=MaskedPixelSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
-
-    def check(self) -> None:
-        super().check()
-        one_of("export_precision", self.export_precision, ("float32", "float16"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from flashtrain.errors import UserError, one_of
-from flashtrain.settings.groups import CONTEXT_LAYOUTS, CONTEXT_WAYS
+from flashtrain.settings.options import ContextLayout, ContextWay
 from flashtrain_recipes.attention_benchmark.settings import BLOCK_SPARSE, MASKS, parse_mask
 
-WAYS = CONTEXT_WAYS[1:]  # without auto
+WAYS = get_args(ContextWay)[1:]  # without auto
 # Masks that are no function of a sequence in its order: tables of blocks, and packed rows' own functions.
 NOT_OVER_DEVICES = ("varlen", "causal-varlen", *BLOCK_SPARSE)
 
@@ -48,7 +48,7 @@ class ContextSettings:
         for way in self.ways or []:
             one_of("benchmark.ways", way, WAYS)
         for layout in self.layouts or []:
-            one_of("benchmark.layouts", layout, CONTEXT_LAYOUTS)
+            one_of("benchmark.layouts", layout, get_args(ContextLayout))
         for text in self.shapes or []:
             parse_shape(text)
         for name in masks or []:

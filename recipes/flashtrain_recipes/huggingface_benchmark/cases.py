@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from flashtrain.models.trainable import Trainable
-from flashtrain.settings.groups import MaskSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
+from flashtrain.tasks.language.settings import MaskSettings
 from flashtrain_recipes.step_benchmark.baselines.flashtrain import NO_END
 from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
 from flashtrain_recipes.step_benchmark.settings import LORA

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.settings.groups import ModelSettings
 from flashtrain.tasks.components import decoder_config
+from flashtrain.tasks.language.settings import ModelSettings
 from flashtrain_kernels import Mask
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.settings.groups import DataSettings
+from flashtrain.settings.data import DataSettings
 from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 

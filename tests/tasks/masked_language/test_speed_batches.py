@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashtrain.models import BERT_SIZES
-from flashtrain.models.bert_encoder import FAMILIES
-from flashtrain.tasks.masked_language import settings as masked_settings
+from flashtrain.settings import options
 from flashtrain_recipes.bert_benchmark.batches import (
     IGNORED,
     Sequences,
@@ -67,6 +68,5 @@ def test_padded_rows_are_as_wide_as_the_longest_rounded_up(lengths, width, full)
     assert (batch["tokens"].shape[1], "lengths" not in batch) == (width, full)
 
 
-def test_the_names_of_the_settings_are_those_of_the_models() -> None:
-    assert set(masked_settings.SIZES) == set(BERT_SIZES)
-    assert set(masked_settings.FAMILIES) == set(FAMILIES)
+def test_the_sizes_in_the_settings_are_those_of_the_models() -> None:
+    assert set(get_args(options.BertSize)) == set(BERT_SIZES)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 from torch import Tensor
 
 from flashtrain.distributed.context.attention import SharedAttention
 from flashtrain.distributed.context.ways import ALL_TO_ALL, choose_way
 from flashtrain.errors import UserError
-from flashtrain.settings.groups import CONTEXT_LAYOUTS
+from flashtrain.settings.options import ContextLayout
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.settings import WAYS
@@ -39,7 +40,7 @@ class Flashtrain(ContextBaseline):
 
 def baselines(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list[ContextBaseline]:
     """Every way in every layout, in the order of settings.py; all-to-all, which computes alike in each, in one only."""
-    chosen = [layout for layout in CONTEXT_LAYOUTS if layouts is None or layout in layouts]
+    chosen = [layout for layout in get_args(ContextLayout) if layouts is None or layout in layouts]
     return [
         Flashtrain("flashtrain", way, layout)
         for way in WAYS

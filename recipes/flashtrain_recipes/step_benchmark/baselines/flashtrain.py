@@ -12,12 +12,12 @@ from torch import Tensor
 
 from flashtrain.data.packing import Batch
 from flashtrain.models.trainable import Trainable
-from flashtrain.settings.groups import MaskSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import choose_batching
 from flashtrain.tasks.components import make_model
 from flashtrain.tasks.language.prepare import make_task
+from flashtrain.tasks.language.settings import MaskSettings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
 from flashtrain_recipes.step_benchmark.cases import GPT2Case

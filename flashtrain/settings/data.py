@@ -1,0 +1,182 @@
+"""The group `data`: where text comes from, how it becomes tokens, and how tokens become samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from flashtrain.data.text_files import UTF_8, check_encoding
+from flashtrain.errors import UserError, at_least, between, one_of, unknown
+from flashtrain.settings.options import (
+    EncodingErrors,
+    Source,
+    TokenDtype,
+    Tokenizer,
+    TooLong,
+    TrainOn,
+    check_options,
+    option,
+)
+from flashtrain.settings.training import no_options
+
+# Sources that read what these settings name: elsewhere they would be passed over in silence.
+READ_BY = {
+    "path": ("files", "tokens", "chat"),
+    "name": ("hub", "chat"),
+    "mixture": ("mixture",),
+    "validation_path": ("stdlib", "files", "hub", "tokens", "chat"),
+}
+# What a source of data=mixture may be, and be told.
+PARTS = ("files", "hub", "stdlib", "tokens")
+KINDS_OF_A_PART: dict[str, type] = {
+    "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict,
+}  # fmt: skip
+OF_A_PART = (
+    "source", "weight", "path", "name", "config", "split", "text_column", "encoding", "encoding_errors", "dtype",
+    *KINDS_OF_A_PART,
+)  # fmt: skip
+
+
+@dataclass
+class DataSettings:
+    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples.
+
+    validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
+    split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
+    begin_of_text: what AutoTokenizer(FOLDER) puts before a text (Llama's begin of text, nothing of GPT-2's) stands
+    before each document, prompt and scored text.
+    streaming: of data=files and hub: true: text becomes tokens while it is trained on, and nothing is written; null: a
+    token file is written first, of data=hub while it is downloaded; false (data=hub): a copy of the dataset is.
+    """
+
+    source: str = "stdlib"
+    path: str | None = None  # of data=files, tokens, chat: a file or a folder
+    validation_path: str | None = None  # a file or folder of text, tokens or conversations that is held out
+    dtype: str | None = option(None, TokenDtype)  # of data=tokens: of .bin files without a header
+    mixture: Any = None  # of data=mixture: {NAME: {path: ..., weight: 2}, ...}
+    end_of_text: int | None = None  # of data=tokens: the id between documents; null: the tokenizer's
+    name: str | None = None  # of data=hub, chat: the dataset
+    config: str | None = None  # of data=hub, chat: the dataset's configuration
+    split: str = "train"  # of data=hub, chat, and of data=files a folder of save_to_disk: the dataset's split
+    text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
+    encoding: str = UTF_8  # of text files: any of Python's text encodings
+    # Of bytes that are no text: strict names their place, replace counts them.
+    encoding_errors: str = option("strict", EncodingErrors)
+    streaming: bool | None = None
+    include_tests: bool = True  # of data=stdlib: with the standard library's tests
+    tokenizer: str = option("bpe", Tokenizer, others=True)  # or a folder; bpe is trained on the text
+    vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
+    vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
+    merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
+    begin_of_text: bool = True
+    document_mask: bool = False  # the same as mask.documents=true
+    validation_fraction: float = 0.02  # of the documents, held out where no file is named for it; 1 (evaluate): all
+    validation_tokens: int | None = None
+    split_context: int | None = None
+    workers: int | None = None
+    cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
+    train_on: str = option("assistant", TrainOn)  # of data=chat: the tokens whose loss counts
+    chat_template: str | None = None  # of data=chat: a file with a Jinja template in place of the tokenizer's own
+    too_long: str = option("cut", TooLong)  # of data=chat: what is done with a conversation longer than the context
+    skip_broken: float = 0.0  # of data=chat: share of rows that may be broken and are left out; 0 refuses the first
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def first_words(self) -> str:
+        """How a sample begins where no prompt is given: as the text that was trained on may begin."""
+        if self.tokenizer == "none":
+            return "0"  # a token's id
+        return {"stdlib": "import ", "chat": "Hello!"}.get(self.source, "The ")
+
+    def check(self) -> None:
+        if self.source == "files" and not self.path:
+            raise UserError("data=files needs data.path=..., a file or folder of .txt, .md, .jsonl or .parquet.")
+        if self.source == "hub" and not self.name:
+            raise UserError(
+                "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
+            )
+        if self.source == "tokens" and not self.path:
+            raise UserError("data=tokens needs data.path=..., a .npy or .bin file of tokens, or a folder of them.")
+        if self.source == "mixture":
+            self._check_mixture()
+        at_least("data.end_of_text", self.end_of_text, 0)
+        self._check_tokenizer()
+        if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
+            raise UserError(
+                f"data=chat with data.tokenizer={self.tokenizer}: conversations need a tokenizer with a chat template. "
+                "Possible: data.tokenizer=FOLDER, as Hugging Face has it."
+            )
+        between("data.skip_broken", self.skip_broken, 0.0, 1.0, include_high=False)
+        check_encoding(self.encoding)
+        if (self.vocab is None) != (self.merges is None):
+            raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
+        if self.vocab is not None and self.tokenizer != "gpt2":
+            raise UserError(f"data.vocab={self.vocab} is of data.tokenizer=gpt2, and this is {self.tokenizer}.")
+        for name, sources in READ_BY.items():
+            given = getattr(self, name)
+            if given is not None and self.source in get_args(Source) and self.source not in sources:
+                by = " or ".join(f"data={source}" for source in sources)
+                raise UserError(f"data.{name}={given} is for {by}, and this is data={self.source}: leave it out.")
+        no_options("data", self.source, self.options, [one for one in get_args(Source) if one != "hub"])
+        if self.validation_fraction != 1:
+            between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
+        at_least("data.validation_tokens", self.validation_tokens, 1)
+        at_least("data.split_context", self.split_context, 1)
+        at_least("data.workers", self.workers, 0)
+
+    def parts(self) -> dict[str, tuple[DataSettings, float]]:
+        """The settings of each source of a mixture, with the tokenizer of all, and its weight. Raises UserError."""
+        found = {}
+        for name, given in (self.mixture or {}).items():
+            where = f"data.mixture.{name}"
+            if not isinstance(given, dict):
+                raise UserError(f"{where}={given} must be settings of a source, such as {{path: FOLDER, weight: 2}}.")
+            odd = [key for key in given if key not in OF_A_PART]
+            if odd:
+                raise unknown(f"setting of {where}", str(odd[0]), OF_A_PART)
+            own = {key: value for key, value in given.items() if key != "weight"}
+            source = own.pop("source", "files" if "path" in own else "hub" if "name" in own else "stdlib")
+            weight = given.get("weight", 1.0)
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < float("inf"):
+                raise UserError(f"{where}.weight={weight} must be a number above 0.")
+            for key, value in own.items():
+                if not isinstance(value, KINDS_OF_A_PART.get(key, str)):
+                    raise UserError(f"{where}.{key}={value} must be {KINDS_OF_A_PART.get(key, str).__name__}.")
+            shared = {key: getattr(self, key) for key in ("tokenizer", "vocab_size", "vocab", "merges")}
+            found[name] = (DataSettings(source=source, **own, **shared), float(weight))
+        return found
+
+    def _check_mixture(self) -> None:
+        if not isinstance(self.mixture, dict) or not self.mixture:
+            raise UserError("data=mixture needs data.mixture={NAME: {path: FOLDER, weight: 2}, OTHER: {path: ...}}.")
+        for name, (part, _) in self.parts().items():
+            try:
+                one_of("source", part.source, PARTS)
+                check_options("data", part)
+                part.check()
+            except UserError as error:
+                raise UserError(f"data.mixture.{name}: {error}") from error
+
+    def _check_tokenizer(self) -> None:
+        if self.tokenizer not in get_args(Tokenizer) and not Path(self.tokenizer).expanduser().is_dir():
+            listed = (*get_args(Tokenizer), "a folder with tokenizer.json")
+            raise unknown("data.tokenizer", self.tokenizer, get_args(Tokenizer), listed=listed)
+        if self.tokenizer == "none" and self.source != "tokens":
+            raise UserError(f"data.tokenizer=none is for data=tokens, and data={self.source} is text.")
+        if self.streaming and self.tokenizer == "bpe":
+            raise UserError(
+                "data.streaming=true makes tokens while it trains, and data.tokenizer=bpe is trained before that: "
+                "choose gpt2, bytes or a folder with tokenizer.json."
+            )
+        if self.source != "tokens":
+            at_least("data.vocab_size", self.vocab_size, 257)
+        elif self.tokenizer == "bpe":
+            raise UserError(
+                "data.tokenizer=bpe is trained on text: name the tokenizer that the tokens are of, or none."
+            )
+        elif self.tokenizer == "none" and self.vocab_size < 1:
+            raise UserError(
+                "data=tokens needs to know which tokens there are: say data.tokenizer=gpt2, bytes or a folder with "
+                "tokenizer.json, or data.vocab_size=NUMBER where there is none."
+            )

@@ -1,0 +1,36 @@
+"""The group `logger`: where the metrics of a run go beside its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import get_args
+
+from flashtrain.errors import UserError, one_of
+from flashtrain.settings.options import Logger, LoggerMode, option
+
+
+@dataclass
+class LoggerSettings:
+    """conf/logger: every run writes metrics.jsonl; wandb adds Weights & Biases, online when a key is configured."""
+
+    name: str = "wandb"  # none (older: csv), tensorboard or wandb; or several: logger=[tensorboard,wandb]
+    project: str = "flashtrain"  # of Weights & Biases
+    run_name: str | None = None  # of Weights & Biases
+    group: str | None = None  # runs of one sweep share a group
+    mode: str = option("auto", LoggerMode)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The loggers by name; `name` holds several with commas between them."""
+        return [kind.strip() for kind in self.name.split(",")]
+
+    def check_installed(self) -> None:
+        """Raise UserError where a logger's package is not there."""
+        for kind in self.kinds:
+            if kind in ("tensorboard", "wandb") and find_spec(kind) is None:
+                raise UserError(f"logger={kind} needs the package {kind}, which is not installed: pip install {kind}")
+
+    def check(self) -> None:
+        for kind in self.kinds:
+            one_of("logger", kind, get_args(Logger))

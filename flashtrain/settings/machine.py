@@ -1,0 +1,53 @@
+"""The groups that say what a run stands on: attention, memory and hardware. None: decided when the run starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flashtrain.errors import UserError, above, at_least
+from flashtrain.settings.options import Accelerator, Attention, Checkpointing, Demo, Precision, option
+
+
+@dataclass
+class AttentionSettings:
+    """conf/attention: flash (our kernels), sdpa (torch's), standard (the S x S matrix, the paper's baseline)."""
+
+    name: str = option("flash", Attention)
+
+
+@dataclass
+class MemorySettings:
+    """conf/memory: what is done to need less memory for activations. Same losses and gradients, more time.
+
+    `checkpointing`: what of a block stays for its backward: none leaves nothing out, selective keeps its input and
+    attention's output, full its input; auto takes the cheapest that is estimated to fit. `offload`: those inputs wait
+    in host memory. `ffn_chunk`, `loss_chunk`: tokens at once in the feed-forward and in the loss; None: auto or all.
+    """
+
+    checkpointing: str = option("auto", Checkpointing)
+    offload: bool = False
+    ffn_chunk: int | None = None
+    loss_chunk: int | None = None
+
+    def check(self) -> None:
+        if self.offload and self.checkpointing == "none":
+            raise UserError(
+                "memory.offload=true moves the inputs of blocks to host memory; memory=none keeps all of a block: "
+                "choose memory=selective, memory=full or memory=auto."
+            )
+        for name in ("ffn_chunk", "loss_chunk"):
+            value = getattr(self, name)
+            at_least(f"memory.{name}", value, 1)
+
+
+@dataclass
+class HardwareSettings:
+    """conf/hardware: what to run on. `demo` auto trains a recipe's small demo where there is no GPU."""
+
+    accelerator: str = option("auto", Accelerator)
+    precision: str | None = option(None, Precision)  # 64-true: of whole weights; null: what the device does best
+    peak_tflops: float | None = None  # dense peak for MFU; null: from flashtrain's table, or MFU left out
+    demo: str = option("auto", Demo)  # auto: where there is no GPU
+
+    def check(self) -> None:
+        above("hardware.peak_tflops", self.peak_tflops, 0)

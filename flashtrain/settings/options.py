@@ -1,0 +1,65 @@
+"""Every closed set of values that a setting may have, once; and a field of a settings dataclass that has one of them.
+
+Nothing else is imported here, so that models, data and training read the same names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from typing import Any, Literal, get_args
+
+from flashtrain.errors import one_of
+
+# machine and memory
+Accelerator = Literal["auto", "cpu", "gpu"]
+Attention = Literal["flash", "sdpa", "standard"]
+Checkpointing = Literal["none", "selective", "full", "auto"]
+Demo = Literal["auto", "always", "never"]
+Logger = Literal["none", "csv", "tensorboard", "wandb"]  # csv: an older name of none, which published commands have
+LoggerMode = Literal["auto", "online", "offline"]
+Precision = Literal["bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true"]
+# the training
+CheckpointForm = Literal["auto", "file", "sharded"]
+ContextLayout = Literal["balanced", "head-tail", "contiguous"]
+ContextWay = Literal["auto", "all-to-all", "all-gather", "ring", "hybrid"]
+Optimizer = Literal["adamw", "lamb", "muon"]  # flashtrain's own; a program may register others
+OptimizerStates = Literal["full", "8bit", "host"]
+Schedule = Literal["constant", "cosine", "linear"]  # likewise
+Strategy = Literal["auto", "ddp", "fsdp", "context"]
+# text
+EncodingErrors = Literal["strict", "replace"]
+Source = Literal["stdlib", "files", "hub", "tokens", "mixture", "chat"]  # likewise
+TokenDtype = Literal["uint16", "uint32"]
+Tokenizer = Literal["bytes", "bpe", "gpt2", "huggingface", "none"]  # or a folder
+TooLong = Literal["cut", "drop", "refuse"]
+TrainOn = Literal["assistant", "all"]
+# decoders
+Adapter = Literal["lora"]
+Decoder = Literal["gpt2", "modern", "plain"]  # likewise
+DecoderSize = Literal["demo", "124m", "355m", "774m", "1.3b", "1.5b"]  # of these decoders
+Mask = Literal["causal", "document", "window", "prefix", "chunked"]  # likewise
+Positions = Literal["learned", "rotary"]
+Quantize = Literal["nf4"]
+Residual = Literal["weights", "compute"]
+# BERT
+BertFamily = Literal["bert", "modern"]
+BertSize = Literal["tiny", "base", "large"]
+LabelledData = Literal["cues", "files", "hub"]
+Layout = Literal["packed", "padded"]
+Pooling = Literal["first", "mean", "max"]
+Target = Literal["labels", "class", "tokens"]
+Unit = Literal["sentence", "paragraph", "document"]
+
+
+def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
+    """A field that has one of the values of `kind`, or None where that is its default. others: or another value."""
+    return field(default=default, metadata={"options": get_args(kind), "others": others})
+
+
+def check_options(name: str, group: Any) -> None:
+    """Raise UserError for the first field of `option` with a value that it may not have. name: the group's."""
+    for one in fields(group):
+        given = getattr(group, one.name)
+        if "options" in one.metadata and not one.metadata["others"] and given is not None:
+            setting = name if one.name == "name" else f"{name}.{one.name}".lstrip(".")
+            one_of(setting, given, one.metadata["options"])
