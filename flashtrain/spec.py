@@ -202,7 +202,7 @@ class Mode:
         return False
 
     def check(self, settings: Settings) -> None:
-        """Raise UserError where settings.mode, this one or another, does not go with what the settings ask for."""
+        """Raise UserError where the settings ask for what this mode cannot do."""
 
     if TYPE_CHECKING:  # a mode has run, run_study or run_checkpoint; plan and demo_line where a recipe is of it
 

@@ -34,7 +34,7 @@ from flashtrain.settings.schema import (
     wrong_value,
 )
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import modes, task_of
+from flashtrain.spec import mode_of, task_of
 
 _PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
@@ -111,7 +111,7 @@ def check_settings(settings: Settings) -> None:
     """Raise UserError for the first setting that cannot work, alone, with another, or with the mode."""
     settings.check()
     task_of(settings).check(settings)
-    for mode in modes().values():
+    if mode := mode_of(settings):
         mode.check(settings)
 
 

@@ -133,7 +133,8 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
         return False
     if settings.hardware.demo == "always":
         return True
-    if any(mode.measures and mode.is_asked(settings) for mode in modes().values()):
+    mode = working_mode(settings)
+    if mode is not None and mode.measures:
         return hardware.kind == "cpu"
     return hardware.kind == "cpu" and not _OF_A_MODEL & set(given)
 
@@ -141,8 +142,8 @@ def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) 
 def _demo_line(full: Settings, demo: Settings) -> str:
     """What the demo does in the recipe's place, and how to have the recipe in full."""
     where = "run the same command on a machine with an NVIDIA GPU, or add hardware.demo=never."
-    mode = next((mode for mode in modes().values() if mode.measures and mode.is_asked(demo)), None)
-    if mode is not None:
+    mode = working_mode(demo)
+    if mode is not None and mode.measures:
         return mode.demo_line(demo, where)
     return task_of(demo).demo_line(full, demo, where)
 

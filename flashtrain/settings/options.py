@@ -61,5 +61,5 @@ def check_options(name: str, group: Any) -> None:
     for one in fields(group):
         given = getattr(group, one.name)
         if "options" in one.metadata and not one.metadata["others"] and given is not None:
-            setting = name if one.name == "name" else f"{name}.{one.name}".lstrip(".")
+            setting = name if one.name == "name" else f"{name}.{one.name}"
             one_of(setting, given, one.metadata["options"])

@@ -17,6 +17,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.yaml_files import literal
 from flashtrain.registry import component, registered
+from flashtrain.settings.aliases import OURS
 from flashtrain.settings.settings import Settings
 
 INTERNAL = ("is_demo",)  # settings that the command sets itself
@@ -94,10 +95,12 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 def unknown_setting(given: str, task: str) -> UserError:
     """The error for a setting that the task does not have: near matches from all, a list of those beside it."""
-    group, _, _ = given.rpartition(".")
+    group, _, last = given.rpartition(".")
     names = [name for name in setting_names(task) if name not in INTERNAL]
     if group.endswith(".options") and group in names:
         return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
+    if OURS.get(last) in names:
+        return UserError(f"unknown setting of task={task} '{given}': here it is {OURS[last]}.")
     while group and group not in {name.rpartition(".")[0] for name in names}:  # no group, or one inside a setting
         group = group.rpartition(".")[0]
     beside = [name for name in names if name.rpartition(".")[0] == group]

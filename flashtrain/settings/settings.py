@@ -96,7 +96,6 @@ class Settings:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         one_of("mode", self.mode, mode_names())
         between("seed", self.seed, 0, LARGEST_SEED)
-        check_options("", self)
         for one in fields(self):
             group = getattr(self, one.name)
             if is_dataclass(group):

@@ -13,6 +13,7 @@ from flashtrain.command.request import settings_of
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipe_files
+from flashtrain.settings.aliases import OURS
 from flashtrain.settings.schema import all_settings
 from flashtrain.spec import modes, tasks
 
@@ -67,6 +68,8 @@ def test_a_group_and_settings_in_it_are_not_the_same_and_hydras_own_may_come_twi
         ("recipe=lra-image task=language_model sequence.batch=2", "is of task=classification"),
         ("recipe=gpt2 trainer.stps=5", "Did you mean 'trainer.steps'"),
         ("recipe=gpt2 +x=5", "Possible: attention,"),
+        ("recipe=gpt2 lr=3e-4", "here it is optimizer.learning_rate"),
+        ("recipe=gpt2 trainer.max_steps=5", "here it is trainer.steps"),
     ],
 )
 def test_a_setting_of_another_task_is_unknown(words: str, hint: str) -> None:
@@ -147,11 +150,10 @@ def test_a_recipes_own_lines_are_never_refused(recipe: str) -> None:
 
 def test_the_tables_name_settings_that_exist() -> None:
     names = {name for name, _, _ in all_settings()}
-    named = " ".join([*USED.values(), *NOT_TRAINED, *(mode.own for mode in modes().values())])
-    named += " ".join(
-        ["", *(" ".join([*task.modes.values(), *task.same, task.shape, task.trained]) for task in tasks().values())]
-    )
-    assert set(named.split()) <= names
+    named = [*USED.values(), *NOT_TRAINED, *OURS.values(), *(mode.own for mode in modes().values())]
+    for task in tasks().values():
+        named += [*task.modes.values(), *task.same, task.shape, task.trained]
+    assert set(" ".join(named).split()) <= names
 
 
 PUBLISHED = {asked_alike(command): command for command in published_commands() if words_of(command)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
 from flashtrain.settings.options import option
@@ -246,3 +246,7 @@ class ClassificationSettings(Settings):
     sequence: SequenceSettings = field(default_factory=SequenceSettings)
     masked_pixels: MaskedPixelSettings = field(default_factory=MaskedPixelSettings)
     curriculum: CurriculumSettings = field(default_factory=CurriculumSettings)
+
+    def check(self) -> None:
+        super().check()
+        one_of("export_precision", self.export_precision, get_args(ExportPrecision))

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Loaded, Mode, Prepared, Task
 from flashtrain_recipes.arena.settings import ClassificationSettings
@@ -93,6 +94,10 @@ class Preview(Mode):
 
     def uses(self, settings: Settings) -> str:
         return "pathfinder output"
+
+    def check(self, settings: Settings) -> None:
+        if not isinstance(settings, ClassificationSettings):
+            raise UserError("mode=preview draws images of Pathfinder: choose recipe=pathfinder-preview.")
 
     def is_asked(self, settings: Settings) -> bool:
         return isinstance(settings, ClassificationSettings) and settings.pathfinder.preview is not None

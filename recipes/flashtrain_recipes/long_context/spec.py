@@ -104,12 +104,12 @@ class Lengths(Mode):
         return bool(settings.lengths.contexts)
 
     def check(self, settings: Settings) -> None:
-        if settings.mode == "lengths" and not settings.lengths.contexts:
+        if not settings.lengths.contexts:
             raise UserError(
                 f"mode=lengths trains each of lengths.contexts, which recipe={settings.recipe} does not name: "
                 "add lengths.contexts=[1024,2048], or take recipe=gpt2-long."
             )
-        if settings.mode == "lengths" and settings.shares_sequences:
+        if settings.shares_sequences:
             raise UserError(
                 f"mode=lengths trains several contexts, each on whole sequences: choose trainer.strategy=ddp or "
                 f"fsdp, or train one context with {settings.asked_to_share} and mode=train."
@@ -134,6 +134,10 @@ class Passkey(Mode):
 
     def uses(self, settings: Settings) -> str:
         return "passkey checkpoint attention context data mask model"
+
+    def check(self, settings: Settings) -> None:
+        if settings.task != "language_model":
+            raise UserError(f"mode=passkey asks language models, and recipe={settings.recipe} is task={settings.task}.")
 
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain_recipes.long_context.passkey_run import evaluate_passkey
