@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytorch_lightning as pl
 import torch
@@ -28,11 +28,13 @@ from flashtrain.settings import options
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.settings.training import OptimizerSettings, ScheduleSettings
-from flashtrain.tasks.language.settings import MaskSettings, ModelSettings
 from flashtrain.training.hardware import VOCABULARY, Hardware
 from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
 from flashtrain.training.steps import SCHEDULES
 from flashtrain_kernels import Mask, masks
+
+if TYPE_CHECKING:
+    from flashtrain.tasks.language.settings import MaskSettings, ModelSettings
 
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
