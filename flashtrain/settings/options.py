@@ -52,8 +52,11 @@ Unit = Literal["sentence", "paragraph", "document"]
 
 
 def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
-    """A field that has one of the values of `kind`, or None where that is its default. others: or another value."""
-    return field(default=default, metadata={"options": get_args(kind), "others": others})
+    """A field that has one of the values of `kind`, a Literal or a tuple, or None where that is its default.
+
+    others: it may have other values too.
+    """
+    return field(default=default, metadata={"options": get_args(kind) or kind, "others": others})
 
 
 def check_options(name: str, group: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from flashtrain.errors import between, one_of, unknown
+from flashtrain.errors import between, unknown
+from flashtrain.settings.options import option
 
 PRESETS = ("grid", "anchors", "paper", "features", "block-sparse", "as-called")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -67,7 +68,7 @@ class AttentionSettings:
     implementation's error.
     """
 
-    rows: str = "grid"
+    rows: str = option("grid", PRESETS)
     seqlens: list[int] | None = None
     batch: int | None = None
     tokens: int = 16384
@@ -75,15 +76,13 @@ class AttentionSettings:
     head_dims: list[int] | None = None
     masks: list[str] | None = None
     densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
-    dtype: str = "bfloat16"
+    dtype: str = option("bfloat16", DTYPES)
     longest: int | None = None
     warm_seconds: float = 60.0
     reference: bool = True
 
     def check_attention(self) -> None:
         """Raise UserError for the first of these settings that cannot be."""
-        one_of("benchmark.rows", self.rows, PRESETS)
-        one_of("benchmark.dtype", self.dtype, DTYPES)
         for mask in self.masks or []:
             parse_mask(mask)
         for head_dim in self.head_dims or []:
