@@ -17,7 +17,6 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.yaml_files import literal
 from flashtrain.registry import component, registered
-from flashtrain.settings.aliases import OURS
 from flashtrain.settings.settings import Settings
 
 INTERNAL = ("is_demo",)  # settings that the command sets itself
@@ -95,6 +94,8 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 def unknown_setting(given: str, task: str) -> UserError:
     """The error for a setting that the task does not have: near matches from all, a list of those beside it."""
+    from flashtrain.settings.aliases import OURS  # which a command without a mistake does not need
+
     group, _, last = given.rpartition(".")
     names = [name for name in setting_names(task) if name not in INTERNAL]
     if group.endswith(".options") and group in names:
