@@ -208,10 +208,12 @@ def memory_plan(batching: Batching) -> list[str]:
     """The estimate in one line by what it holds, and every way to run, the one taken marked; for mode=plan."""
     if batching.estimate is None:
         return []
-    held = {**batching.estimate.parts(), "host": batching.estimate.host}
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items() if name != "host" or size)
+    estimate = batching.estimate
+    beside = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
+    held = {**estimate.parts(), **{name: size for name, size in beside.items() if size}}
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items())
     ways = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
-    return [f"memory: {batching.estimate.total / GIB:.2f} GiB ({parts})", *(ways if len(ways) > 1 else [])]
+    return [f"memory: {estimate.total / GIB:.2f} GiB ({parts})", *(ways if len(ways) > 1 else [])]
 
 
 def plan_text(

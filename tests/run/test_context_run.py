@@ -86,13 +86,13 @@ def test_the_plan_names_the_mesh_the_way_its_reason_the_layout_and_what_is_sent(
     )
     (layout,) = [line for line in lines if line.startswith("layout: balanced, 131,072 tokens a device")]
     assert "attends 1.00 times the mean" in layout
-    assert any(line.startswith("(exchanged)") for line in lines)
+    assert any(line.startswith("memory: ") and "of it exchanged" in line for line in lines)
 
 
 def test_a_run_without_it_plans_nothing_of_it():
     text = plan(settings_of("trainer.devices=8"), H200)
     assert "context)" not in text
-    assert "(exchanged)" not in text
+    assert "exchanged" not in text
 
 
 def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
