@@ -46,6 +46,14 @@ def test_settings_survive_the_way_through_config_yaml(tmp_path) -> None:
     assert read_settings(tmp_path) == settings
 
 
+def test_groups_of_other_tasks_in_an_older_config_yaml_are_left_out(tmp_path) -> None:
+    settings = compose_settings(["recipe=lra-listops"])
+    write_config(settings, tmp_path)
+    with (tmp_path / "config.yaml").open("a") as file:
+        file.write("context: 1024\nmodel: {name: gpt2}\nbert: {size: large}\n")
+    assert read_settings(tmp_path) == settings
+
+
 def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
     assert [make_unique(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
 
