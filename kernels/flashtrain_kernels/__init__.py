@@ -18,9 +18,10 @@ needs torch only: Triton is imported by the first call on an NVIDIA GPU.
 """
 
 from . import dispatch, masks, reference
+from . import transforms as _transforms  # noqa: F401 - registers autograd and vmap of the operators
+from .explanation import explain
 from .feed_forward import gelu_feed_forward
 from .flash_attn import (
-    explain,
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from . import dispatch
 from .environment import autocast_dtype
+from .forms import Form
 from .masks import SEQUENCE, BlockMask, Mask
 from .options import band
 from .remembered import values_of
 
 MAX_HEAD_DIM = 256
+_PACKED = {"kv": 2, "qkv": 3}  # how many tensors lie side by side in the dimension before the heads
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -72,6 +74,25 @@ def plain_integer(value: Any) -> Any:
     return operator.index(value)
 
 
+class Packing(NamedTuple):
+    """The sequences of a packed row."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int | Tensor
+    max_seqlen_k: int | Tensor
+
+
+def sizes_of(form: Form, tensors: Sequence[Tensor], packing: Packing | None = None) -> Sizes:
+    """Of tensors that are checked."""
+    q, k = tensors[0], tensors[-1]
+    if form.heads_first:
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+    rows = (1, q.shape[0], k.shape[0]) if form.row else (q.shape[0], q.shape[1], k.shape[1])
+    sequences = rows[0] if packing is None else packing.cu_seqlens_q.shape[0] - 1
+    return Sizes(*rows, q.shape[-2], k.shape[-2], q.shape[-1], sequences, q.dtype, q.device)
+
+
 def check_tensor(name: str, x: Any, layout: str, packed: int | None = None) -> None:
     """A floating tensor with as many dimensions as layout names, such as "(B, S, 3, H, D)".
 
@@ -105,29 +126,21 @@ def check_device(name: str, x: Tensor, device: torch.device, other_name: str = "
         raise ValueError(f"{name} is on {x.device} and {other_name} on {device}: they must be on the same device")
 
 
-def check_qkv(q: Any, k: Any, v: Any, q_layout: str, k_layout: str) -> None:
-    """q, k and v apart, batched or packed."""
-    check_tensor("q", q, q_layout)
-    for name, x in (("k", k), ("v", v)):
-        check_tensor(name, x, k_layout)
-        check_same(name, x, "q", q)
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have the same shape, not {tuple(k.shape)} and {tuple(v.shape)}")
-    _check_widths(q, k, "k")
-
-
-def check_q_and_kv(q: Any, kv: Any, q_layout: str, kv_layout: str) -> None:
-    """q, and k and v in one tensor."""
-    check_tensor("q", q, q_layout)
-    check_tensor("kv", kv, kv_layout, packed=2)
-    check_same("kv", kv, "q", q)
-    _check_widths(q, kv, "kv")
-
-
-def check_packed(qkv: Any, layout: str) -> None:
-    """q, k and v in one tensor."""
-    check_tensor("qkv", qkv, layout, packed=3)
-    _check_widths(qkv, qkv, "qkv")
+def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
+    """q, k and v as a public function takes them, apart or packed."""
+    names = [*form.layouts]
+    for name, layout, x in zip(names, form.layouts.values(), tensors, strict=True):
+        check_tensor(name, x, layout, packed=_PACKED.get(name))
+        if x is not tensors[0]:
+            check_same(name, x, names[0], tensors[0])
+    if len(tensors) == 3 and tensors[1].shape != tensors[2].shape:
+        shapes = f"{tuple(tensors[1].shape)} and {tuple(tensors[2].shape)}"
+        raise ValueError(f"k and v must have the same shape, not {shapes}")
+    second = min(1, len(names) - 1)
+    q, k = tensors[0], tensors[second]
+    if form.heads_first:
+        q, k = form.to_batch(q), form.to_batch(k)
+    _check_widths(q, k, names[second])
 
 
 def _check_widths(q: Tensor, k: Tensor, name: str) -> None:
@@ -290,7 +303,34 @@ def check_mask(mask: Any, sizes: Sizes, causal: bool, window_size: tuple[int, in
         )
 
 
-def check_cu_seqlens(
+def check_packing(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None) -> None:
+    """The boundaries of a packed row. tokens_k: how many keys there are, where no tensor's length says so."""
+    cu_q, cu_k, longest_q, longest_k = packing
+    tokens_q, device = tensors[0].shape[0], tensors[0].device
+    if len(tensors) == 1:
+        return _check_cu_seqlens("cu_seqlens", cu_q, tokens_q, device, "max_seqlen", longest_q)
+    _check_cu_seqlens("cu_seqlens_q", cu_q, tokens_q, device, "max_seqlen_q", longest_q)
+    tokens_k = tensors[-1].shape[0] if tokens_k is None else tokens_k
+    _check_cu_seqlens("cu_seqlens_k", cu_k, tokens_k, device, "max_seqlen_k", longest_k)
+    if cu_q.shape != cu_k.shape:
+        raise ValueError(
+            "cu_seqlens_q and cu_seqlens_k must be of as many sequences, "
+            f"not of {cu_q.shape[0] - 1} and {cu_k.shape[0] - 1}"
+        )
+
+
+def check_boundaries(packing: Packing, tensors: Sequence[Tensor]) -> None:
+    """What a packed row's boundaries hold: all that is left to check where tensors like them were right."""
+    cu_q, cu_k, longest_q, longest_k = packing
+    if len(tensors) == 1:
+        return _check_ends("cu_seqlens", cu_q, tensors[0].shape[0], "max_seqlen", longest_q)
+    tokens_q, tokens_k = tensors[0].shape[0], tensors[-1].shape[0]
+    _check_ends("cu_seqlens_q", cu_q, tokens_q, "max_seqlen_q", longest_q)
+    if cu_k is not cu_q or longest_k is not longest_q or tokens_k != tokens_q:
+        _check_ends("cu_seqlens_k", cu_k, tokens_k, "max_seqlen_k", longest_k)
+
+
+def _check_cu_seqlens(
     name: str, cu_seqlens: Any, total: int, device: torch.device, longest_name: str, longest: Any
 ) -> None:
     """cu_seqlens (N + 1,) int32: 0, then where each sequence ends; longest: the longest one's length, or more.
@@ -305,11 +345,11 @@ def check_cu_seqlens(
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"{name} must have the shape (N + 1,) for N sequences, not {tuple(cu_seqlens.shape)}")
     check_device(name, cu_seqlens, device)
-    check_ends(name, cu_seqlens, total, longest_name, longest)
+    _check_ends(name, cu_seqlens, total, longest_name, longest)
 
 
-def check_ends(name: str, cu_seqlens: Tensor, total: int, longest_name: str, longest: Any) -> None:
-    """The part of `check_cu_seqlens` that goes by values: all that is left to check where one like it was right."""
+def _check_ends(name: str, cu_seqlens: Tensor, total: int, longest_name: str, longest: Any) -> None:
+    """The part that goes by values."""
     values = values_of(cu_seqlens, _lengths)
     if isinstance(longest, Tensor) and longest.numel() == 1 and longest.dtype in (torch.int32, torch.int64):
         read = None if values is None else values_of(longest, lambda x: x)

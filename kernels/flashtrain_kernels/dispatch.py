@@ -17,13 +17,11 @@ from collections.abc import Iterator
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from . import environment
-from .backends import Backend, Call, Direction
+from .backends import Backend
 from .backends.hopper import backend as hopper
 from .backends.portable import backend as portable
-from .backends.portable import tile_table
 from .backends.portable.tile_table import Tile
 from .environment import INTERPRETED, forced_implementation
 from .masks.mask import Mask, register_plan_blocks
@@ -74,11 +72,6 @@ def runs_kernels(device: torch.device) -> bool:
     return True
 
 
-def backend_for(call: Call, direction: Direction) -> Backend:
-    """The kernels that run a pass of a call: the first that serve it."""
-    return next(backend for backend in BACKENDS if backend.serves(call, direction) is None)
-
-
 def plan_blocks(
     mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool = False
 ) -> tuple[int, ...] | None:
@@ -106,46 +99,6 @@ def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, opt
         return False
     changed = options.beyond_softcap and not hopper.changes_sequences(options, head_dim)
     return hopper.finds_sequences(device, head_dim, dtype, changed)
-
-
-def explained(q: Tensor, k: Tensor, v: Tensor, options: Options, features: str) -> str:
-    """What runs a call, and why, in one line. features: what the call asks for, in words."""
-    implementation = implementation_for(q.device.type)
-    asked = f"{features}, head dimension {q.shape[3]}, {str(q.dtype).removeprefix('torch.')}"
-    forced = "forced" if forced_implementation() is not None else None
-    if implementation == "torch":
-        why = forced or f"tensors are on {q.device.type}, our kernels need CUDA"
-        return (
-            "torch scaled_dot_product_attention, for a log-sum-exp, softcap or dropout the reference in plain PyTorch: "
-            f"{why}; {asked}"
-        )
-    if implementation == "reference" or not runs_kernels(q.device):
-        return f"reference in plain PyTorch: {forced}; {asked}"
-    call = Call(q, k, v, options)
-    kind = tile_table.kind_of(q, k, options)
-    why = (forced or _where(q.device)) + "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
-    passes = backend_for(call, "forward"), backend_for(call, "backward")
-    first = next(backend for backend in BACKENDS if backend in passes)
-    for other in BACKENDS[: BACKENDS.index(first)]:
-        if other.unavailable(q.device) is None:
-            why += f"; not the {other.TITLE}: {other.serves(call, 'forward')}"
-    forward, backward = _pass(call, "forward", first), _pass(call, "backward", first)
-    backward = backward if first is BACKENDS[-1] else f"backward {backward}"
-    return f"{first.TITLE}: {why}; {asked}; forward {forward}; {backward}"
-
-
-def _pass(call: Call, direction: Direction, first: Backend) -> str:
-    """The tiles of a pass; where it is not of the call's first backend, whose they are and why."""
-    chosen = backend_for(call, direction)
-    tiles = chosen.describe(call, direction)
-    return tiles if chosen is first else f"{chosen.NAME}, {tiles} ({first.serves(call, direction)})"
-
-
-def _where(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "TRITON_INTERPRET=1 on CPU tensors"
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor} (table row {tile_table.architecture((major, minor))})"
 
 
 @cache

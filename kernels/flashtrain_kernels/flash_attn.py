@@ -1,38 +1,18 @@
-"""flash-attn's functions, on batches and on sequences packed into one row, which a mask keeps apart: the tensors are
-checked, what is wrong is said plainly, and calls.py does the rest.
+"""flash-attn's functions, on batches and on sequences packed into one row, which a mask keeps apart.
 
 B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq queries, Tk keys), N sequences, H query heads,
 K key/value heads, D head dimension.
 """
 
-import inspect
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .arguments import (
-    Window,
-    autocasted,
-    check_cu_seqlens,
-    check_flag,
-    check_packed,
-    check_q_and_kv,
-    check_qkv,
-    check_sink,
-    check_tensor,
-    plain_window,
-)
-from .calls import Asked, Packing, Result, attend, attend_again, options_of, sizes_of
-from .dispatch import explained
-from .kvcache import check_block_table, paged
-from .masks import BlockMask, Mask, Sequences
-from .masks.constructors import check_window
-from .ops import HEADS_FIRST
-from .options import Options
-
-_Q, _K = "(B, Sq, H, D)", "(B, Sk, K, D)"
-_Q_PACKED = "(Tq, H, D)"
+from .arguments import Packing, Window
+from .attend import Requested, Result, attend
+from .forms import BATCH, HEADS_FIRST, KV_PACKED, QKV_PACKED, ROW, ROW_KV_PACKED, ROW_QKV_PACKED
+from .masks import BlockMask, Mask
+from .paging import paged
 
 
 def flash_attn_func(
@@ -91,16 +71,11 @@ def flash_attn_func(
     and no gradient. Masked keys contribute nothing, whatever they hold.
     Raises TypeError or ValueError that names the argument, what it was and what it may be, before anything runs.
     """
-    asked = Asked(
+    requested = Requested(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((q, k, v), asked)
-    if again is not None:
-        return again
-    q, k, v = autocasted(q, k, v)
-    check_qkv(q, k, v, _Q, _K)
-    return attend((q, k, v), None, asked, key)
+    return attend(BATCH, (q, k, v), requested)
 
 
 def flash_attn_heads_first(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Result:
@@ -109,18 +84,7 @@ def flash_attn_heads_first(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) ->
 
     arguments: flash_attn_func's, by name, of the types that it says: other names raise TypeError.
     """
-    asked = Asked(**arguments)
-    again, key = attend_again((q, k, v), asked, form=HEADS_FIRST)
-    if again is not None:
-        return again
-    for name, x, layout in (("q", q, "(B, H, Sq, D)"), ("k", k, "(B, K, Sk, D)"), ("v", v, "(B, K, Sk, D)")):
-        check_tensor(name, x, layout)
-    q, k, v = autocasted(q, k, v)
-    turned = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    check_qkv(*turned, _Q, _K)
-    if asked.learnable_sink is not None:  # whose kernels take the form BATCH
-        return attend(turned, None, asked)
-    return attend((q, k, v), None, asked, key, HEADS_FIRST)
+    return attend(HEADS_FIRST, (q, k, v), Requested(**arguments))
 
 
 def flash_attn_kvpacked_func(
@@ -142,16 +106,11 @@ def flash_attn_kvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on q (B, Sq, H, D) and kv (B, Sk, 2, K, D); kv's gradient is one tensor, without copies."""
-    asked = Asked(
+    requested = Requested(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((q, kv), asked)
-    if again is not None:
-        return again
-    q, kv = autocasted(q, kv)
-    check_q_and_kv(q, kv, _Q, "(B, Sk, 2, K, D)")
-    return attend((q, kv), None, asked, key)
+    return attend(KV_PACKED, (q, kv), requested)
 
 
 def flash_attn_qkvpacked_func(
@@ -172,16 +131,11 @@ def flash_attn_qkvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_func` on qkv (B, S, 3, H, D), as one projection gives it; its gradient is one tensor too."""
-    asked = Asked(
+    requested = Requested(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((qkv,), asked)
-    if again is not None:
-        return again
-    (qkv,) = autocasted(qkv)
-    check_packed(qkv, "(B, S, 3, H, D)")
-    return attend((qkv,), None, asked, key)
+    return attend(QKV_PACKED, (qkv,), requested)
 
 
 def flash_attn_varlen_func(
@@ -231,27 +185,13 @@ def flash_attn_varlen_func(
     where that means waiting for it, once for each tensor, and not under torch.compile or CUDA graph capture.
     """
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    asked = Asked(
+    requested = Requested(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = (None, None) if block_table is not None else attend_again((q, k, v), asked, packing)
-    if again is not None:
-        return again
-    q, k, v = autocasted(q, k, v)
-    if block_table is None:
-        check_qkv(q, k, v, _Q_PACKED, "(Tk, K, D)")
-        _check_packing(packing, q.shape[0], k.shape[0], q.device)
-    else:
-        check_block_table(block_table)
-        check_qkv(q, k, v, _Q_PACKED, "(pages, page size, K, D)")
-        check_flag("causal", causal)
-        window_size = plain_window(window_size)
-        check_window("window_size", window_size)
-        _check_packing(packing, q.shape[0], block_table.numel() * k.shape[1], q.device)
-        k, v, mask = paged(q, k, v, packing, block_table, mask, causal, window_size)
-        asked = asked._replace(mask=mask, causal=False, window_size=(-1, -1))
-    return attend((q, k, v), packing, asked, key)
+    if block_table is not None:
+        k, v, requested = paged(q, k, v, packing, block_table, requested)
+    return attend(ROW, (q, k, v), requested, packing)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -277,18 +217,11 @@ def flash_attn_varlen_kvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_varlen_func` on q (Tq, H, D) and kv (Tk, 2, K, D); kv's gradient is one tensor, without copies."""
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    asked = Asked(
+    requested = Requested(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((q, kv), asked, packing)
-    if again is not None:
-        return again
-    q, kv = autocasted(q, kv)
-    check_q_and_kv(q, kv, _Q_PACKED, "(Tk, 2, K, D)")
-    _check_packing(packing, q.shape[0], kv.shape[0], q.device)
-    return attend((q, kv), packing, asked, key)
+    return attend(ROW_KV_PACKED, (q, kv), requested, Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -311,68 +244,8 @@ def flash_attn_varlen_qkvpacked_func(
     learnable_sink: Tensor | None = None,
 ) -> Result:
     """`flash_attn_varlen_func` on qkv (T, 3, H, D), with one cu_seqlens; its gradient is one tensor, without copies."""
-    packing = Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    asked = Asked(
+    requested = Requested(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
         mask, dropout_seed, return_lse, learnable_sink,
     )  # fmt: skip
-    again, key = attend_again((qkv,), asked, packing)
-    if again is not None:
-        return again
-    (qkv,) = autocasted(qkv)
-    check_packed(qkv, "(T, 3, H, D)")
-    check_cu_seqlens("cu_seqlens", cu_seqlens, qkv.shape[0], qkv.device, "max_seqlen", max_seqlen)
-    return attend((qkv,), packing, asked, key)
-
-
-def _check_packing(packing: Packing, tokens_q: int, tokens_k: int, device: torch.device) -> None:
-    cu_q, cu_k, longest_q, longest_k = packing
-    check_cu_seqlens("cu_seqlens_q", cu_q, tokens_q, device, "max_seqlen_q", longest_q)
-    check_cu_seqlens("cu_seqlens_k", cu_k, tokens_k, device, "max_seqlen_k", longest_k)
-    if cu_q.shape != cu_k.shape:
-        raise ValueError(
-            "cu_seqlens_q and cu_seqlens_k must be of as many sequences, "
-            f"not of {cu_q.shape[0] - 1} and {cu_k.shape[0] - 1}"
-        )
-
-
-def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -> str:
-    """One line: which implementation and which tiles `flash_attn_func` gets with these arguments, and why.
-
-    Raises what the call itself would raise.
-    """
-    given = inspect.signature(flash_attn_func).bind(q, k, v, *positional, **options).arguments
-    asked = {name: value for name, value in given.items() if name not in ("q", "k", "v")}
-    q, k, v = autocasted(q, k, v)
-    check_qkv(q, k, v, _Q, _K)
-    if asked.get("dropout_seed") is None:
-        asked["dropout_seed"] = 0  # fixed, so that explaining draws nothing from torch's generator
-    sizes, sink = sizes_of(q, k), asked.pop("learnable_sink", None)
-    check_sink(sink, sizes)
-    call = options_of(sizes, **asked)
-    window = plain_window(asked.get("window_size", (-1, -1)))
-    return explained(q, k, v, call, _in_words(asked.get("causal", False), window, call, sink is not None))
-
-
-def _in_words(causal: bool, window_size: tuple[int, int], options: Options, sinks: bool) -> str:
-    mask = options.mask
-    if isinstance(mask, Mask):
-        intervals = "one interval" if mask.queries.shape[0] == 5 else "two intervals"
-        order = "" if mask.keys is None else " and keys in an order of their own"
-        words = [f"mask with {intervals} a query{order}"]
-    elif isinstance(mask, Sequences):
-        words = ["packed sequences"]
-    elif mask is not None:
-        words = [f"block mask of {mask.block_size[0]}x{mask.block_size[1]} blocks"]
-    else:
-        words = []
-    asked = {
-        "causal": causal,
-        f"window {window_size}": window_size != (-1, -1),
-        "softcap": options.softcap > 0,
-        "ALiBi": options.alibi_slopes is not None,
-        "bias": options.bias is not None,
-        "dropout": options.dropout_p > 0,
-        "sinks": sinks,
-    }
-    return ", ".join(words + [name for name, true in asked.items() if true]) or "full attention"
+    return attend(ROW_QKV_PACKED, (qkv,), requested, Packing(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen))

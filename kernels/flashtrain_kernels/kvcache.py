@@ -1,5 +1,4 @@
-"""Attention over a cache of keys and values, for generating text: flash-attn's function, forward only; and keys in
-pages for its packed sequences.
+"""Attention over a cache of keys and values, for generating text: flash-attn's function, forward only.
 
 Two operators: `append_to_cache` rotates new keys and writes them with their values; `attend_to_cache` rotates the
 queries and attends. On a GPU they are the kernels of backends/portable/decode.py; elsewhere plain PyTorch here.
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import dispatch, masks, reference
+from . import dispatch, reference
 from .arguments import (
     Sizes,
     Window,
@@ -33,11 +32,12 @@ from .arguments import (
     plain_window,
     softmax_scale_or_default,
 )
-from .calls import Packing
-from .masks import HIGH, LOW, POSITION, START, Mask
+from .launch_cache import on_device
+from .masks import Mask
 from .masks.constructors import check_window
-from .ops import check_interpreter, on_device, unit_stride
+from .ops import check_interpreter, unit_stride
 from .options import Options
+from .paging import check_block_table
 from .remembered import values_of
 from .sinks import join
 
@@ -187,22 +187,6 @@ def _check_tensors(
     return index[:, None], k_cache.shape[1]
 
 
-def check_block_table(block_table: Any, sequences: int | None = None, pages: Tensor | None = None) -> None:
-    """block_table (N, M) int32 of pages (P, L, K, D)."""
-    if not isinstance(block_table, Tensor):
-        raise TypeError(f"block_table must be an int32 tensor (sequences, pages), not {type(block_table).__name__}")
-    if block_table.dtype != torch.int32:
-        raise TypeError(f"block_table must be int32, not {dtype_name(block_table.dtype)}")
-    if block_table.dim() != 2 or sequences not in (None, block_table.shape[0]):
-        of = "" if sequences is None else f" = ({sequences}, ...)"
-        raise ValueError(f"block_table must have the shape (sequences, pages){of}, not {tuple(block_table.shape)}")
-    if pages is None:
-        return
-    check_device("block_table", block_table, pages.device)
-    if block_table.shape[1] > 0 and pages.shape[0] == 0:
-        raise ValueError("block_table must name pages, and there are none")
-
-
 def _rows(name: str, x: Any, sizes: Sizes) -> Tensor:
     """(B,) integers, as int32."""
     if not isinstance(x, Tensor):
@@ -346,34 +330,6 @@ def attend(
 
 
 # --- packed sequences whose keys lie in pages ------------------------------------------------------------------------
-
-
-def paged(
-    q: Tensor, k: Tensor, v: Tensor, packing: Packing, block_table: Any, mask: Any, causal: bool, window_size: Any
-) -> tuple[Tensor, Tensor, Mask]:
-    """k and v (pages, page size, K, D) as packed rows, and who sees what there. The rest is checked.
-
-    Each sequence has as many rows as its row of block_table (N, M) has room for, seen or not.
-    """
-    cu_q, cu_k, _, longest = packing
-    check_block_table(block_table, cu_k.shape[0] - 1, k)
-    if mask is not None:
-        raise ValueError("mask must be None with block_table, whose keys this call packs")
-    room, total = block_table.shape[1] * k.shape[1], block_table.numel() * k.shape[1]
-    if isinstance(longest, int) and longest > room:
-        raise ValueError(f"block_table must have pages for max_seqlen_k = {longest} keys, not for {room}")
-    made = masks.varlen(cu_q, cu_k, q.shape[0], total, causal=causal, window=window_size)
-    # From where a sequence's keys would lie without gaps to where they do.
-    moved = torch.arange(block_table.shape[0], device=q.device, dtype=torch.int32) * room - cu_k[:-1]
-    places = torch.arange(q.shape[0], device=q.device, dtype=torch.int32)
-    shift = moved[(torch.searchsorted(cu_q, places, right=True) - 1).clamp(0, moved.shape[0] - 1)]
-    rows = made.queries.clone()
-    for row in (LOW, HIGH, POSITION, START):
-        rows[row] += shift
-    pages = (
-        block_table.long().clamp(0, max(k.shape[0] - 1, 0)).flatten()
-    )  # what is past a sequence's end may be anything
-    return k[pages].flatten(0, 1), v[pages].flatten(0, 1), Mask(rows, None, total)
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 The backward is an operator of its own, so that torch.compile sees both; the packed ones write the gradients into
 slices of one tensor, so that a fused projection costs no copy. Every output is contiguous, whatever the inputs'
 strides are. Selective checkpointing keeps attention's outputs with create_selective_checkpoint_contexts(FORWARDS).
-On real tensors they run the kernels that dispatch.py chooses, or plain PyTorch; autograd.py makes them differentiable.
+On real tensors they run the first kernels that serve the call, or plain PyTorch. eager.py and transforms.py make them
+differentiable.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,12 +21,29 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch, reference
-from .backends import Call
+from .backends import Backend, Call, Direction
+from .eager import BACKWARD_OF, COMPUTES, computed, pass_of
+from .forms import (
+    BATCH,
+    HEADS_FIRST,
+    KV_PACKED,
+    QKV_PACKED,
+    ROW,
+    ROW_KV_PACKED,
+    ROW_QKV_PACKED,
+    Form,
+    apart,
+)
+from .launch_cache import applies, on_device, signature
 from .masks import rows
 from .masks.mask import build_plan_reference
 from .masks.operators import SCHEMAS
-from .options import SCHEMA, Options, Packed, unpack
-from .replay import Pass, applies, on_device, pass_of, signature
+from .options import SCHEMA, Options, Packed, pack, unpack
+
+
+def backend_for(call: Call, direction: Direction) -> Backend:
+    """The kernels that run a pass of a call: the first that serve it."""
+    return next(backend for backend in dispatch.BACKENDS if backend.serves(call, direction) is None)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
@@ -37,7 +55,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
     check_interpreter(q.dtype)
     call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
     with on_device(q.device):
-        return dispatch.backend_for(call, "forward").forward(call)
+        return backend_for(call, "forward").forward(call)
 
 
 def backward(
@@ -64,7 +82,7 @@ def backward(
     call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
     dout, dlse = unit_stride(dout), None if dlse is None else dlse.contiguous()
     with on_device(q.device):
-        chosen = dispatch.backend_for(call, "backward")
+        chosen = backend_for(call, "backward")
         chosen.backward(call, dout, dlse, unit_stride(out), lse.contiguous(), (dq, dk, dv), dbias)
 
 
@@ -88,41 +106,13 @@ def check_interpreter(dtype: torch.dtype) -> None:
 _DEVICES = ("cpu", "cuda")
 
 
-def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of (q, k, v), (q, kv) or (qkv,), where those packed lie side by side in dimension 2."""
-    if len(tensors) == 3:
-        q, k, v = tensors
-    else:
-        q, k, v = (*tensors[:-1], *tensors[-1].unbind(2))
-    return q, k, v
-
-
-# What computes each operator, from its arguments.
-_COMPUTES: dict[Any, Callable] = {}
-
-
-def computes(operator: Any) -> Callable:
-    """The function that computes an operator."""
-    return _COMPUTES[operator]
-
-
-def call_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
-    """An operator's call as a pass, and its tensors: what `Pass` does is what the operator does."""
-    return pass_of(operator, _COMPUTES[operator], inputs)
-
-
-def pass_like(operator: Any, arguments: tuple[Any, ...]) -> Pass:
-    """An operator's pass, of arguments in which Tensor, the class, stands for each tensor."""
-    return Pass(operator, _COMPUTES[operator], arguments)
-
-
 def _run(operator: Any, inputs: tuple) -> Any:
     if applies(inputs[0].device):
-        call, tensors = call_of(operator, inputs)
+        call, tensors = pass_of(operator, inputs)
         signed = signature(tensors)
         if signed is not None:
             return call(tensors, signed)
-    return _COMPUTES[operator](*inputs)
+    return COMPUTES[operator](*inputs)
 
 
 def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
@@ -162,7 +152,7 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     operators = torch.ops.flashtrain_kernels
     forward_op = getattr(operators, f"forward{suffix}").default
     backward_op = getattr(operators, f"backward{suffix}").default
-    _COMPUTES[forward_op], _COMPUTES[backward_op] = compute_forward, compute_backward
+    COMPUTES[forward_op], COMPUTES[backward_op] = compute_forward, compute_backward
     torch.library.impl(of_forward, _DEVICES, lambda *inputs: _run(forward_op, inputs))
     torch.library.impl(of_backward, _DEVICES, lambda *inputs: _run(backward_op, inputs))
 
@@ -218,27 +208,11 @@ FORWARD_KVPACKED, BACKWARD_KVPACKED = _register("_kvpacked", ("q", "kv"))
 FORWARDS = [FORWARD, FORWARD_QKVPACKED, FORWARD_KVPACKED]
 FORWARD_OF = {3: FORWARD, 1: FORWARD_QKVPACKED, 2: FORWARD_KVPACKED}  # by the number of tensors
 BACKWARDS = {FORWARD: BACKWARD, FORWARD_QKVPACKED: BACKWARD_QKVPACKED, FORWARD_KVPACKED: BACKWARD_KVPACKED}
+BACKWARD_OF.update(BACKWARDS)
 
 
 # --- other forms of the tensors --------------------------------------------------------------------------------------
 # Views cost a short call as much as all else, each of them a step of autograd's too.
-
-BATCH = "flash_attn"  # (B, S, ..., heads, D)
-ROW = "flash_attn of a row"  # (T, ..., heads, D), and log-sum-exps (H, T): B is 1, and tensors and results lack it
-HEADS_FIRST = "flash_attn, heads first"  # q (B, H, Sq, D), k and v (B, K, Sk, D); the results as those of BATCH
-
-
-def to_batch(x: Tensor, form: str) -> Tensor:
-    """One of q, k, v or the packed ones in the form BATCH, a view."""
-    return x if form == BATCH else x[None] if form == ROW else x.transpose(1, 2)
-
-
-def of_batch(out: Tensor, lse: Tensor | None, form: str) -> tuple[Tensor, Tensor | None]:
-    """A forward's results of BATCH in this form, differentiable."""
-    if form != ROW:
-        return out, lse
-    # The gradient of [0] would fill a tensor with zeros, and copy into it.
-    return out.squeeze(0), None if lse is None else lse.squeeze(0)
 
 
 def _to_row(x: Tensor) -> Tensor:
@@ -249,39 +223,51 @@ def _to_heads_first(x: Tensor) -> Tensor:
     return x.detach().transpose_(1, 2)
 
 
-def _in_form(call: Callable, form: str, given: slice, made: int, back: Callable) -> Callable:
+def _in_form(call: Callable, form: Form, given: slice, made: int, back: Callable) -> Callable:
     """call, an operator or what computes it, with these arguments, and the first `made` results, in another form."""
 
     def in_form(*inputs: Any) -> tuple[Tensor, ...]:
         before, after = inputs[: given.start], inputs[given.stop :]
-        results = call(*before, *[None if x is None else to_batch(x, form) for x in inputs[given]], *after)
+        results = call(*before, *[None if x is None else form.to_batch(x) for x in inputs[given]], *after)
         return (*[back(x) for x in results[:made]], *results[made:])
 
     return in_form
 
 
+# By form: the forward operator, for rows and heads first a function around it.
+FORWARD_IN: dict[Form, Any] = {BATCH: FORWARD, KV_PACKED: FORWARD_KVPACKED, QKV_PACKED: FORWARD_QKVPACKED}
+
+
 def _register_form(
-    form: str, forward_op: Any, forward_form: tuple[slice, int], backward_form: tuple[slice, int], back: Callable
-) -> tuple[Any, Any]:
-    """The forward and the backward operator in this form."""
+    form: Form, forward_op: Any, forward_form: tuple[slice, int], backward_form: tuple[slice, int], back: Callable
+) -> None:
     registered = []
     for operator, (given, made) in ((forward_op, forward_form), (BACKWARDS[forward_op], backward_form)):
         in_form = _in_form(operator, form, given, made, back)
-        _COMPUTES[in_form] = _in_form(_COMPUTES[operator], form, given, made, back)
+        COMPUTES[in_form] = _in_form(COMPUTES[operator], form, given, made, back)
         registered.append(in_form)
-    return registered[0], registered[1]
+    FORWARD_IN[form], BACKWARD_OF[registered[0]] = registered
 
 
 # A backward's arguments are (dout, dlse, the tensors, out, lse, ...), its results as many gradients and the bias's.
-_ROWS = {
-    count: _register_form(ROW, operator, (slice(0, count), 2), (slice(0, count + 4), count), _to_row)
-    for count, operator in FORWARD_OF.items()
-}
-_HEADS_FIRST = _register_form(HEADS_FIRST, FORWARD, (slice(0, 3), 0), (slice(2, 5), 3), _to_heads_first)
-FORWARD_IN: dict[str, dict[int, Any]] = {  # by the number of tensors
-    BATCH: FORWARD_OF, ROW: {count: pair[0] for count, pair in _ROWS.items()}, HEADS_FIRST: {3: _HEADS_FIRST[0]}
-}  # fmt: skip
-BACKWARD_OF: dict[Any, Any] = {**BACKWARDS, **dict(_ROWS.values()), **dict([_HEADS_FIRST])}
+for _row, _batch in ((ROW, BATCH), (ROW_KV_PACKED, KV_PACKED), (ROW_QKV_PACKED, QKV_PACKED)):
+    _count = len(_row.layouts)
+    _register_form(_row, FORWARD_IN[_batch], (slice(0, _count), 2), (slice(0, _count + 4), _count), _to_row)
+_register_form(HEADS_FIRST, FORWARD, (slice(0, 3), 0), (slice(2, 5), 3), _to_heads_first)
+
+
+def attention(tensors: tuple[Tensor, ...], options: Options, form: Form = BATCH) -> tuple[Tensor, Tensor | None]:
+    """Attention by the operators, differentiable in the tensors and in options.bias; the arguments are checked.
+
+    Returns out (B, Sq, H, D) and the natural log-sum-exp (B, H, Sq) in float32, of a row without B.
+    """
+    packed = pack(options)
+    # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        out, lse = FORWARD_OF[len(tensors)](*[form.to_batch(x) for x in tensors], *packed)
+        return form.of_batch(out, lse)
+    call, given = pass_of(FORWARD_IN[form], (*tensors, *packed))
+    return computed(call, given, signature(given))
 
 
 # --- masks and their plans on a GPU ----------------------------------------------------------------------------------

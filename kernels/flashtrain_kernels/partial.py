@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .arguments import check_device, check_qkv, dtype_name
-from .calls import options_of, sizes_of
+from .arguments import check_device, check_tensors, dtype_name, sizes_of
+from .attend import options_of
+from .forms import BATCH
 from .masks import Mask
 from .ops import BACKWARD, FORWARD
 from .options import Packed, pack
@@ -93,10 +94,10 @@ def _packed(
     dropout_p: float,
     dropout_seed: int | Tensor | None,
 ) -> Packed:
-    check_qkv(q, k, v, "(B, Sq, H, D)", "(B, Sk, K, D)")
+    check_tensors(BATCH, (q, k, v))
     options = options_of(
-        sizes_of(q, k), dropout_p=dropout_p, softmax_scale=softmax_scale, softcap=softcap, window_size=window_size,
-        mask=mask, dropout_seed=dropout_seed,
+        sizes_of(BATCH, (q, k)), dropout_p=dropout_p, softmax_scale=softmax_scale, softcap=softcap,
+        window_size=window_size, mask=mask, dropout_seed=dropout_seed,
     )  # fmt: skip
     return pack(options)
 

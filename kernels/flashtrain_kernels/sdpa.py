@@ -22,11 +22,11 @@ from .arguments import (
     dtype_name,
     softmax_scale_or_default,
 )
-from .autograd import computed
-from .calls import key_of, known, remember, run
-from .ops import HEADS_FIRST
+from .attend import key_of, known, remember, run
+from .eager import computed
+from .forms import HEADS_FIRST
+from .launch_cache import signature
 from .options import Options, seed_tensor
-from .replay import signature
 
 
 def scaled_dot_product_attention(
@@ -55,15 +55,15 @@ def scaled_dot_product_attention(
     Returns (..., H, Sq, Dv) in query's dtype. A query that sees no key gives 0.
     Raises TypeError or ValueError that names the argument, what it was and what it may be.
     """
-    asked = None
+    checked = None
     if attn_mask is None:
-        asked = key_of("sdpa", (query, key, value), (dropout_p, is_causal, scale, enable_gqa))
-        call = known(asked)
-        if asked is not None and call is not None:
+        checked = key_of("sdpa", (query, key, value), (dropout_p, is_causal, scale, enable_gqa))
+        call = known(checked)
+        if checked is not None and call is not None:
             given = [query, key, value]
             if dropout_p > 0:  # a call's seed is its own
                 given.append(seed_tensor(None, query.device))
-            return computed(call, given, signature(given) if dropout_p > 0 else asked[1])[0].transpose(1, 2)
+            return computed(call, given, signature(given) if dropout_p > 0 else checked[1])[0].transpose(1, 2)
     query, key, value = autocasted(query, key, value)
     _check_tensors(query, key, value)
     check_dropout(dropout_p)
@@ -82,7 +82,7 @@ def scaled_dot_product_attention(
         seed=seed_tensor(None, query.device) if dropout_p > 0 else None,
     )
     if query.dim() == 4 and query.shape[1] == heads and value_dim == head_dim and len(query) == len(key) == len(value):
-        remember(asked, (query, key, value), options, form=HEADS_FIRST)
+        remember(checked, (query, key, value), options, form=HEADS_FIRST)
         out, _ = run((query, key, value), options, False, form=HEADS_FIRST)
         return out.transpose(1, 2)
     q = _batched(query, leading, heads)

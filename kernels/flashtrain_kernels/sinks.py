@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from . import dispatch
-from .ops import BACKWARDS, FORWARD_OF, computes, unit_stride
+from .eager import COMPUTES, Pass, pass_of, without_derivative
+from .launch_cache import on_device, signature
+from .ops import BACKWARDS, FORWARD_OF, unit_stride
 from .options import Options, Packed, pack
-from .replay import Pass, on_device, pass_of, signature
 
 
 def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,10 +37,10 @@ def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention(tensors: tuple[Tensor, ...], options: Options, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """`autograd.attention` with a sink (H,), outside of compilers and transforms."""
+    """`ops.attention` with a sink (H,), outside of compilers and transforms."""
     inputs = (sink, *tensors, *pack(options))
     operator = FORWARD_OF[len(tensors)]
-    call, given = pass_of(("with a sink", operator), _with_sink(operator), inputs)
+    call, given = pass_of(("with a sink", operator), inputs, _with_sink(operator))
     signed = signature(given)
     if torch.is_grad_enabled():
         return (_Attention.apply if signed is None else _apply_plain)(call, operator, signed, *given)
@@ -84,7 +85,7 @@ def _with_sink(operator: Any) -> Callable:
     """What computes the forward operator's (out, lse) with a sink before its arguments."""
 
     def forward(sink: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
-        out, lse = computes(operator)(*inputs)
+        out, lse = COMPUTES[operator](*inputs)
         return _joined_in_place(out, lse, sink)
 
     return forward
@@ -96,7 +97,7 @@ def _with_sinks_gradient(operator: Any) -> Callable:
 
     def backward(sink: Tensor, dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
         out, lse = inputs[-len(Packed._fields) - 3 : -len(Packed._fields) - 1]
-        return (*computes(operator)(dout, dlse, *inputs), _gradient(dout, dlse, out, lse, sink, True))
+        return (*COMPUTES[operator](dout, dlse, *inputs), _gradient(dout, dlse, out, lse, sink, True))
 
     return backward
 
@@ -141,12 +142,12 @@ class _Attention(torch.autograd.Function):
         wants_bias = packed.bias is not None and ctx.needs_input_grad[3 + count]
         backward = BACKWARDS[ctx.operator]
         given = (sink, dout, dlse, *inputs, out, lse, wants_bias, *packed)
-        call, given_tensors = pass_of(("with a sink", backward), _with_sinks_gradient(backward), given)
+        call, given_tensors = pass_of(("with a sink", backward), given, _with_sinks_gradient(backward))
         with torch.no_grad():
             *gradients, dbias, dsink = _results(call, given_tensors, signature(given_tensors))
         made = [dsink, *gradients, *([dbias] if wants_bias else [])]
-        if torch.is_grad_enabled():  # create_graph=True: what has no derivative must raise, not be left out
-            made = list(_Last.apply(len(made), *made, *given_tensors))
+        if torch.is_grad_enabled():
+            made = list(without_derivative(made, given_tensors))
         if packed.bias is not None and not wants_bias:
             made.append(None)
         return (None, None, None, *made, *(None,) * (len(tensors) - len(made)))
@@ -154,15 +155,3 @@ class _Attention(torch.autograd.Function):
 
 # Function.apply looks for transforms first, which a signature says there are none of.
 _apply_plain = super(torch.autograd.Function, _Attention).apply
-
-
-class _Last(torch.autograd.Function):
-    """Gradients that depend on tensors and have no derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple([x.view_as(x) for x in tensors[:count]])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-        raise NotImplementedError("attention has no second derivative: its backward cannot be differentiated")

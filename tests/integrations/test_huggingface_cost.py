@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from flashtrain.integrations import register_with_transformers
-from flashtrain_kernels import calls
+from flashtrain_kernels import torch_attention
 
 BATCH, LENGTH = 2, 12
 IDS = torch.arange(BATCH * LENGTH).view(BATCH, LENGTH)
@@ -35,7 +35,8 @@ def llama(layers: int = 2, attention: str | None = None, kind: type = LlamaForCa
 def waits(monkeypatch):
     """The ways by which a tensor's numbers reached Python, as they would on a GPU."""
     seen = []
-    monkeypatch.setattr(calls, "_is_finite", lambda *_: True)  # looks at CPU tensors alone, which nobody waits for
+    # It looks at CPU tensors alone, which nobody waits for.
+    monkeypatch.setattr(torch_attention, "_is_finite", lambda *_: True)
     for name in ("__bool__", "__int__", "__float__", "item", "tolist"):
         monkeypatch.setattr(Tensor, name, _told(seen, name, getattr(Tensor, name)))
     return seen

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from flashtrain_kernels import flash_attn_func, philox, reference, replay
+from flashtrain_kernels import eager, flash_attn_func, philox, reference
 from flashtrain_kernels.masks import Mask
 from flashtrain_kernels.options import Options, band, seed_tensor
 
@@ -119,7 +119,7 @@ _BORDER = 77
 def guarded_allocations() -> Iterator[list[Guarded]]:
     """Within it torch.empty and Tensor.new_empty give a tensor between 4096 elements that must stay as they are."""
     empty, new_empty = torch.empty, torch.Tensor.new_empty
-    replay._KNOWN.clear()  # a replay allocates its workspaces in one
+    eager._KNOWN.clear()  # a replay allocates its workspaces in one
     made: list[Guarded] = []
 
     def allocate(size: tuple, dtype: torch.dtype | None, device: Any) -> Tensor:
@@ -141,7 +141,7 @@ def guarded_allocations() -> Iterator[list[Guarded]]:
         yield made
     finally:
         torch.empty, torch.Tensor.new_empty = empty, new_empty
-        replay._KNOWN.clear()
+        eager._KNOWN.clear()
 
 
 def assert_written_within_the_guards(made: list[Guarded]) -> None:

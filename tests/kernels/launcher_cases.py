@@ -22,8 +22,8 @@ from triton.backends.nvidia.driver import CudaDriver
 
 from flashtrain_kernels.backends import compiled
 from flashtrain_kernels.backends.hopper import backward, forward, forward_tiles, launch
+from flashtrain_kernels.launch_cache import Place
 from flashtrain_kernels.options import Options
-from flashtrain_kernels.replay import Place
 
 STREAM = 11
 LIBCUDA = """

@@ -8,9 +8,7 @@ import torch
 from flashtrain_kernels import dispatch, environment, explain, flash_attn_func, masks, reference, tuning
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.tile_table import TILES, VARIANTS, Kind, Tile, Tiles
-from flashtrain_kernels.dispatch import explained
 from flashtrain_kernels.masks import Mask
-from flashtrain_kernels.options import Options
 
 
 @pytest.fixture
@@ -77,13 +75,13 @@ def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask()
 
 def test_the_choice_is_explained_in_one_line_with_what_the_call_asks_for():
     x = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
-    line = explained(x, x, x, Options(0.125), "causal, dropout")
+    line = explain(x, x, x, 0.1, causal=True)
     assert "torch scaled_dot_product_attention" in line
     assert "dropout the reference" in line
     assert "tensors are on cpu" in line
     assert line.endswith("causal, dropout, head dimension 64, bfloat16")
     with dispatch.force("reference"):
-        assert "reference in plain PyTorch: forced" in explained(x, x, x, Options(0.125), "full")
+        assert "reference in plain PyTorch: forced" in explain(x, x, x)
 
 
 class NewKernels:

@@ -221,7 +221,7 @@ def test_boundaries_that_cannot_be_write_nowhere_else(ends):
     q, k, v = (torch.randn(1, 400, 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(3))
     options = fk.options.Options(0.125).by_boundaries(masks.Sequences(cu, cu, 400, 400, (-1, 0)))
     with guarded_allocations() as made:
-        out, _ = fk.autograd.attention((q, k, v), options)
+        out, _ = fk.ops.attention((q, k, v), options)
         torch.autograd.grad(out.float().sum(), (q, k, v))
     torch.cuda.synchronize()
     for buffer, inside, _ in made:

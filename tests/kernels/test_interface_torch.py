@@ -9,7 +9,7 @@ import torch
 from plain_formula import assert_one_graph_serves, tensors
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import calls, dispatch, masks
+from flashtrain_kernels import dispatch, masks, torch_attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -59,7 +59,7 @@ def test_torch_compile_with_a_block_mask():
 
 
 def test_one_line_is_logged_a_process(monkeypatch, caplog):
-    monkeypatch.setattr(calls, "_said", False)
+    monkeypatch.setattr(torch_attention, "_said", False)
     x = torch.zeros(1, 4, 1, 8)
     with caplog.at_level("INFO", logger="flashtrain_kernels"):
         fk.flash_attn_func(x, x, x)

@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import autograd, dispatch, masks, ops
+from flashtrain_kernels import dispatch, masks, ops
+from flashtrain_kernels.forms import BATCH, KV_PACKED, QKV_PACKED
 from flashtrain_kernels.masks.mask import Plan, build_plan_reference
 from flashtrain_kernels.options import Options, pack, unpack
 
@@ -72,6 +73,7 @@ SHAPES = {
     "kvpacked": [(B, S, H, D), (B, S, 2, K, D)],
 }
 FORWARDS = {"": ops.FORWARD, "qkvpacked": ops.FORWARD_QKVPACKED, "kvpacked": ops.FORWARD_KVPACKED}
+FORMS = {"": BATCH, "qkvpacked": QKV_PACKED, "kvpacked": KV_PACKED}
 BACKWARDS = {"": ops.BACKWARD, "qkvpacked": ops.BACKWARD_QKVPACKED, "kvpacked": ops.BACKWARD_KVPACKED}
 CALLS = [("", name) for name in OPTIONS] + [
     (packing, name) for packing in ("qkvpacked", "kvpacked") for name in ("window and slopes", "everything")
@@ -178,7 +180,10 @@ def test_the_operators_own_gradients_are_those_of_the_functions(packing, name):
     leaves = [x for x in arguments if isinstance(x, torch.Tensor) and x.requires_grad]
     options = unpack(arguments[len(SHAPES[packing]) :])
     gradients = []
-    for out, lse in (FORWARDS[packing](*arguments), autograd.attention(arguments[: len(SHAPES[packing])], options)):
+    for out, lse in (
+        FORWARDS[packing](*arguments),
+        ops.attention(arguments[: len(SHAPES[packing])], options, FORMS[packing]),
+    ):
         loss = out.square().sum() + torch.where(lse.isfinite(), lse, 0.0).sum()
         gradients.append(torch.autograd.grad(loss, leaves))
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

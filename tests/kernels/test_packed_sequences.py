@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from plain_formula import sequence_pairs
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import autograd, dispatch, ops
-from flashtrain_kernels import calls as calls_module
+from flashtrain_kernels import arguments, dispatch, ops
+from flashtrain_kernels import attend as way_in
+from flashtrain_kernels.forms import ROW
 from flashtrain_kernels.masks import Mask, Sequences
 from flashtrain_kernels.options import Options, pack, unpack
 
@@ -242,13 +243,13 @@ def test_a_call_by_boundaries_gives_what_its_mask_gives(options, monkeypatch):
 def sizes_and_packing():
     cu = torch.tensor([0, 3, 7], dtype=torch.int32)
     q = torch.zeros(8, 2, 16)
-    packing = calls_module.Packing(cu, cu, 4, 4)
-    return calls_module.sizes_of(q, q, packing), packing, cu
+    packing = arguments.Packing(cu, cu, 4, 4)
+    return arguments.sizes_of(ROW, (q, q), packing), packing, cu
 
 
 def test_no_mask_is_made_before_the_kernels_run(by_boundaries):
     sizes, packing, cu = sizes_and_packing()
-    options = calls_module.options_of(sizes, packing, causal=True)
+    options = way_in.options_of(sizes, packing, causal=True)
     assert options.mask == Sequences(cu, cu, 8, 8, (-1, 0))
     assert by_boundaries == []
     again = unpack(pack(options))
@@ -258,13 +259,13 @@ def test_no_mask_is_made_before_the_kernels_run(by_boundaries):
 def test_a_mask_of_packed_sequences_is_left_for_its_boundaries_and_its_parts_are_not(by_boundaries):
     sizes, packing, cu = sizes_and_packing()
     mask = fk.masks.varlen(cu, cu, 8, 8, window=(2, 1)).planned(64, torch.bfloat16)
-    options = calls_module.options_of(sizes, packing, mask=mask)
+    options = way_in.options_of(sizes, packing, mask=mask)
     assert options.mask == Sequences(cu, cu, 8, 8, (2, 1))
     assert (options.left, options.right) == (-2, 1)
     part = mask.select(torch.arange(8).flip(0), torch.arange(8))
     assert part.sequences is None
-    assert isinstance(calls_module.options_of(sizes, packing, mask=part).mask, Mask)
-    two_rows = calls_module.options_of(sizes._replace(batch=2), mask=mask)
+    assert isinstance(way_in.options_of(sizes, packing, mask=part).mask, Mask)
+    two_rows = way_in.options_of(sizes._replace(batch=2), mask=mask)
     assert isinstance(two_rows.mask, Mask)
 
 
@@ -281,7 +282,7 @@ def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
 
     def loss(q, cu):
         options = Options(0.25).by_boundaries(Sequences(cu, cu, 8, 8, (-1, 0)))
-        return autograd.attention((q[None], q[None], q[None]), options)[0].square().sum()
+        return ops.attention((q[None], q[None], q[None]), options)[0].square().sum()
 
     wanted = torch.stack([torch.func.grad(loss)(q[i], cu[i]) for i in range(2)])
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(q, cu), wanted)
@@ -290,8 +291,8 @@ def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
 @pytest.mark.parametrize("parts", [1, 2, 3], ids=["qkv", "q, kv", "q, k, v"])
 def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts, monkeypatch):
     asked = []
-    options_of = calls_module.options_of
-    monkeypatch.setattr(calls_module, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
+    options_of = way_in.options_of
+    monkeypatch.setattr(way_in, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
     monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
     shapes = {1: [(20, 3, 2, 16)], 2: [(20, 2, 16), (20, 2, 2, 16)], 3: [(20, 2, 16)] * 3}[parts]
     function = {
@@ -303,7 +304,7 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
     def both(ends, longest):
         return ends, ends, longest, longest
 
-    calls_module._CHECKED.clear()
+    way_in._CHECKED.clear()
     with dispatch.force("reference"):
         for turn, ends in enumerate(([0, 7, 20], [0, 12, 19], [0, 20, 20])):
             given = [torch.randn(shape, requires_grad=True) for shape in shapes]
@@ -339,8 +340,8 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(packed, monkeypatch):
     asked = []
-    options_of = calls_module.options_of
-    monkeypatch.setattr(calls_module, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
+    options_of = way_in.options_of
+    monkeypatch.setattr(way_in, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
     monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
 
     def attend(ends, window, seqlen=20, **changed):
@@ -354,7 +355,7 @@ def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(p
         options = {"causal": True, "window_size": window, "dropout_p": 0.3, "dropout_seed": 3}
         torch.testing.assert_close(out, fk.flash_attn_varlen_func(*x, cu, cu, seqlen, seqlen, **options))
 
-    calls_module._CHECKED.clear()
+    way_in._CHECKED.clear()
     with dispatch.force("reference"):
         for ends in ([0, 7, 20], [0, 12, 20]):
             attend(ends, (-1, -1))

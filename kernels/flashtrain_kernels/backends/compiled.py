@@ -17,8 +17,8 @@ from triton import knobs
 from triton.backends.nvidia import driver
 
 from ..environment import release
+from ..launch_cache import Place
 from ..remembered import Bounded
-from ..replay import Place
 
 PlaceOf = Callable[[Any], Place]
 # Releases whose launchers are known. Others' kernels are launched in Triton's own way.

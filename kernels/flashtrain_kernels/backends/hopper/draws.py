@@ -56,7 +56,7 @@ def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:
 
 
 def same_ends(sequences: Sequences) -> bool:
-    """Do queries and keys have one cu_seqlens? What it holds is not read; replay.py tells such calls from others."""
+    """Do queries and keys have one cu_seqlens? What it holds is not read: launch_cache.signature says of which."""
     one, other = sequences.cu_seqlens_q, sequences.cu_seqlens_k
     if one is other:
         return True

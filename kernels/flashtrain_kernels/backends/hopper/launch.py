@@ -16,7 +16,7 @@ from triton.backends.nvidia import driver
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ... import replay
+from ... import launch_cache
 from ...masks import AnyMask, Mask
 from ...options import Options
 from ...remembered import Bounded
@@ -71,7 +71,7 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 def run(launch: Launch) -> None:
     """Launch, compiling where this is the first of its kind. The kernel's integers must not be specialised."""
-    replay.launch(launch, _run)
+    launch_cache.launch(launch, _run)
 
 
 def _run(launch: Launch) -> Any:
@@ -160,7 +160,7 @@ def workspace(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
 
 
 def _kept(key: tuple[object, ...], x: Tensor, make: Callable[[], TensorDescriptor]) -> TensorDescriptor:
-    recorder = replay.recorder()
+    recorder = launch_cache.recorder()
     if recorder is not None:  # which must tell apart two tensors at one address
         made = make()
         recorder.is_within(made, x)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from triton.runtime.jit import JITFunction
 
-from ... import philox, replay
+from ... import launch_cache, philox
 from ...masks import AnyMask, BlockMask, Mask, Sequences
 from ...options import Options
 from ..compiled import Interpreted, PlaceOf, Repeated, repeated
@@ -46,7 +46,7 @@ class Launch:
     def run(self) -> None:
         """Launch, unless there is nothing to compute (CUDA refuses an empty grid)."""
         if 0 not in self.grid:
-            replay.launch(self, Launch._run)
+            launch_cache.launch(self, Launch._run)
 
     def _run(self) -> Any:
         """The compiled kernel, launched."""

@@ -9,7 +9,6 @@ making a mask's plan. That one is computed each time as the first time.
 """
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import environment
-from .remembered import Bounded
 
 _APART = 512  # bytes between workspaces, as between torch's own allocations
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -57,61 +55,6 @@ def applies(device: torch.device) -> bool:
 def on_device(device: torch.device) -> contextlib.AbstractContextManager:
     """Triton launches on the current device: make it the tensors' own."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
-# --- what is called --------------------------------------------------------------------------------------------------
-
-
-class Pass:
-    """An operator with all its arguments but the tensors. Called with those that are not None, in their order."""
-
-    def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
-        self.operator, self.function, self.arguments = operator, function, arguments
-        self.places = [place for place, x in enumerate(arguments) if x is Tensor]
-        self.number = next(_numbers)
-        self.others: dict[Any, Any] = {}  # for whoever keeps something with the pass: autograd its backward
-
-    def filled(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """The operator's arguments."""
-        arguments = list(self.arguments)
-        for place, x in zip(self.places, tensors, strict=True):
-            arguments[place] = x
-        return arguments
-
-    def __call__(self, tensors: Sequence[Tensor], signed: tuple[Any, ...]) -> Any:
-        """The operator's results on tensors of this `signature`."""
-        key = self.number, signed
-        known = _KNOWN.get(key)
-        if type(known) is Replay and not known.watched():
-            return known(tensors)
-        if known is None:
-            _KNOWN[key] = "seen" if applies(tensors[0].device) else "refused"
-        elif known == "seen":
-            _KNOWN[key] = "refused"
-            recording = _record(self.function, self.filled, tensors)
-            if recording is not None:
-                _KNOWN[key] = recording.replay or "refused"
-                return recording.results
-        return self.function(*self.filled(tensors))
-
-
-_numbers = itertools.count()
-_PASSES: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
-_KNOWN: Bounded[tuple[Any, ...], "Replay | str"] = Bounded(4096)  # by signature; a recording takes some 20 KB
-
-
-def pass_of(operator: Any, function: Callable, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
-    """The pass that an operator's arguments describe, and the tensors among them. function: what computes it."""
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
-    arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
-    # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
-    known = _PASSES.get((operator, arguments))
-    if known is None:
-        known = _PASSES[operator, arguments] = Pass(operator, function, arguments)
-    return known, tensors
-
-
-# --- recording -------------------------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -203,10 +146,10 @@ def launch(launch: Any, run: Callable) -> None:
 
 class _Recording(NamedTuple):
     results: Any
-    replay: "Replay | None"
+    launches: "CachedLaunches | None"
 
 
-def _record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _Recording | None:
+def record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _Recording | None:
     """The pass computed, and how to repeat it, if it can be. None: nothing was computed."""
     given = [x.detach() for x in tensors]  # objects that are distinct where two of the tensors are one
     recorded = Recorder(given)
@@ -221,10 +164,12 @@ def _record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> 
         finally:
             _active.recorder = None
         compiled = [run(launch) for launch, run in recorded.launches]
-        return _Recording(results, _replay(recorded, given, results, compiled))
+        return _Recording(results, _cached(recorded, given, results, compiled))
 
 
-def _replay(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]) -> "Replay | None":
+def _cached(
+    recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], compiled: list[Any]
+) -> "CachedLaunches | None":
     starts = {id(x): Place(number, 0) for number, x in enumerate(given)}
     try:
         for number, x in enumerate(results, len(given)):
@@ -259,10 +204,10 @@ def _replay(recorded: Recorder, given: list[Tensor], results: Sequence[Tensor], 
     for x in results:
         like = [i for i, other in enumerate(given) if (other.shape, other.dtype) == (x.shape, x.dtype)]
         made.append((like[0] if like and x.is_contiguous() else -1, x.shape, x.stride(), x.dtype))
-    return Replay(made, workspace, launches, given[0].device)
+    return CachedLaunches(made, workspace, launches, given[0].device)
 
 
-class Replay:
+class CachedLaunches:
     """What a pass allocates and launches. It is not changed after it was made: threads share it.
 
     results: of each its shape, strides and dtype, and first the number of a given tensor that it is like, or -1.

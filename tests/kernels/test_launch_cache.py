@@ -1,4 +1,4 @@
-"""Calls like one before (replay.py): replay_cases.py in Triton's interpreter, and how a compiled kernel is launched."""
+"""launch_cache_cases.py in Triton's interpreter, and how a compiled kernel is launched."""
 
 import importlib.util
 import os
@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from child_process import assert_passes_in_the_interpreter, compiled_rows
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import replay
+from flashtrain_kernels import launch_cache
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
 @pytest.mark.interpreter
 def test_replayed_passes_in_the_interpreter():
-    assert_passes_in_the_interpreter("replay_cases.py")
+    assert_passes_in_the_interpreter("launch_cache_cases.py")
 
 
 # Slow: it builds Triton's launcher, and compiles eight kernels.
@@ -68,6 +68,6 @@ def test_a_call_like_the_one_before_costs_the_host_little(path):
 def test_the_signature_tells_one_cu_seqlens_from_two_as_hoppers_dropout_serves_the_first_alone():
     q, one = torch.zeros(1, 8, 1, 64), torch.tensor([0, 8], dtype=torch.int32)
     other = one.clone()
-    signed = replay.signature([q, one, one])
-    assert signed == replay.signature([q, other, other])
-    assert signed != replay.signature([q, one, other])
+    signed = launch_cache.signature([q, one, one])
+    assert signed == launch_cache.signature([q, other, other])
+    assert signed != launch_cache.signature([q, one, other])

@@ -29,20 +29,8 @@ import torch
 from torch import Tensor
 
 from .masks.mask import PLAN
-from .ops import (
-    BACKWARD_OF,
-    BACKWARDS,
-    BATCH,
-    FORWARD_IN,
-    FORWARD_OF,
-    FORWARDS,
-    call_of,
-    of_batch,
-    pass_like,
-    to_batch,
-)
-from .options import TENSORS, Options, Packed, pack
-from .replay import Pass, signature
+from .ops import BACKWARDS, FORWARDS
+from .options import TENSORS, Packed
 
 _MASK_ROWS = {"mask_queries": 1, "mask_keys": 0, "forward_table": 0, "dq_table": 0, "dkdv_table": 0}  # where Bm is
 _Dims: Any = Packed  # the vmapped dimension of each option, None where it is not mapped
@@ -152,33 +140,6 @@ def _plan(info: Any, in_dims: tuple, queries: Tensor, keys: Tensor | None, seqle
 _library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 
-def attention(tensors: tuple[Tensor, ...], options: Options, form: str = BATCH) -> tuple[Tensor, Tensor | None]:
-    """(q, k, v), (q, kv) or (qkv,) -> out (B, Sq, H, D) and the natural log-sum-exp (B, H, Sq) in float32.
-
-    q (B, Sq, H, D), k and v (B, Sk, K, D), kv (B, Sk, 2, K, D), qkv (B, S, 3, H, D). Differentiable in these and in
-    options.bias. form: of the tensors and results (ops.py). The arguments are taken as checked.
-    """
-    packed = pack(options)
-    # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        out, lse = FORWARD_OF[len(tensors)](*[to_batch(x, form) for x in tensors], *packed)
-        return of_batch(out, lse, form)
-    call, given = call_of(FORWARD_IN[form][len(tensors)], (*tensors, *packed))
-    return computed(call, given, signature(given))
-
-
-def computed(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
-    """A forward pass outside of compilers and transforms. tensors: all of the call's, of this replay.signature."""
-    if torch.is_grad_enabled():
-        return (_Eager.apply if signed is None else _apply_plain)(call, signed, *tensors)
-    return _results(call, tensors, signed)
-
-
-def _results(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> Any:
-    """An operator's results: by the operator itself where somebody may watch or change it."""
-    return call.operator(*call.filled(tensors)) if signed is None else call(tensors, signed)
-
-
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     """What the backward needs: q, k, v or the packed ones, the outputs, and the options' tensors and numbers."""
     places = len(inputs) - len(Packed._fields)
@@ -214,49 +175,6 @@ def _register_autograd(forward: Any, backward: Any) -> None:
 
 for _forward_op, _backward_op in BACKWARDS.items():
     _register_autograd(_forward_op, _backward_op)
-
-
-class _Eager(torch.autograd.Function):
-    """The same autograd, for eager mode alone: the registered one reads the operator's schema anew at every call,
-    which takes longer than all else. Its inputs are the tensors that there are; what it saves, and in which order, is
-    the same whether a pass is replayed or not, as recomputing under activation checkpointing compares it."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Pass, signed: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        output = _results(call, tensors, signed)
-        ctx.save_for_backward(*tensors, *output)
-        ctx.call = call
-        # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
-        ctx.set_materialize_grads(False)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
-        *tensors, out, lse = ctx.saved_tensors
-        call = ctx.call
-        count = len(call.arguments) - len(Packed._fields)
-        rest = (None,) * (len(tensors) - count)  # the options' tensors
-        if dout is None and dlse is None:
-            return (None, None, *(None,) * count, *rest)
-        dout = torch.zeros_like(out) if dout is None else dout
-        wants_bias = call.arguments[count] is not None and ctx.needs_input_grad[2 + count]
-        given = [dout, *(() if dlse is None else (dlse,)), *tensors[:count], out, lse, *tensors[count:]]
-        known = call.others.get((dlse is None, wants_bias))
-        if known is None:
-            arguments = Tensor, None if dlse is None else Tensor, *call.arguments[:count], Tensor, Tensor, wants_bias
-            known = pass_like(BACKWARD_OF[call.operator], (*arguments, *call.arguments[count:]))
-            call.others[dlse is None, wants_bias] = known
-        if torch.is_grad_enabled():  # create_graph=True: what has no derivative must raise, not be left out
-            results = Transformed.apply(known.operator, *known.filled(given))
-        else:
-            results = _results(known, given, signature(given))
-        if wants_bias:
-            return (None, None, *results, *rest[1:])
-        return (None, None, *results[:-1], *rest)
-
-
-# Function.apply looks for transforms first, which a signature says there are none of.
-_apply_plain = super(torch.autograd.Function, _Eager).apply
 
 
 class Transformed(torch.autograd.Function):

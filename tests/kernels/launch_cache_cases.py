@@ -1,8 +1,8 @@
 """Replayed passes in Triton's interpreter: the same bits as the first time, whatever changes in between.
 
-test_replay.py runs this file in a process of its own. By hand:
+test_launch_cache.py runs this file in a process of its own. By hand:
 
-    TRITON_INTERPRET=1 python -m pytest tests/kernels/replay_cases.py
+    TRITON_INTERPRET=1 python -m pytest tests/kernels/launch_cache_cases.py
 """
 
 import pytest
@@ -12,24 +12,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import autograd, calls, dispatch, replay
+from flashtrain_kernels import attend, dispatch, eager, launch_cache, ops
 from flashtrain_kernels.backends.portable.tile_table import Tile
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
-from flashtrain_kernels.ops import ROW
+from flashtrain_kernels.forms import ROW, ROW_KV_PACKED, ROW_QKV_PACKED
 from flashtrain_kernels.options import Options
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_known():
-    replay._KNOWN.clear()
+    eager._KNOWN.clear()
 
 
 @pytest.fixture
 def replays(monkeypatch):
     """How many passes were replayed."""
     seen = []
-    call = replay.Replay.__call__
-    monkeypatch.setattr(replay.Replay, "__call__", lambda *args: (seen.append(1), call(*args))[1])
+    call = launch_cache.CachedLaunches.__call__
+    monkeypatch.setattr(launch_cache.CachedLaunches, "__call__", lambda *args: (seen.append(1), call(*args))[1])
     return seen
 
 
@@ -88,7 +88,7 @@ def test_two_arguments_may_be_one_tensor_and_may_cease_to_be(replays):
     x, y, z = (torch.randn(1, 20, 1, 16) for _ in range(3))
     wanted = {name: fk.reference.attention(*parts) for name, parts in {"xxx": (x, x, x), "xyz": (x, y, z)}.items()}
     for first, second in (("xxx", "xyz"), ("xyz", "xxx")):
-        replay._KNOWN.clear()
+        eager._KNOWN.clear()
         replays.clear()
         for name in (first, first, first, second, second):
             parts = (x, x, x) if name == "xxx" else (x, y, z)
@@ -114,7 +114,7 @@ def test_a_row_without_its_batch_dimension_is_replayed_and_gives_no_views(parts,
     options = Options(0.25, right=0)
     for turn in range(4):
         given = [torch.randn(shape, requires_grad=True) for shape in shapes]
-        out, lse = autograd.attention(tuple(given), options, form=ROW)
+        out, lse = ops.attention(tuple(given), options, {1: ROW_QKV_PACKED, 2: ROW_KV_PACKED, 3: ROW}[parts])
         exact = [x.detach()[None].requires_grad_() for x in given]
         apart = [x for y in exact for x in (y.unbind(2) if y.dim() == 5 else [y])]
         wanted, wanted_lse = fk.reference.apply(*apart, options)
@@ -341,18 +341,18 @@ def test_what_the_kernels_cannot_read_as_it_lies_is_copied_each_time(replays):
 
 
 def test_few_signatures_are_remembered(monkeypatch):
-    monkeypatch.setattr(replay._KNOWN, "most", 3)
+    monkeypatch.setattr(eager._KNOWN, "most", 3)
     for length in range(1, 9):
         x = torch.randn(1, length, 1, 16)
         fk.flash_attn_func(x, x, x)
-        assert len(replay._KNOWN) <= 3
+        assert len(eager._KNOWN) <= 3
 
 
 @pytest.mark.parametrize("kind", ["causal document", "shuffled"])
 def test_a_call_with_a_planned_mask_is_checked_once(kind, replays, monkeypatch):
     case, checks = Case(1, 33, 33, 2, 1, 16, kind), []
-    options_of = calls.options_of
-    monkeypatch.setattr(calls, "options_of", lambda *args: (checks.append(1), options_of(*args))[1])
+    options_of = attend.options_of
+    monkeypatch.setattr(attend, "options_of", lambda *args: (checks.append(1), options_of(*args))[1])
     mask = case._intervals("cpu").planned(16, torch.float32)
     for _ in range(4):
         q, k, v = (torch.randn(1, 33, heads, 16, requires_grad=True) for heads in (2, 1, 1))

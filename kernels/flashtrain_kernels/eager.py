@@ -1,0 +1,148 @@
+"""Operators called in eager mode: differentiated by one small autograd.Function, and launched again from the cache.
+
+torch's dispatcher and the autograd that is registered with it take longer than all else in a short call. ops.py fills
+in what computes each operator; compilers and transforms never come by here (transforms.py).
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .launch_cache import CachedLaunches, applies, record, signature
+from .options import Packed
+from .remembered import Bounded
+
+# By operator: the function that computes it, and of a forward operator its backward one.
+COMPUTES: dict[Any, Callable] = {}
+BACKWARD_OF: dict[Any, Any] = {}
+
+
+class Pass:
+    """An operator with all its arguments but the tensors. Called with those that are not None, in their order."""
+
+    def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
+        self.operator, self.function, self.arguments = operator, function, arguments
+        self.places = [place for place, x in enumerate(arguments) if x is Tensor]
+        self.number = next(_numbers)
+        self.backwards: dict[tuple[bool, bool], Pass] = {}  # by whether dlse is missing and dbias is wanted
+
+    def filled(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The operator's arguments."""
+        arguments = list(self.arguments)
+        for place, x in zip(self.places, tensors, strict=True):
+            arguments[place] = x
+        return arguments
+
+    def __call__(self, tensors: Sequence[Tensor], signed: tuple[Any, ...]) -> Any:
+        """The operator's results on tensors of this `signature`: computed, recorded the second time, then repeated."""
+        key = self.number, signed
+        known = _KNOWN.get(key)
+        if type(known) is CachedLaunches and not known.watched():
+            return known(tensors)
+        if known is None:
+            _KNOWN[key] = "seen" if applies(tensors[0].device) else "refused"
+        elif known == "seen":
+            _KNOWN[key] = "refused"
+            recording = record(self.function, self.filled, tensors)
+            if recording is not None:
+                _KNOWN[key] = recording.launches or "refused"
+                return recording.results
+        return self.function(*self.filled(tensors))
+
+
+_numbers = itertools.count()
+_PASSES: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
+_KNOWN: Bounded[tuple[Any, ...], CachedLaunches | str] = Bounded(4096)  # by signature; a recording takes some 20 KB
+
+
+def pass_of(operator: Any, inputs: Sequence[Any], function: Callable | None = None) -> tuple[Pass, list[Tensor]]:
+    """The pass that an operator's arguments describe, and the tensors among them. function: what computes it."""
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
+    # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
+    known = _PASSES.get((operator, arguments))
+    if known is None:
+        known = _PASSES[operator, arguments] = Pass(operator, function or COMPUTES[operator], arguments)
+    return known, tensors
+
+
+def computed(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
+    """A forward pass outside of compilers and transforms. tensors: all of the call's, of this `signature`."""
+    if torch.is_grad_enabled():
+        return (_Eager.apply if signed is None else _apply_plain)(call, signed, *tensors)
+    return _results(call, tensors, signed)
+
+
+def _results(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> Any:
+    """An operator's results: by the operator itself where somebody may watch or change it."""
+    return call.operator(*call.filled(tensors)) if signed is None else call(tensors, signed)
+
+
+class _Eager(torch.autograd.Function):
+    """Its inputs are the tensors that there are. What it saves, and in which order, is the same whether launches are
+    repeated or not, as recomputing under activation checkpointing compares it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Pass, signed: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        output = _results(call, tensors, signed)
+        ctx.save_for_backward(*tensors, *output)
+        ctx.call = call
+        # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
+        ctx.set_materialize_grads(False)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
+        *tensors, out, lse = ctx.saved_tensors
+        call = ctx.call
+        count = len(call.arguments) - len(Packed._fields)
+        rest = (None,) * (len(tensors) - count)  # the options' tensors
+        if dout is None and dlse is None:
+            return (None, None, *(None,) * count, *rest)
+        dout = torch.zeros_like(out) if dout is None else dout
+        wants_bias = call.arguments[count] is not None and ctx.needs_input_grad[2 + count]
+        given = [dout, *(() if dlse is None else (dlse,)), *tensors[:count], out, lse, *tensors[count:]]
+        known = call.backwards.get((dlse is None, wants_bias))
+        if known is None:
+            operator = BACKWARD_OF[call.operator]
+            arguments = Tensor, None if dlse is None else Tensor, *call.arguments[:count], Tensor, Tensor, wants_bias
+            known = Pass(operator, COMPUTES[operator], (*arguments, *call.arguments[count:]))
+            call.backwards[dlse is None, wants_bias] = known
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                results = _results(known, given, signature(given))
+            results = without_derivative(results, given)
+        else:
+            results = _results(known, given, signature(given))
+        if wants_bias:
+            return (None, None, *results, *rest[1:])
+        return (None, None, *results[:-1], *rest)
+
+
+# Function.apply looks for transforms first, which a signature says there are none of.
+_apply_plain = super(torch.autograd.Function, _Eager).apply
+
+
+def without_derivative(gradients: Sequence[Tensor], given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients made with create_graph=True: they depend on what was given, and differentiating them again raises
+    NotImplementedError, where leaving it out would give a wrong number in silence."""
+    return _NoDerivative.apply(len(gradients), *gradients, *given)
+
+
+class _NoDerivative(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([x.view_as(x) for x in tensors[:count]])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Nothing is saved."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        raise NotImplementedError("attention has no second derivative: its backward cannot be differentiated")

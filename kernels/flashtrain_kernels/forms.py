@@ -1,0 +1,54 @@
+"""How q, k and v may lie when a public function is called: one table, which checks, operators and launches go by.
+
+B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq queries, Tk keys), H query heads, K key/value heads,
+D head dimension.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, at every call
+class Form:
+    """The layout of each tensor, by its name; log-sum-exps are (B, H, Sq), of a row (H, Tq).
+
+    row: B is 1, and tensors and results lack that dimension. heads_first: heads come before the sequence, in the
+    tensors alone: out is (B, Sq, H, D).
+    """
+
+    layouts: dict[str, str]
+    row: bool = False
+    heads_first: bool = False
+
+    def to_batch(self, x: Tensor) -> Tensor:
+        """One of the tensors as (B, S, ..., heads, D), a view."""
+        return x[None] if self.row else x.transpose(1, 2) if self.heads_first else x
+
+    def of_batch(self, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Results (B, Sq, H, D) and (B, H, Sq) in this form, differentiable."""
+        if not self.row:
+            return out, lse
+        # The gradient of [0] would fill a tensor with zeros, and copy into it.
+        return out.squeeze(0), None if lse is None else lse.squeeze(0)
+
+
+_Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
+BATCH = Form({"q": _Q, "k": "(B, Sk, K, D)", "v": "(B, Sk, K, D)"})
+KV_PACKED = Form({"q": _Q, "kv": "(B, Sk, 2, K, D)"})
+QKV_PACKED = Form({"qkv": "(B, S, 3, H, D)"})
+ROW = Form({"q": _Q_ROW, "k": "(Tk, K, D)", "v": "(Tk, K, D)"}, row=True)
+ROW_KV_PACKED = Form({"q": _Q_ROW, "kv": "(Tk, 2, K, D)"}, row=True)
+ROW_QKV_PACKED = Form({"qkv": "(T, 3, H, D)"}, row=True)
+HEADS_FIRST = Form({"q": "(B, H, Sq, D)", "k": "(B, K, Sk, D)", "v": "(B, K, Sk, D)"}, heads_first=True)
+PAGED = Form({"q": _Q_ROW, "k": "(pages, page size, K, D)", "v": "(pages, page size, K, D)"}, row=True)
+
+
+def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of (q, k, v), (q, kv) or (qkv,), where those packed lie side by side in dimension 2."""
+    if len(tensors) == 3:
+        q, k, v = tensors
+    else:
+        q, k, v = (*tensors[:-1], *tensors[-1].unbind(2))
+    return q, k, v

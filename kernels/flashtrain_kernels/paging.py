@@ -1,0 +1,76 @@
+"""Keys and values in pages, as packed sequences may have them.
+
+N sequences, H query heads, K key/value heads, D head dimension. A table (N, M) says which pages hold a sequence's keys,
+one after the other.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import masks
+from .arguments import (
+    Packing,
+    autocasted,
+    check_device,
+    check_flag,
+    check_packing,
+    check_tensors,
+    dtype_name,
+    plain_window,
+)
+from .attend import Requested
+from .forms import PAGED
+from .masks import HIGH, LOW, POSITION, START, Mask
+from .masks.constructors import check_window
+
+
+def paged(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing, block_table: Any, requested: Requested
+) -> tuple[Tensor, Tensor, Requested]:
+    """k and v (pages, page size, K, D) as packed rows, with a gradient, and the call with a mask of these rows.
+
+    Each sequence has as many rows as its row of block_table (N, M) has room for, seen or not.
+    """
+    q, k, v = autocasted(q, k, v)
+    check_block_table(block_table)
+    check_tensors(PAGED, (q, k, v))
+    check_flag("causal", requested.causal)
+    window = plain_window(requested.window_size)
+    check_window("window_size", window)
+    check_packing(packing, (q, k, v), tokens_k=block_table.numel() * k.shape[1])
+    cu_q, cu_k, _, longest = packing
+    check_block_table(block_table, cu_k.shape[0] - 1, k)
+    if requested.mask is not None:
+        raise ValueError("mask must be None with block_table, whose keys this call packs")
+    room, total = block_table.shape[1] * k.shape[1], block_table.numel() * k.shape[1]
+    if isinstance(longest, int) and longest > room:
+        raise ValueError(f"block_table must have pages for max_seqlen_k = {longest} keys, not for {room}")
+    made = masks.varlen(cu_q, cu_k, q.shape[0], total, causal=requested.causal, window=window)
+    # From where a sequence's keys would lie without gaps to where they do.
+    moved = torch.arange(block_table.shape[0], device=q.device, dtype=torch.int32) * room - cu_k[:-1]
+    places = torch.arange(q.shape[0], device=q.device, dtype=torch.int32)
+    shift = moved[(torch.searchsorted(cu_q, places, right=True) - 1).clamp(0, moved.shape[0] - 1)]
+    rows = made.queries.clone()
+    for row in (LOW, HIGH, POSITION, START):
+        rows[row] += shift
+    pages = block_table.long().clamp(0, max(k.shape[0] - 1, 0)).flatten()  # past a sequence's end, anything
+    packed = requested._replace(mask=Mask(rows, None, total), causal=False, window_size=(-1, -1))
+    return k[pages].flatten(0, 1), v[pages].flatten(0, 1), packed
+
+
+def check_block_table(block_table: Any, sequences: int | None = None, pages: Tensor | None = None) -> None:
+    """block_table (N, M) int32 of pages (P, L, K, D)."""
+    if not isinstance(block_table, Tensor):
+        raise TypeError(f"block_table must be an int32 tensor (sequences, pages), not {type(block_table).__name__}")
+    if block_table.dtype != torch.int32:
+        raise TypeError(f"block_table must be int32, not {dtype_name(block_table.dtype)}")
+    if block_table.dim() != 2 or sequences not in (None, block_table.shape[0]):
+        of = "" if sequences is None else f" = ({sequences}, ...)"
+        raise ValueError(f"block_table must have the shape (sequences, pages){of}, not {tuple(block_table.shape)}")
+    if pages is None:
+        return
+    check_device("block_table", block_table, pages.device)
+    if block_table.shape[1] > 0 and pages.shape[0] == 0:
+        raise ValueError("block_table must name pages, and there are none")
