@@ -105,16 +105,6 @@ def test_mixed_precision_computes_in_bf16_and_keeps_float32_weights_and_gradient
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
 
 
-def test_the_full_state_dict_has_the_plain_names_and_values(mesh):
-    torch.manual_seed(0)
-    model = TinyModel()
-    expected = {name: value.clone() for name, value in model.state_dict().items()}
-    shard(model, mesh)
-    gathered = full_state_dict(model)
-    assert set(gathered) == set(expected)
-    assert all(torch.equal(gathered[name], expected[name]) for name in expected)
-
-
 def test_a_plain_compiled_model_exports_under_its_own_names():
     model = TinyModel()
     compiled = torch.compile(model)  # nothing runs, so nothing is compiled

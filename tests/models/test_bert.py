@@ -79,13 +79,6 @@ def test_whatever_the_lengths_packed_sequences_are_scored_as_each_alone(lengths,
         assert model.loss(**packed).item() == pytest.approx(sum(alone) / len(alone), abs=1e-10)
 
 
-def test_full_rows_need_no_lengths():
-    model = build()
-    padded, _ = batch_of([7, 7])
-    without = {name: x for name, x in padded.items() if name != "lengths"}
-    assert furthest(loss_and_gradients(model, padded), loss_and_gradients(model, without)) < 1e-12
-
-
 def test_the_loss_is_the_mean_cross_entropy_of_the_logits_at_the_labels():
     model = build()
     torch.nn.init.normal_(model.masked_head.bias)

@@ -48,19 +48,6 @@ def test_a_padded_row_is_classified_as_it_is_alone(attention, pooling, positions
         torch.testing.assert_close(together[row : row + 1], alone, atol=1e-10, rtol=0)
 
 
-def test_what_stands_in_the_padding_changes_nothing_not_even_gradients() -> None:
-    model, lengths = build(TOKENS), torch.tensor([40, 5, 17, 33])
-    other = torch.where(torch.arange(40) < lengths[:, None], tokens(), 3)
-    found = []
-    for given in (tokens(), other):
-        model.zero_grad()
-        loss = model.losses(given, torch.tensor([0, 1, 2, 0]), lengths).classification
-        loss.backward()
-        found.append((loss, model.blocks[0].attention.qkv.weight.grad.clone()))
-    assert torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[0][1], found[1][1], atol=1e-12, rtol=0)
-
-
 def test_two_towers_are_one_encoder_and_see_the_order_of_the_pair() -> None:
     model = build(replace(TOKENS, towers=2))
     pair, lengths = tokens().view(2, 2, 40), torch.tensor([[40, 5], [17, 33]])
@@ -268,11 +255,6 @@ def test_pixels_that_are_not_dark_are_read_first_and_dark_ones_by_chance() -> No
     assert all({3, 17, 40} <= set(row) for row in found.tolist())
     assert len({tuple(row) for row in found.tolist()}) == 50
     assert set(pixels_to_read(levels, 2, torch.Generator().manual_seed(0)).flatten().tolist()) == {3, 17, 40}
-
-
-def test_weights_of_another_model_are_refused_with_what_differs() -> None:
-    with pytest.raises(UserError, match="embed is 32 there and 64 here"):
-        carry_weights(build(replace(PIXELS, embed=64)), PIXELS, build(PIXELS).state_dict())
 
 
 def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() -> None:

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 from tiny_runs import TinyRuns
 
-from flashtrain.errors import UserError
 from flashtrain.report import line_figure, report_sweep, write_page
 from flashtrain.report.__main__ import main
 from flashtrain.report.curves import curves
@@ -161,12 +160,6 @@ def test_what_files_say_is_text_and_never_the_page(tmp_path: Path) -> None:
     assert f"</pre>{EVIL}" in page.texts
     assert "script" not in {tag for tag, _ in page.tags}
     assert not page.values("onerror")
-
-
-def test_a_folder_without_a_run_is_a_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no run has left a summary\.json"):
-        write_page(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_ends_with_its_page_and_the_report_writes_it_anew(

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.report.readme import check_tables, insert_tables
 from flashtrain.report.rows import has_failed
 from flashtrain.report.table import View, make_table, view_of
 
@@ -55,17 +51,6 @@ def test_several_values_for_one_cell_give_their_median():
 def test_a_view_that_cannot_be_is_one_line(options, said: str):
     with pytest.raises(UserError, match=said):
         view_of(options).table(ROWS)
-
-
-def test_a_readme_holds_wide_tables_too(tmp_path: Path):
-    content = {"recipe": "r", "command": "c", "date": "2026-11-21", "device": "H200", "versions": {}, "rows": ROWS[:3]}
-    (tmp_path / "speed.json").write_text(json.dumps(content))
-    readme = tmp_path / "README.md"
-    marker = "<!-- table: speed columns=seqlen_q pivot=implementation value=tflops only=direction:forward -->"
-    readme.write_text(f"{marker}\n<!-- end table -->\n")
-    assert insert_tables(readme, tmp_path) == ["speed"]
-    assert "| 1,024 | 250 | 337 |" in readme.read_text()
-    assert check_tables(readme, tmp_path) == ["speed"]
 
 
 def test_a_measured_error_is_a_column_and_no_failure():

@@ -132,10 +132,6 @@ def test_it_stays_a_column_when_a_failed_job_could_not_be_told_apart_without_it(
     assert varied_keys(with_overrides(rows)) == ["model", "model.size"]
 
 
-def test_a_failed_job_takes_what_it_did_not_report_from_its_overrides():
-    assert with_overrides([OUT_OF_MEMORY])[0]["context"] == 8192
-
-
 def test_overrides_are_keys_with_typed_values():
     found = override_values({"overrides": "+a.b=1 c=x rate=1e-3 demo=true"})
     assert found == {"a.b": 1, "c": "x", "rate": 0.001, "demo": True}

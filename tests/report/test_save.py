@@ -37,12 +37,6 @@ def test_a_sweep_becomes_a_result_with_the_runs_own_device_and_versions(tmp_path
     assert result.rows == [{"context": c, "train_loss": 3.4, "status": "ok"} for c in (1024, 2048)]
 
 
-def test_a_command_given_is_kept(tmp_path: Path):
-    assert (
-        save_result(tmp_path / "r.json", sweep_folder(tmp_path / "sweep"), "as I typed it").command == "as I typed it"
-    )
-
-
 def test_one_run_needs_no_sweep():
     assert (
         reproducing_command([{"recipe": "gpt2", "overrides": "context=8"}])

@@ -69,11 +69,6 @@ def test_gpt2s_estimates_are_at_most_7_percent_above_the_peaks_of_an_h200_and_ne
         assert 1 <= found.estimate.total / GIB / row["peak_memory_gib"] <= 1.07, row
 
 
-def test_a_short_context_saves_nothing_and_keeps_its_batch():
-    found = batching()
-    assert (found.micro_batch, found.savings) == (64, MemorySavings())
-
-
 @pytest.mark.parametrize(("samples", "expected"), [(48, 48), (7, 7), (96, 48), (512, 64)])
 def test_the_micro_batch_is_the_largest_divisor_that_fits_and_64_at_most(samples, expected):
     assert batching("context=64", f"trainer.tokens_per_step={64 * samples}").micro_batch == expected

@@ -9,7 +9,6 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences import SequenceShape
-from flashtrain.errors import UserError
 from flashtrain.models import Bert, Classifier
 from flashtrain.spec import task_of
 from flashtrain.tasks.batching import Batching, memory_plan, memory_words
@@ -98,12 +97,6 @@ def test_a_cpu_is_chosen_for_by_its_memory_too() -> None:
     poor = replace(detect_hardware("cpu"), free_memory_bytes=2 * GIB)
     assert pathx(poor).micro_batch < 96
     assert pathx(replace(poor, free_memory_bytes=None)).micro_batch == 96
-
-
-def test_a_gpu_too_small_for_one_sample_is_told_in_a_line() -> None:
-    with pytest.raises(UserError, match=r"the smallest micro-batch, 1, needs an estimated .* GiB") as found:
-        pathx(gpu(0.6))
-    assert "\n" not in str(found.value)
 
 
 def test_the_announcement_the_plan_and_running_out_of_memory_name_the_estimate() -> None:

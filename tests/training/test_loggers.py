@@ -54,16 +54,17 @@ def test_without_a_key_it_is_offline_and_one_line_says_how_to_sync(tmp_path, mon
     assert f"wandb sync {tmp_path}/wandb/offline-run-*" in said[0]
 
 
-def test_with_a_key_it_is_online(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("environment", "asked", "mode"),
+    [(None, "auto", "online"), ("disabled", "auto", "disabled"), ("disabled", "offline", "offline")],
+)
+def test_with_a_key_it_is_online_but_for_what_the_setting_and_then_wandb_mode_say(
+    tmp_path, monkeypatch, environment, asked, mode
+):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert init_options(tmp_path)["mode"] == "online"
-
-
-def test_wandb_mode_in_the_environment_decides_over_auto(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert init_options(tmp_path)["mode"] == "disabled"
-    assert init_options(tmp_path, mode="offline")["mode"] == "offline"
+    if environment is not None:
+        monkeypatch.setenv("WANDB_MODE", environment)
+    assert init_options(tmp_path, mode=asked)["mode"] == mode
 
 
 def test_a_key_that_wandb_login_left_is_found(tmp_path):

@@ -12,13 +12,6 @@ OF_12_LAYERS = partial(estimate_memory, layers=12, embed=768, heads=12, ffn=3072
 GPT2_124M = partial(OF_12_LAYERS, 124_475_904)
 
 
-def test_the_fixed_part_is_weights_gradients_and_two_adam_states():
-    estimate = GPT2_124M(micro_batch=1)
-    assert estimate.gradients == 4 * 124_475_904
-    assert estimate.optimizer == 8 * 124_475_904
-    assert estimate.weights == 6 * 124_475_904  # float32, and the half-precision copies of autocast
-
-
 # Measured when the loss still stored all logits: here its pieces are as large as the batch.
 @pytest.mark.parametrize(("micro_batch", "measured_gib"), [(64, 28.88), (32, 15.61)])
 def test_gpt2_124m_is_estimated_as_it_was_measured_on_an_h200(micro_batch, measured_gib):
@@ -151,13 +144,18 @@ def test_the_sum_between_blocks_in_half_precision_halves_what_full_checkpointing
     assert wide.activations == 2 * narrow.activations
 
 
-def test_float32_copies_of_half_precision_weights_come_with_float32_states():
-    parameters = 124_475_904
-    plain = GPT2_124M(micro_batch=8, precision="bf16-true")
-    copies = GPT2_124M(micro_batch=8, precision="bf16-true", master_weights=True)
-    assert (plain.weights, plain.gradients, plain.optimizer) == tuple(parameters * n for n in (2, 2, 4))
-    assert (copies.weights, copies.gradients, copies.optimizer) == tuple(parameters * n for n in (2, 2, 12))
-    assert GPT2_124M(micro_batch=8, master_weights=True) == GPT2_124M(micro_batch=8)  # of float32 weights none
+@pytest.mark.parametrize(
+    ("options", "bytes_of_a_parameter"),
+    [
+        ({}, (6, 4, 8)),  # float32, and the half-precision copies of autocast
+        ({"precision": "bf16-true"}, (2, 2, 4)),
+        ({"precision": "bf16-true", "master_weights": True}, (2, 2, 12)),
+        ({"master_weights": True}, (6, 4, 8)),  # of float32 weights none
+    ],
+)
+def test_the_fixed_part_is_weights_gradients_two_adam_states_and_copies(options, bytes_of_a_parameter):
+    found = GPT2_124M(micro_batch=8, **options)
+    assert (found.weights, found.gradients, found.optimizer) == tuple(124_475_904 * n for n in bytes_of_a_parameter)
 
 
 LADDER = (

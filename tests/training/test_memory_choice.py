@@ -49,11 +49,6 @@ def test_auto_takes_the_first_that_fits(free, expected):
     assert chosen(Room(int(free * GIB)))[0] == expected
 
 
-def test_a_kind_that_is_named_is_taken_whether_it_fits_or_not():
-    assert chosen(Room(5 * GIB), checkpointing="none")[0] == MemorySavings()
-    assert chosen(Room(5 * GIB), checkpointing="selective", ffn_chunk=7)[0] == MemorySavings("selective", ffn_chunk=7)
-
-
 def test_numbers_that_are_given_stay_whatever_auto_takes():
     assert all(s.ffn_chunk == 100 for s in candidates(ffn_chunk=100))
     assert candidates(loss_chunk=50)[-1] == MemorySavings("full", True, 16384, 50)
@@ -63,10 +58,6 @@ def test_numbers_that_are_given_stay_whatever_auto_takes():
 def test_the_micro_batch_is_the_largest_that_fits_with_the_first_kind_that_fits_at_all():
     assert chosen(Room(40 * GIB), micro_batch=None) == (MemorySavings(), 2)
     assert chosen(Room(10 * GIB), micro_batch=None) == (MemorySavings("selective"), 1)
-
-
-def test_without_knowing_the_free_memory_nothing_is_saved_and_nothing_cut():
-    assert chosen(Room(None), micro_batch=None) == (MemorySavings(), 8)
 
 
 def test_where_nothing_fits_the_last_that_the_host_has_room_for_is_tried():

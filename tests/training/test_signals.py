@@ -67,12 +67,6 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     assert not (tmp_path / "last.ckpt").exists()
 
 
-def test_a_run_that_ends_by_itself_was_not_stopped(tmp_path):
-    stop = SaveOnSignal()
-    tiny_fit(tmp_path, stop, max_steps=2)
-    assert (stop.stopped_by, stop.exit_code) == (None, 0)
-
-
 def test_the_signal_handlers_are_put_back(tmp_path):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     tiny_fit(tmp_path, SaveOnSignal(), SendAt(1, signal.SIGTERM), max_steps=4)

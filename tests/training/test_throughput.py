@@ -62,12 +62,6 @@ def test_given_tokens_per_step_are_used_instead(tmp_path):
     assert throughput.step_tokens == [1000] * 3
 
 
-def test_a_steps_time_is_from_step_to_step(tmp_path, passing):
-    throughput = Throughput()
-    fitted(tmp_path, throughput, Slow(passing, step=0.02), max_steps=4)
-    assert throughput.step_seconds == pytest.approx([0.02] * 4)
-
-
 def test_validation_and_checkpoints_are_not_part_of_a_steps_time(tmp_path, passing):
     throughput = Throughput()
     pauses = Slow(passing, step=0.1, validation=0.3, checkpoint=0.3)
