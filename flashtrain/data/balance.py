@@ -71,7 +71,7 @@ def share_out(
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and sizes.max() > budget:
-        raise UserError(f"a sequence of {sizes.max()} tokens for rows of {budget}: expected rows as long.")
+        raise UserError(f"a sequence has {sizes.max()} tokens: expected at most {budget}, the length of a row.")
     costs = cost.of(sizes)
     most = len(sizes) if most is None else most
     rows = [Bin() for _ in range(bins)]

@@ -53,7 +53,7 @@ class BPETokenizer(LibraryTokenizer):
             show_progress=False,
         )
         library = _byte_level(models.BPE())
-        log.info("training a BPE of %s tokens on the text", f"{vocab_size:,}")
+        log.info("training a BPE tokenizer of %s tokens on the text", f"{vocab_size:,}")
         library.train_from_iterator((piece for document in documents for piece in split_long(document)), trainer)
         return cls(library)
 
@@ -107,7 +107,7 @@ def gpt2_files_version(vocab: str | os.PathLike[str] | None, merges: str | os.Pa
 def _expanded(path: str | os.PathLike[str] | None) -> Path:
     """The path of one of GPT-2's two files, which are given together."""
     if path is None:
-        raise UserError("GPT-2's tokenizer needs both files: data.vocab and data.merges.")
+        raise UserError("GPT-2's tokenizer needs both of its files. Set data.vocab and data.merges.")
     return Path(path).expanduser()
 
 
@@ -135,7 +135,7 @@ def byte_level(vocabulary: dict[str, int], merges: Any) -> Tokenizer:
     vocabulary of bytes, of which the library would leave out what it does not know, silently."""
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:
-        raise UserError(f"no byte-level vocabulary: {len(missing)} of its 256 byte symbols are missing.")
+        raise UserError(f"not a byte-level vocabulary: {len(missing)} of the 256 byte symbols are missing.")
     return _with_end(models.BPE(vocab=vocabulary, merges=merges))
 
 

@@ -199,8 +199,8 @@ class ChatAnswers:
         answered = _shared_end(own, self.rendering.text([*messages[: at - 1], other, messages[at]], tools))
         if not answered.startswith(asked):
             raise UserError(
-                f"message {at + 1} cannot be told from what comes before it, which the chat template writes otherwise "
-                "when it asks for an answer. Expected the same text (data.chat_template=FILE)."
+                f"message {at + 1} cannot be separated from the messages before it: the chat template writes those "
+                "differently in a prompt. Expected the same text; use another template (data.chat_template=FILE)."
             )
         return answered[len(asked) :]
 

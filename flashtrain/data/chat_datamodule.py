@@ -100,7 +100,8 @@ class ChatDataModule(TextDataModule):
             self._documents = self._drawn(training, 0.0)[0], held_out
         if not len(self._documents[0].begins) and fraction != 1:
             raise UserError(
-                f"{self.source.describe()}: no conversation has anything to learn within context={self.context}."
+                f"{self.source.describe()}: no conversation has a label within context={self.context}. "
+                "Use a longer context."
             )
 
     def _drawn(self, cache: OpenTokens, fraction: float) -> tuple[ChatDocuments, ChatDocuments]:
@@ -121,13 +122,13 @@ class ChatDataModule(TextDataModule):
     @property
     def split(self) -> Split:
         """Raises UserError: what reads a text in windows (mode=lengths) takes none of conversations."""
-        raise UserError("conversations are no text to read in windows. Possible: data=files, hub or stdlib.")
+        raise UserError("conversations cannot be read in windows of text. Use data=files, hub or stdlib.")
 
     @property
     def documents(self) -> tuple[ChatDocuments, ChatDocuments]:
         """What trains, and what validates. Raises UserError before setup()."""
         if self._documents is None:
-            raise UserError("the data is not read yet: call setup() first.")
+            raise UserError("the data has not been read yet. Call setup() first.")
         return self._documents
 
     @property
@@ -208,7 +209,7 @@ class ChatDataModule(TextDataModule):
         count, longest = int(longer.sum()), int(documents.lengths.max())
         words = f"{count:,} documents are longer than context={self.context} (up to {longest:,} tokens)"
         if count and self.too_long == "refuse":
-            raise UserError(f"{words}: raise context, or choose data.too_long=cut or drop.")
+            raise UserError(f"{words}. Use a longer context, or data.too_long=cut or drop.")
         lengths = np.minimum(documents.lengths, self.context)
         labels = label_counts(marks, documents.begins, lengths)
         dropped = longer if self.too_long == "drop" else np.zeros_like(longer)

@@ -11,7 +11,7 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.files.json_files import parse_json
 
-POSSIBLE = "messages (a list of objects with role and content), prompt and completion, or text"
+EXPECTED = "messages (a list of objects with role and content), prompt and completion, or text"
 
 Messages = list[dict[str, Any]]
 
@@ -20,10 +20,10 @@ def messages_of(given: object, column: str) -> Messages:
     """The messages in a column, which may be JSON text. What is null is left out. UserError: they are none."""
     given = parse_json(given, f"its {column}") if isinstance(given, str) else given
     if not isinstance(given, list) or not given:
-        raise UserError(f"its {column} are no list of messages. Possible: {POSSIBLE}.")
+        raise UserError(f"its {column} are not a list of messages: expected {EXPECTED}.")
     for number, message in enumerate(given, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise UserError(f"message {number} of its {column} has no role. Possible: an object with role and content.")
+            raise UserError(f"message {number} of its {column} has no role: expected an object with role and content.")
     # Templates ask whether a key is there at all, and write "None" where it is null.
     return [{key: value for key, value in message.items() if value is not None} for message in given]
 
@@ -33,7 +33,7 @@ def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
     given = row.get("tools")
     given = parse_json(given, "its tools") if isinstance(given, str) and given else given
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
-        raise UserError("its tools are no list of objects. Possible: a JSON schema for each.")
+        raise UserError("its tools are not a list of objects: expected a JSON schema for each tool.")
     return given or None
 
 
@@ -46,7 +46,7 @@ def joined(messages: Messages) -> Messages:
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
                 raise UserError(
-                    f"message {number}: its content has a part of type {kind}: expected parts of type text."
+                    f"message {number}: its content has a part of type {kind}, expected parts of type text."
                 )
         text = "".join(part["text"] for part in content) if isinstance(content, list) else content
         found.append({**message, "content": text} if isinstance(content, list) else message)

@@ -62,7 +62,7 @@ class ChatRendering:
         text = self.text(changed, tools) if words else ""
         for word, number in words.items():
             if word not in text:
-                raise UserError(f"message {number}: the chat template does not write what it calls.")
+                raise UserError(f"message {number}: the chat template does not write its tool calls.")
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
         """The messages with their lists of texts as given, where the template writes a list of one text as the text."""
@@ -99,10 +99,10 @@ class ChatRendering:
         for name in ("tool_use", "default") if tools else ("default",):
             if name in self.templates:
                 return self.templates[name]
-        raise UserError("the tokenizer has no chat template. Possible: data.chat_template=FILE, a Jinja template.")
+        raise UserError("the tokenizer has no chat template. Set data.chat_template=FILE, a Jinja template.")
 
     def _rendered(self, messages: Messages, tools: Tools, **how: bool) -> tuple[list[str], list[Any]]:
-        return _rendered(self._template(tools), [messages], "does not take it", tools=tools, **how, **self.special)
+        return _rendered(self._template(tools), [messages], "does not accept it", tools=tools, **how, **self.special)
 
 
 def read_template(path: str | os.PathLike[str] | None) -> str | None:
@@ -117,7 +117,7 @@ def _templates(given: object) -> dict[str, str]:
     else:
         found = {} if given is None else {"default": given}
     for text in found.values():
-        _rendered(text, [], "is no Jinja")
+        _rendered(text, [], "is not valid Jinja")
     return found
 
 

@@ -47,7 +47,7 @@ class ChatFiles(FilesSource):
         """See ChatRows. UserError: no such file, one that cannot be read."""
         files = [file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)]
         if not files:
-            raise UserError(f"no conversations in {self.path}. Possible: .jsonl (also compressed) and .parquet files.")
+            raise UserError(f"no conversations in {self.path}: expected .jsonl (also compressed) or .parquet files.")
         for file in files:
             for where, row in self.reader.rows(file, broken=broken):
                 yield where, _without_nulls(row) if file.suffix == ".parquet" else row
@@ -90,7 +90,7 @@ class ChatSource:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        raise UserError("conversations have no text without a chat template. Possible: data=files or data=hub.")
+        raise UserError("conversations have no text without a chat template. Use data=files or data=hub.")
 
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
         """See token_cache.Encoded. The tokenizer is the template's own.
@@ -130,20 +130,20 @@ class ChatSource:
     def _tell(self, rows: int, broken: list[UserError], rewritten: int, endless: int) -> None:
         if len(broken) > self.skip_broken * rows:
             raise UserError(
-                f"{len(broken):,} of {rows:,} rows are broken, more than data.skip_broken={self.skip_broken:g} allows; "
-                f"the first: {broken[0]}"
+                f"{len(broken):,} of {rows:,} rows are broken, more than data.skip_broken={self.skip_broken:g} allows. "
+                f"The first: {broken[0]}"
             )
         if broken:
-            log.warning("%s of %s rows are broken and left out; the first: %s", f"{len(broken):,}", rows, broken[0])
+            log.warning("skipped %s of %s rows, which are broken. The first: %s", f"{len(broken):,}", rows, broken[0])
         if rewritten:
             log.warning(
-                "the chat template rewrites earlier turns: %s conversations become a document for each answer, of what "
-                "the model is shown when it gives it",
+                "the chat template rewrites earlier turns, so %s conversations are split into one document per answer, "
+                "with the prompt that the model sees for that answer",
                 f"{rewritten:,}",
             )
         if endless:
             log.warning(
-                "nothing teaches the model to stop: the chat template writes no special token behind an answer (%s "
+                "the model will not learn to stop: the chat template writes no special token after an answer (%s "
                 "conversations)",
                 f"{endless:,}",
             )

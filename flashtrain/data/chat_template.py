@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from flashtrain.data.chat_answers import ChatAnswers, Piece
-from flashtrain.data.chat_messages import POSSIBLE, Messages, messages_of, tools_of
+from flashtrain.data.chat_messages import EXPECTED, Messages, messages_of, tools_of
 from flashtrain.data.chat_rendering import ChatRendering, Tools, shared_tokens
 from flashtrain.data.chat_rendering import read_template as read_template
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -49,8 +49,8 @@ class ChatTemplate:
         one_of("data.train_on", train_on, TRAIN_ON)
         if not isinstance(tokenizer, HuggingFaceTokenizer):
             raise UserError(
-                f"chats need the tokenizer of the model that they train, and this is {tokenizer.describe()}. Possible: "
-                "data.tokenizer=FOLDER, one of Hugging Face's."
+                f"conversations need the tokenizer of the model that is trained, and this is {tokenizer.describe()}. "
+                "Set data.tokenizer=FOLDER, the Hugging Face folder of that model."
             )
         self.tokenizer = tokenizer
         self.train_on = train_on
@@ -77,7 +77,7 @@ class ChatTemplate:
             text = row[self.text_column]
             found = [Piece(text, ((0, len(text)),), plain=True)]
         else:
-            raise UserError(f"it has {', '.join(map(str, row)) or 'nothing'}. Possible: {POSSIBLE}.")
+            raise UserError(f"its columns are {', '.join(map(str, row)) or 'none'}: expected {EXPECTED}.")
         if self.train_on == "all":
             return [piece._replace(learnt=((0, len(piece.text)),)) for piece in found]
         return found
@@ -101,10 +101,10 @@ class ChatTemplate:
             return [Piece(whole, ())]
         answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
         if not answers:
-            raise UserError("it has no message of the assistant to learn. Possible: one, or data.train_on=all.")
+            raise UserError("it has no message of the assistant to learn. Add one, or set data.train_on=all.")
         found = self._answers.pieces(messages, tools, answers, whole, first)
         if not any(piece.learnt for piece in found):
-            raise UserError("the chat template shows nothing that the assistant says.")
+            raise UserError("the chat template writes nothing of what the assistant says.")
         self.endless += self._answers.endless
         self.rewritten += len(found) > 1
         return found
@@ -145,7 +145,7 @@ class ChatTemplate:
     def _pair(self, prompt: object, completion: object, tools: Tools) -> list[Piece]:
         if isinstance(prompt, str) and isinstance(completion, str):
             if not completion:
-                raise UserError("its completion is empty. Possible: a text to learn.")
+                raise UserError("its completion is empty: expected a text to learn.")
             text = prompt + completion
             return [Piece(text, ((len(prompt), len(text)),), plain=True)]
         before = messages_of(prompt, "prompt")

@@ -41,9 +41,7 @@ class CueDocuments:
         seed: int = 0,
     ) -> None:
         if length < labels:
-            raise UserError(
-                f"documents of {length} tokens with {labels} labels: expected a length of {labels} or more."
-            )
+            raise UserError(f"length={length} with {labels} labels: expected a length of at least {labels} tokens.")
         self.size = size
         self.length = length
         self.presence = presence

@@ -164,8 +164,8 @@ class TextDataModule(ResumableDataModule):
             opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
             if self.document_mask and not opened.has_documents:
                 raise UserError(
-                    "data.document_mask=true keeps attention within documents, and nothing says where those of the "
-                    "tokens end: say data.end_of_text=ID."
+                    "data.document_mask=true keeps attention within documents, and it is not known where the documents "
+                    "of these tokens end. Set data.end_of_text=ID."
                 )
             self._cache = opened
 
@@ -257,7 +257,7 @@ class TextDataModule(ResumableDataModule):
             at_least(name, getattr(self, name), 1)
         at_least("num_workers", self.num_workers, 0)
         if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed={self.seed} must be at least 0 and below 2**32.")
+            raise UserError(f"seed={self.seed} must be at least 0 and less than 2**32.")
         between("validation_fraction", self.validation_fraction, 0, 1)
         if self.trainer is None:
             return
@@ -269,4 +269,6 @@ class TextDataModule(ResumableDataModule):
                 f"{self.trainer.accumulate_grad_batches}) must be the same number."
             )
         if getattr(self.trainer, "overfit_batches", 0):  # an attribute that Lightning sets without declaring it
-            raise UserError("Trainer(overfit_batches=...) would replace the order of samples; use limit_train_batches.")
+            raise UserError(
+                "Trainer(overfit_batches=...) would replace the order of samples. Use limit_train_batches instead."
+            )

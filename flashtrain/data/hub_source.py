@@ -85,8 +85,8 @@ class HubSource:
         for row in rows:
             if self.text_column not in row:
                 raise UserError(
-                    f"dataset {self.name}: no column '{self.text_column}'. Possible: {', '.join(row)} "
-                    "(set it with data.text_column)."
+                    f"dataset {self.name}: no column '{self.text_column}', expected one of {', '.join(row)} "
+                    "(data.text_column)."
                 )
             text = row[self.text_column]
             if text is not None and not isinstance(text, str):
@@ -121,7 +121,7 @@ class HubSource:
             commit = _ask_hub(self.name, self.revision)
         except Exception:
             log.debug("the hub does not answer", exc_info=True)
-            log.info("the hub cannot be asked about %s; using the version seen last", self.name)
+            log.info("the hub does not answer about %s: using the version that was seen last", self.name)
             return remembered.read_text(encoding="utf-8") if remembered.is_file() else "unknown"
         write_atomically(remembered, commit)
         return commit
@@ -145,7 +145,7 @@ def datasets_library() -> ModuleType:
         import datasets
     except ImportError as error:
         raise UserError(
-            "data from the Hugging Face hub needs `datasets`; install it with: pip install 'flashtrain[hub]'"
+            "data from the Hugging Face hub needs `datasets`. Install it with: pip install 'flashtrain[hub]'"
         ) from error
     return datasets
 

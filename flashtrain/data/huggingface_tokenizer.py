@@ -109,7 +109,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> 
     found = next((number for number in usual if number is not None), None)
     if found is None:
         raise UserError(
-            f"the tokenizer in {folder} names no end of text, which closes every document: say it in {CONFIG}, as "
-            '"eos_token".'
+            f'the tokenizer in {folder} names no end-of-text token, which ends every document. Set "eos_token" in '
+            f"{CONFIG}."
         )
     return found

@@ -107,16 +107,16 @@ def encode_rows(
 def _row(row: dict[str, Any], where: str, columns: Columns) -> Row:
     for column in columns[:2]:
         if column not in row:
-            raise UserError(f"{where}: no column '{column}': expected one of {', '.join(row) or 'some'}.")
+            raise UserError(f"{where}: no column '{column}', expected one of {', '.join(row) or 'some'}.")
     text, labels = row[columns.text], row[columns.labels]
     labels = labels if isinstance(labels, list) else [labels]
     if not all(isinstance(label, str | int) and not isinstance(label, bool) for label in labels):
-        raise UserError(f"{where}: '{columns.labels}' holds {labels!r:.60}: expected strings or whole numbers.")
+        raise UserError(f"{where}: '{columns.labels}' holds {labels!r:.60}, expected strings or whole numbers.")
     strings = isinstance(text, list) and all(isinstance(part, str | int) for part in text)
     if not strings and (columns.of_words or not isinstance(text, str)):
-        raise UserError(f"{where}: '{columns.text}' holds {text!r:.60}: expected a list of strings, or a text.")
+        raise UserError(f"{where}: '{columns.text}' holds {text!r:.60}, expected a text or a list of strings.")
     if columns.of_words and (len(text) != len(labels) or not text):
-        raise UserError(f"{where}: {len(text)} words and {len(labels)} labels: expected one label for each word.")
+        raise UserError(f"{where}: {len(text)} words and {len(labels)} labels, expected one label for each word.")
     if strings:
         text = [str(part) for part in text] if columns.of_words else "\n".join(map(str, text))
     return Row(text, [str(label) for label in labels], where)

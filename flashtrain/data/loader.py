@@ -241,14 +241,16 @@ class ResumableLoader(DataLoader[Any]):
         now = self.state_dict()
         missing = self.steps.place(self.step).keys() - state_dict.keys()
         if missing:
-            raise UserError(f"the checkpoint is of another kind of data: it has no {', '.join(sorted(missing))}.")
+            raise UserError(
+                f"the checkpoint was saved with another kind of data: it has no {', '.join(sorted(missing))}."
+            )
         changed = [
             f"{name} {state_dict[name]} -> {now[name]}"
             for name in ("seed", "context", "samples", "tokens", "mixture")
             if name in now and state_dict.get(name, now[name]) != now[name]
         ]
         if changed:
-            log.warning("resuming on other data than before (%s): samples may repeat", ", ".join(changed))
+            log.warning("resuming with data that has changed (%s): samples may repeat", ", ".join(changed))
         self.steps.continue_from(state_dict["step"], state_dict)
         self._begin, self._taken = state_dict["step"] * self.steps.accumulate, 0
         if self.trainer is not None:

@@ -64,9 +64,9 @@ class MaskedTextDataModule(TextDataModule):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if context < 3:
-            raise UserError(f"context={context} must be at least 3: a token and the special ones.")
+            raise UserError(f"context={context} must be at least 3: [CLS], one token and [SEP].")
         if token_budget < context:
-            raise UserError(f"token_budget={token_budget} must be at least the context, {context}.")
+            raise UserError(f"token_budget={token_budget} must be at least context={context}.")
         self.token_budget = token_budget
         self.unit = unit
         self.shortest = shortest
@@ -94,7 +94,7 @@ class MaskedTextDataModule(TextDataModule):
         else:
             self.tokenizer_spec = without_begin(self.tokenizer_spec)
         if isinstance(self.source, TokenSource):
-            raise UserError(f"masked samples are pieces of text, and the source is {self.source.describe()}.")
+            raise UserError(f"masked samples need a source of text, and this one is {self.source.describe()}.")
 
     @property
     def special(self) -> SpecialTokens:

@@ -53,7 +53,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
         layout: str = "packed",
     ) -> None:
         if not len(pieces.begins):
-            raise UserError("there is no text to make samples of.")
+            raise UserError("the data contains no text to make samples of.")
         self._tokens = tokens
         self.pieces = pieces
         self.special = special

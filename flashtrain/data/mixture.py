@@ -74,7 +74,9 @@ class MixtureSource:
         texts = []
         for part, share in zip(self.parts, self.shares, strict=True):
             if isinstance(part.source, TokenSource):
-                raise UserError(f"data.mixture.{part.name} is tokens already: name the tokenizer that they are of.")
+                raise UserError(
+                    f"data.mixture.{part.name} is tokens already. Set data.tokenizer to the tokenizer that made them."
+                )
             texts.append((part.source, max(1, int(share * spec.sample_bytes))))
         key = (spec.key(), repr([(source.fingerprint(), size) for source, size in texts]))
         base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()

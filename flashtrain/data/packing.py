@@ -94,8 +94,8 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
     total, sample = int(lengths.sum()), context + 1
     if total < sample and fraction != 1:
         raise UserError(
-            f"the corpus has {total:,} tokens, fewer than the {sample:,} of one sample with context={context}; "
-            f"use {f'a context of at most {total - 1}, or ' if total > 16 else ''}more text."
+            f"the corpus has {total:,} tokens, fewer than the {sample:,} of one sample with context={context}. "
+            f"Use {f'a context of at most {total - 1}, or ' if total > 16 else ''}more text."
         )
     if fraction in (0, 1):
         whole, nothing = Spans(begins, ends), Spans(begins[:0], ends[:0])
@@ -108,12 +108,17 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
     longest = int(lengths.argmax())
     tail = max(sample, round(fraction * total))
     if lengths[longest] > tail and total - tail >= sample:
-        log.warning("no whole document can be held out: validating on the last %s tokens of one", f"{tail:,}")
+        log.warning(
+            "no whole document can be held out: the last %s tokens of the longest one are used for validation",
+            f"{tail:,}",
+        )
         cut = int(ends[longest]) - tail
         kept = ends.copy()
         kept[longest] = cut
         return Split(Spans(begins, kept), Spans(np.array([cut]), ends[longest : longest + 1]))
-    log.warning("the corpus of %s tokens has none to spare for validation with context=%s", f"{total:,}", context)
+    log.warning(
+        "the corpus of %s tokens is too small to hold any out for validation with context=%s", f"{total:,}", context
+    )
     return Split(Spans(begins, ends), None)
 
 
@@ -169,8 +174,8 @@ class PackedSamples(Dataset[Batch]):
         self.tokens = int(self._ends[-1]) if len(self._ends) else 0
         if self.tokens < (2 if whole else context + 1):
             raise UserError(
-                f"{self.tokens:,} tokens are fewer than the {context + 1:,} of one sample with context={context}; "
-                "use a shorter context, or more text."
+                f"{self.tokens:,} tokens are fewer than the {context + 1:,} of one sample with context={context}. "
+                "Use a shorter context, or more text."
             )
 
     def __len__(self) -> int:

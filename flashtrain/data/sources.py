@@ -92,8 +92,8 @@ class StandardLibrarySource:
             found += [Path(folder, name) for name in names if name.endswith(".py")]
         if not found:
             raise UserError(
-                f"no source files of the Python standard library in {self.folder} (some distributions leave them out); "
-                "use text files of your own (data=files data.path=...)."
+                f"no source files of the Python standard library in {self.folder} (some distributions omit them). "
+                "Use your own text files (data=files data.path=...)."
             )
         return sorted(found)
 

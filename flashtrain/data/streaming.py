@@ -36,7 +36,7 @@ class StreamingDataModule(TextDataModule):
     def __init__(self, source: Any, tokenizer: str | TokenizerSpec | Tokenizer = "bytes", *more: Any, **options: Any):
         super().__init__(source, tokenizer, *more, **options)
         if isinstance(self.tokenizer_spec, TokenizerSpec) and self.tokenizer_spec.kind == "bpe":
-            raise UserError("text that is streamed trains no tokenizer: choose bytes, gpt2 or a tokenizer's folder.")
+            raise UserError("no tokenizer can be trained on streamed text. Use bytes, gpt2 or a tokenizer's folder.")
         self._left_out: frozenset[str] = frozenset()
         self._stream_loader: StreamLoader | None = None
 
@@ -47,7 +47,7 @@ class StreamingDataModule(TextDataModule):
             return
         source, spec = self.source, self.tokenizer_spec
         if not isinstance(source, TextSource):
-            raise UserError(f"what is streamed is text, and the source is {source.describe()}.")
+            raise UserError(f"only text can be streamed, and the source is {source.describe()}.")
         tokenizer = make_tokenizer(spec) if isinstance(spec, TokenizerSpec) else spec
         named = held_out(source) if self.validation is None else self.validation
         wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0
@@ -63,7 +63,9 @@ class StreamingDataModule(TextDataModule):
                 documents.append(as_document(tokenizer, tokenizer.encode_batch([text])[0]))
                 tokens += len(documents[-1])
         if wanted and tokens < self.context + 1:
-            log.warning("the streamed text has no document to spare for validation with context=%s", self.context)
+            log.warning(
+                "the streamed text is too small to hold a document out for validation with context=%s", self.context
+            )
             self.validation_fraction, texts, documents = 0.0, [], documents[:1]
         self._left_out = frozenset(texts if named is None else ())
         offsets = np.cumsum([len(document) for document in documents])

@@ -78,7 +78,7 @@ class TextReader:
                 try:
                     row = self._object(line, path)
                 except ValueError as error:
-                    found = UserError(f"{where}: not a JSON object on a line: {getattr(error, 'msg', error)}.")
+                    found = UserError(f"{where}: expected one JSON object per line: {getattr(error, 'msg', error)}.")
                     if broken is None:
                         raise found from error
                     broken(found)
@@ -93,7 +93,7 @@ class TextReader:
             self.replaced[str(path)] += whole.count(b"?") - text.count("?")
             row = json.loads(whole)
         if not isinstance(row, dict):
-            raise ValueError(f"it is a {type(row).__name__}")
+            raise ValueError(f"found a {type(row).__name__}")
         return row
 
     def _lines(self, path: Any) -> Iterator[tuple[int, str]]:
@@ -118,20 +118,20 @@ class TextReader:
             if self.errors == "strict" or not isinstance(error, UnicodeDecodeError):
                 begin = getattr(error, "start", 0)
                 line += data[:begin].decode(self.encoding, "ignore").count("\n")
-                what = f"byte {offset + begin:,} is no {self.encoding} text ({getattr(error, 'reason', error)})"
+                what = f"byte {offset + begin:,} is not {self.encoding} text ({getattr(error, 'reason', error)})"
                 raise self._no_text(path, line, what, data) from error
             text = decode("replace")
             self.replaced[str(path)] += text.count("\ufffd") - decode("ignore").count("\ufffd")
         if "\0" in text and self.errors == "strict":
             line += text[: text.index("\0")].count("\n")
-            raise self._no_text(path, line, "a zero byte, which no text has", data)
+            raise self._no_text(path, line, "found a zero byte, which text does not contain", data)
         return text.removeprefix("\ufeff") if offset == 0 else text
 
     def _no_text(self, path: Any, line: int, what: str, data: bytes) -> UserError:
         marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         return UserError(
-            f"{path}, line {line}: {what}. Name the file's encoding (data.encoding="
-            f"{'utf-16' if marked else 'latin-1, utf-16-le, ...'}), or read on with data.encoding_errors=replace."
+            f"{path}, line {line}: {what}. Set the file's encoding (data.encoding="
+            f"{'utf-16' if marked else 'latin-1, utf-16-le, ...'}), or use data.encoding_errors=replace."
         )
 
 
@@ -251,7 +251,7 @@ class FilesSource(SplitFiles):
             self._logged |= new.keys()
             listed = ", ".join(f"{count:,} of {file}" for file, count in list(new.items())[:LISTED])
             more = f" and {len(new) - LISTED:,} more files" if len(new) > LISTED else ""
-            log.warning("%s bytes became U+FFFD: %s%s", f"{sum(new.values()):,}", listed, more)
+            log.warning("replaced %s invalid bytes by U+FFFD: %s%s", f"{sum(new.values()):,}", listed, more)
 
     def by_split(self) -> dict[str, list[Any]]:
         from flashtrain.files.found_files import find_files  # a plan needs none of it
@@ -260,8 +260,8 @@ class FilesSource(SplitFiles):
         read = {name: file for name, file in found.items() if _format(file) is not None}
         if not read:
             raise UserError(
-                f"no readable file at data.path={self.address or self.path}; what is read: {', '.join(FORMATS)} (all "
-                f"but .parquet also with {', '.join(COMPRESSIONS)})."
+                f"no readable file at data.path={self.address or self.path}: expected {', '.join(FORMATS)} (all but "
+                f".parquet also with {', '.join(COMPRESSIONS)})."
             )
         return by_split(read)
 

@@ -82,8 +82,8 @@ class TextStream:
                     yield as_document(self.tokenizer, ids[order[number]]), start._replace(documents=number, tokens=0)
             if not found:
                 raise UserError(
-                    f"no document for device {self.rank + 1} of {self.world_size}: data.streaming=true shares whole "
-                    "documents out, and some are held out. Leave it out, or give more text."
+                    f"no document for device {self.rank + 1} of {self.world_size}: data.streaming=true shards the text "
+                    "by whole documents, after some are held out. Remove it, or use more text."
                 )
             place = Place(place.epoch + 1)
 
@@ -195,7 +195,7 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Batch]:
         self._begin, self._taken = self.step * self.accumulate, 0
         if self._begin not in self._places:
-            raise UserError(f"the place in the text at step {self.step} is not known: the checkpoint does not say it.")
+            raise UserError(f"the checkpoint does not hold the place in the text at step {self.step}.")
         made = self._batches(self._places[self._begin])
         thread = ThreadPoolExecutor(1)
         coming = deque(thread.submit(next, made) for _ in range(READY))
@@ -230,12 +230,12 @@ class StreamLoader:
         """Go on with exactly the next token, also in other micro-batches. Raises UserError: another number of devices,
         a state of other data."""
         if "streams" not in state_dict:
-            raise UserError("the checkpoint is of another kind of data: leave data.streaming=true out.")
+            raise UserError("the checkpoint was saved with another kind of data. Remove data.streaming=true.")
         places, stream = state_dict["streams"], self.stream
         if len(places) != stream.world_size:
             raise UserError(
-                f"the run streamed its text to {len(places)} devices, and each has its own place: go on with as many, "
-                f"not {stream.world_size}."
+                f"the run streamed its text to {len(places)} devices, each with its own place in it. Resume on "
+                f"{len(places)} devices, not {stream.world_size}."
             )
         if state_dict["seed"] != stream.seed:
             log.warning("resuming with another seed: some documents may repeat")

@@ -228,7 +228,7 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
     """
     fingerprint = source.fingerprint()
     if folder.exists():
-        log.warning("the token cache %s is damaged: building it again", folder)
+        log.warning("the token cache %s is damaged: rebuilding it", folder)
     part = folder.with_name(f"{folder.name}.building")
     shutil.rmtree(part, ignore_errors=True)  # of a build that was killed
     try:
@@ -240,9 +240,9 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
         groups = _encoded(source.documents(), made) if encoded is None else encoded(made)
         counts = _write(groups, part, "uint16" if made.vocab_size <= 2**16 else "uint32", source.approximate_bytes())
         if not counts["documents"]:
-            raise UserError(f"{source.describe()} holds no text: the corpus is empty.")
+            raise UserError(f"{source.describe()} contains no text: the corpus is empty.")
         if source.fingerprint() != fingerprint:
-            raise UserError(f"{source.describe()} changed while it was read; start again once it stays as it is.")
+            raise UserError(f"{source.describe()} changed while it was read. Start again when it no longer changes.")
         meta = {
             "format": FORMAT,
             "source": source.describe(),

@@ -56,7 +56,7 @@ class TokenFiles(SplitFiles):
     def by_split(self) -> dict[str, list[Path]]:
         found = {name: path for name, path in find_files(self.path).items() if path.suffix in FORMATS}
         if not found:
-            raise UserError(f"no file of tokens at data.path={self.path}: {' or '.join(FORMATS)} are read.")
+            raise UserError(f"no token files at data.path={self.path}: expected {' or '.join(FORMATS)}.")
         return by_split(found, any_word=True)
 
     def open_tokens(self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> OpenTokens:
@@ -64,7 +64,7 @@ class TokenFiles(SplitFiles):
         known = self._tokenizer(tokenizer)
         end = known.end_of_text if self.end_of_text is None else self.end_of_text
         if end >= known.vocab_size:
-            raise UserError(f"data.end_of_text={end} is none of the {known.vocab_size:,} tokens of the vocabulary.")
+            raise UserError(f"data.end_of_text={end} must be below the vocabulary's size, {known.vocab_size:,}.")
         cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         files = tuple(token_file(path, self.dtype) for path in self.files())
         begin, offsets = 0, [np.zeros(1, np.int64)]
@@ -72,8 +72,8 @@ class TokenFiles(SplitFiles):
             least, most, *ends = _looked_at(file, end, cache)
             if least < 0 or most >= known.vocab_size:
                 raise UserError(
-                    f"{file.path} holds token {least if least < 0 else most}, and the vocabulary has "
-                    f"{known.vocab_size:,}: name its data.tokenizer, or data.vocab_size where it has none."
+                    f"{file.path} holds token {least if least < 0 else most}, expected 0 to {known.vocab_size - 1:,}. "
+                    "Set data.tokenizer to the tokenizer that made it, or data.vocab_size."
                 )
             offsets.append(begin + np.array(ends))
             begin += file.tokens
@@ -91,7 +91,7 @@ def token_file(path: Path, dtype: str | None) -> TokenFile:
     """Where a file's tokens lie, from its header, its size and data.dtype. Raises UserError."""
     found = _npy_file(path) if path.suffix == ".npy" else _bin_file(path, dtype)
     if not found.tokens:
-        raise UserError(f"{path} holds no token.")
+        raise UserError(f"{path} contains no tokens.")
     return found
 
 
@@ -103,7 +103,7 @@ def _npy_file(path: Path) -> TokenFile:
     dtype = next((name for name in NPY_DTYPES if array.dtype == np.dtype(name)), None)
     if dtype is None or array.ndim != 1:
         raise UserError(
-            f"{path} holds {array.dtype} of shape {array.shape}: expected one dimension of {', '.join(NPY_DTYPES)}."
+            f"{path} holds {array.dtype} of shape {array.shape}, expected one dimension of {', '.join(NPY_DTYPES)}."
         )
     return TokenFile(path, dtype, array.offset, len(array))
 
@@ -116,16 +116,16 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
     by_header = HEADERS.get(magic)
     if by_header is not None and dtype in (None, by_header):
         if size != HEADER_BYTES + count * np.dtype(by_header).itemsize:
-            raise UserError(f"{path} has llm.c's header of {count:,} tokens, and is not as long as they are.")
+            raise UserError(f"{path} does not have the length that its llm.c header states: {count:,} tokens.")
         return TokenFile(path, by_header, HEADER_BYTES, count)
     if dtype is None:
         raise UserError(
-            f"{path} does not say what its tokens are: say data.dtype=uint16 (as GPT-2's, of vocabularies up "
-            "to 65,536) or uint32."
+            f"{path} does not state the type of its tokens. Set data.dtype=uint16 (vocabularies of up to 65,536 "
+            "tokens, such as GPT-2's) or uint32."
         )
     count, rest = divmod(size, np.dtype(dtype).itemsize)
     if rest:
-        raise UserError(f"{path} has {size:,} bytes, which are no whole number of data.dtype={dtype}.")
+        raise UserError(f"{path} has {size:,} bytes, which is not a whole number of tokens of data.dtype={dtype}.")
     return TokenFile(path, dtype, 0, count)
 
 
@@ -137,7 +137,7 @@ def _looked_at(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
     noted = cache / "token-files" / f"{hashlib.sha256(repr(state).encode()).hexdigest()[:24]}.ends"
     if noted.is_file():
         return np.load(noted, mmap_mode="r", allow_pickle=False)
-    log.info("looking at the %s tokens of %s once", f"{file.tokens:,}", file.path)
+    log.info("checking the %s tokens of %s once", f"{file.tokens:,}", file.path)
     tokens, bounds, ends = file.mapped(), [], [np.empty(0, np.int64)]
     for begin in range(0, file.tokens, AT_ONCE):
         piece = tokens[begin : begin + AT_ONCE]

@@ -27,8 +27,8 @@ class TokenIds:
         words = text.split()
         if not all(word.isascii() and word.isdecimal() and int(word[:20]) < self.vocab_size for word in words):
             raise UserError(
-                f"these tokens have no tokenizer: a text is ids below {self.vocab_size:,} with spaces between them, "
-                'such as prompt="12 7 9".'
+                f"these tokens have no tokenizer: expected ids below {self.vocab_size:,} separated by spaces, such as "
+                'prompt="12 7 9".'
             )
         return [int(word) for word in words]
 

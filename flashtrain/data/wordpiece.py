@@ -63,7 +63,7 @@ class WordPieceTokenizer(LibraryTokenizer):
         known = {token: library.token_to_id(token) for token in SPECIAL}
         missing = [token for token, number in known.items() if number is None]
         if missing:
-            raise UserError(f"the tokenizer has no {', '.join(missing)}: expected one of a BERT.")
+            raise UserError(f"the tokenizer has no {', '.join(missing)}: expected the tokenizer of a BERT.")
         pad, classify, separate, mask = ids = [number for number in known.values() if number is not None]
         super().__init__(library, separate)
         library.encode_special_tokens = False

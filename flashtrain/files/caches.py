@@ -30,15 +30,15 @@ def only_writer(path: Path, setting: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            log.info("another process is writing %s; waiting for it", path.name)
+            log.info("waiting for another process that is writing %s", path.name)
             lock.acquire()
         yield
     except OSError as error:
         if error.errno not in CANNOT_WRITE:
             raise
         raise UserError(
-            f"cannot write to the cache folder {path.parent}: {error.strerror}. Choose another with {setting}, or "
-            "set FLASHTRAIN_CACHE."
+            f"cannot write to the cache folder {path.parent}: {error.strerror}. Set {setting} or FLASHTRAIN_CACHE to "
+            "another folder."
         ) from error
     finally:
         lock.release()

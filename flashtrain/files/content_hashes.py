@@ -43,7 +43,7 @@ def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
     new = [n for n, name in enumerate(names) if states[name][:-1] != seen[n]]
     size = sum(seen[n][0] for n in new)
     if size > WORTH_A_LINE:
-        log.info("reading %.1f GB in %s once, to know it again", size / 1e9, base)
+        log.info("reading %.1f GB in %s once to compute its content hash", size / 1e9, base)
     with ThreadPoolExecutor() as pool:  # hashing lets other threads go on
         for n, found in zip(new, pool.map(_hash, [paths[n] for n in new]), strict=True):
             states[names[n]] = [*seen[n], found]

@@ -63,7 +63,7 @@ def find_files(place: Path | str) -> dict[PurePath, Any]:
     beside = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
     near = difflib.get_close_matches(place.name, beside, n=3)
     hint = f" Did you mean {' or '.join(str(place.with_name(name)) for name in near)}?" if near else ""
-    raise UserError(f"no file or folder {place} (seen from {Path.cwd()}).{hint}")
+    raise UserError(f"{place} does not exist (relative to {Path.cwd()}).{hint}")
 
 
 def _files_below(folder: Path) -> list[Path]:
@@ -85,7 +85,9 @@ def _remote_files(address: str) -> list[RemoteFile]:
     if filesystem.isfile(root):
         return [_file(filesystem, root, PurePosixPath(root).name, filesystem.info(root))]
     if address.startswith(("http://", "https://")):
-        raise UserError(f"no file at {address}: of a web address one file is read.")
+        raise UserError(
+            f"no file at {address}: expected the address of one file, since folders on the web cannot be listed."
+        )
     base = PurePosixPath(root)
     found = []
     for path, info in sorted(filesystem.find(root, detail=True).items()):

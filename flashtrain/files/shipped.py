@@ -36,8 +36,8 @@ def recipe_files(extra_folders: Iterable[str | Path] = ()) -> dict[str, Path]:
     """
     from_environment = [part for part in os.environ.get(RECIPES_VARIABLE, "").split(os.pathsep) if part.strip()]
     folders = [recipes_folder()]
-    folders += [_user_folder(part, f"{RECIPES_VARIABLE} names") for part in from_environment]
-    folders += [_user_folder(part, "asked for") for part in extra_folders]
+    folders += [_user_folder(part, f"{RECIPES_VARIABLE}: ") for part in from_environment]
+    folders += [_user_folder(part, "") for part in extra_folders]
 
     found: dict[str, Path] = {}
     for folder in dict.fromkeys(folders):
@@ -72,13 +72,13 @@ def _shipped_folder(name: str) -> Path:
         if candidate.is_dir():
             return candidate
     raise UserError(
-        f"flashtrain's folder '{name}' is neither at {candidates[0]} nor at {candidates[1]}: "
-        "install flashtrain again, or put the root of a whole checkout on PYTHONPATH."
+        f"flashtrain's folder '{name}' is neither at {candidates[0]} nor at {candidates[1]}. "
+        "Install flashtrain again, or put the root of a complete checkout on PYTHONPATH."
     )
 
 
-def _user_folder(given: str | Path, said_by: str) -> Path:
+def _user_folder(given: str | Path, prefix: str) -> Path:
     folder = Path(given).expanduser().resolve()
     if not folder.is_dir():
-        raise UserError(f"{said_by} the recipe folder '{given}', which is not a folder.")
+        raise UserError(f"{prefix}the recipe folder '{given}' does not exist or is not a folder.")
     return folder

@@ -68,7 +68,7 @@ def unfinished_or_new(parent: Path, settings: Settings) -> Path:
     def choose() -> Path:
         folder = find_unfinished(parent, settings, take=True)
         if folder is None:
-            say("resume=auto: no unfinished run of this kind is free here, starting a new one.")
+            say("resume=auto: no unfinished run with these settings is free, starting a new one.")
             folder = _new(parent)
             hold(folder)
         return folder
@@ -112,7 +112,7 @@ def read_settings(folder: Path) -> Settings:
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise UserError(f"{folder} is no run folder: it holds no {CONFIG_FILE}.")
+        raise UserError(f"{folder} is not a run folder: it has no {CONFIG_FILE}.")
     content = read_yaml(path)
     try:
         return typed_settings(OmegaConf.create(literal(_own(content))))
@@ -154,16 +154,16 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     path = Path(given).expanduser()
     if not path.exists():
         auto = ", or resume=auto for the newest unfinished run" if setting == "resume" else ""
-        raise UserError(f"{setting}={given} does not exist. Give a run folder or a .ckpt in one{auto}.")
+        raise UserError(f"{setting}={given} does not exist. Use a run folder or a .ckpt in one{auto}.")
     if (path / CONFIG_FILE).is_file():
         order = (LAST, BEST) if prefer == LAST else (BEST, LAST)
         for name in order:
             if checkpoint_exists(path / CHECKPOINTS / name):
                 return path, path / CHECKPOINTS / name
-        raise UserError(f"the run in {path} left no checkpoint yet.")
+        raise UserError(f"run {path} has no checkpoint yet.")
     folder = path.parent.parent
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{given} is neither a run folder nor a checkpoint in one: no {CONFIG_FILE} beside it.")
+        raise UserError(f"{given} is neither a run folder nor a checkpoint in one: {folder} has no {CONFIG_FILE}.")
     return folder, path
 
 
@@ -207,7 +207,7 @@ def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[
         try:
             there = read_settings(folder)
         except UserError as error:
-            say(f"passing over {folder}: {error}")
+            say(f"skipping {folder}: {error}")
             continue
         if _what_is_trained(there) == wanted:
             yield folder, there
@@ -265,7 +265,7 @@ def _held_by_job(job: str, parent: Path) -> Path:
             if is_held_by_job(folder, job):
                 return folder
         time.sleep(0.5)
-    raise UserError(f"the first rank of this job has taken no folder in {parent} within {_SLURM_SECONDS:.0f} seconds.")
+    raise UserError(f"the first rank of this job took no folder in {parent} within {_SLURM_SECONDS:.0f} seconds.")
 
 
 @contextlib.contextmanager

@@ -47,17 +47,17 @@ def hold(folder: Path, *, wait: float = 0) -> None:
     try:
         lock = _locked(folder, wait)
     except filelock.Timeout as error:
-        line = f"another process runs in {folder}: {holder(folder)}. Wait for its end, or take another folder."
+        line = f"another run is using {folder}: {holder(folder)}. Wait until it ends, or use another folder."
         raise Busy(line) from error
     if lock is None:
-        say(f"{folder} is on a file system without locks: a second run in it would not be noticed.")
+        say(f"{folder} is on a file system without locks: a second run in it would not be detected.")
     else:
         # What a run that was killed left of files that it was writing: no other process writes here now.
         for path in folder.rglob(f".*{UNFINISHED}"):
             path.unlink(missing_ok=True)
     _held[key] = lock
-    told = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    write_atomically(folder / HOLDER, json.dumps({**told, "job": slurm_job()}) + "\n")
+    record = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    write_atomically(folder / HOLDER, json.dumps({**record, "job": slurm_job()}) + "\n")
 
 
 def try_hold(folder: Path) -> bool:
@@ -65,7 +65,7 @@ def try_hold(folder: Path) -> bool:
     try:
         hold(folder)
     except UserError as error:
-        say(f"passing over {folder}: {error}")
+        say(f"skipping {folder}: {error}")
         return False
     return True
 
@@ -83,13 +83,17 @@ def let_go(folder: Path) -> None:
 
 def holder(folder: Path) -> str:
     """Who holds the folder, in words."""
-    told = _told(folder)
-    return "process {process} on {host} since {since}".format(**told) if told else "it has not said which"
+    record = _holder_record(folder)
+    return (
+        "process {process} on {host} since {since}".format(**record)
+        if record
+        else "it has not written which process it is"
+    )
 
 
 def is_held_by_job(folder: Path, job: str) -> bool:
     """Whether the first rank of this job of SLURM's has taken the folder."""
-    return _told(folder).get("job") == job
+    return _holder_record(folder).get("job") == job
 
 
 def is_first_of_job() -> bool:
@@ -119,7 +123,10 @@ def _refuse_links(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(current, name)
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
-                raise UserError(f"{path} is a link that leads out of its run folder: nothing is written through it.")
+                raise UserError(
+                    f"{path} is a link that leads out of its run folder. Remove it: "
+                    "nothing is written through such a link."
+                )
         folders[:] = [name for name in folders if name != "wandb"]
 
 
@@ -140,7 +147,7 @@ def _locked(folder: Path, wait: float) -> filelock.BaseFileLock | None:
     return lock
 
 
-def _told(folder: Path) -> dict[str, object]:
+def _holder_record(folder: Path) -> dict[str, object]:
     try:
         return json.loads((folder / HOLDER).read_text(encoding="utf-8"))
     except FileNotFoundError:

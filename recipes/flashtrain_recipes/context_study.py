@@ -146,7 +146,7 @@ class ContextStudy(ABC):
     def _folder(self) -> Path:
         """The folder of the comparison to go on with, or a new one; a sweep over comparisons names its own.
 
-        Raises UserError where another process runs in the folder named.
+        Raises UserError where another run is using the folder.
         """
         settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
         named = [word.value() for word in parse_overrides(self.overrides) if word.get_key_element() == "hydra.run.dir"]

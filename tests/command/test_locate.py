@@ -85,7 +85,7 @@ def test_a_folder_named_twice_counts_once(shipped: Path, tmp_path: Path, monkeyp
 
 def test_a_user_folder_that_does_not_exist_is_named(shipped: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(places.RECIPES_VARIABLE, "/no/such/folder")
-    with pytest.raises(UserError, match=r"FLASHTRAIN_RECIPES names the recipe folder '/no/such/folder'"):
+    with pytest.raises(UserError, match=r"FLASHTRAIN_RECIPES: the recipe folder '/no/such/folder'"):
         places.recipe_files()
 
 

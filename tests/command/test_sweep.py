@@ -163,7 +163,7 @@ def test_a_job_that_still_writes_its_checkpoint_is_waited_for(run_jobs, tmp_path
     (folder,) = sweeps(tmp_path)
     monkeypatch.setattr(sweep, "_STOPPING_SECONDS", 1)
     jobs = Jobs()
-    with filelock.FileLock(str(folder / "00" / LOCK)), pytest.raises(UserError, match="another process runs in"):
+    with filelock.FileLock(str(folder / "00" / LOCK)), pytest.raises(UserError, match="another run is using"):
         run_jobs(jobs, "resume=auto", seeds="seed=0")
     assert not jobs.words
     assert run_jobs(Jobs("finished"), "resume=auto", seeds="seed=0")[0] == 0

@@ -223,7 +223,7 @@ def test_a_conversation_longer_than_the_context_is_cut_left_out_or_refused_and_c
     assert f"1 documents are longer than context=96 (up to 413 tokens) and {words}" in data.describe()
     assert len(data.documents[0].begins) == count
     assert (data.documents[0].lengths.max() == CONTEXT) == (how == "cut")
-    with pytest.raises(UserError, match=r"1 documents are longer than context=96.*raise context, or choose data\.too_"):
+    with pytest.raises(UserError, match=r"1 documents are longer than context=96.*data\.too_long=cut"):
         make(talks=[*TALKS[:5], long], too_long="refuse")
     with pytest.raises(UserError, match=r"unknown data\.too_long 'trim'"):
         make(too_long="trim")
@@ -234,7 +234,7 @@ def test_a_conversation_with_no_answer_within_the_context_is_left_out(make):
     data = make(talks=[*TALKS[:5], late], validation_fraction=0.0)
     assert "1 have nothing to learn within it and are left out" in data.describe()
     assert len(data.documents[0].begins) == 5
-    with pytest.raises(UserError, match="no conversation has anything to learn within context=96"):
+    with pytest.raises(UserError, match=r"no conversation .* within context=96"):
         make(talks=[late])
 
 

@@ -71,10 +71,10 @@ def test_parquet_and_saved_datasets_hold_the_same_conversations_as_lines(file, t
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ('{"messages": [', r"chats\.jsonl:2: not a JSON object"),
-        ("[1]", r"chats\.jsonl:2: not a JSON object on a line: it is a list"),
+        ('{"messages": [', r"chats\.jsonl:2: .*JSON"),
+        ("[1]", r"chats\.jsonl:2: .*a list"),
         ({"messages": [ASK]}, r"chats\.jsonl:2: it has no message of the assistant"),
-        ({"dialog": []}, r"chats\.jsonl:2: it has dialog\. Possible: messages"),
+        ({"dialog": []}, r"chats\.jsonl:2: .*dialog: expected messages"),
     ],
 )
 def test_a_broken_line_is_named_and_refused(file, template, line, told):
@@ -86,7 +86,7 @@ def test_a_share_of_broken_lines_may_be_left_out_with_a_line_that_says_so(file, 
     caplog.set_level(logging.WARNING)
     rows = file(TALK, "{", TALK, {"messages": [ASK]}, TALK)
     assert len(texts(rows, template, skip_broken=0.5)) == 3
-    assert "2 of 5 rows are broken and left out; the first: " in caplog.text
+    assert "skipped 2 of 5 rows" in caplog.text
     assert "chats.jsonl:2" in caplog.text
     with pytest.raises(UserError, match=r"2 of 5 rows are broken, more than data\.skip_broken=0\.3.*chats\.jsonl:2"):
         texts(rows, template, skip_broken=0.3)
@@ -100,7 +100,7 @@ def test_rows_of_a_table_and_a_folder_without_conversations_are_named_too(templa
         texts(ChatFiles(tmp_path / "chats.parquet"), template)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("no conversation")
-    with pytest.raises(UserError, match=r"no conversations in .*notes\. Possible: \.jsonl"):
+    with pytest.raises(UserError, match=r"no conversations in .*notes: expected \.jsonl"):
         texts(ChatFiles(tmp_path / "notes"), template)
 
 
@@ -121,7 +121,7 @@ def test_what_a_template_rewrites_is_told_in_a_line(file, tmp_path, caplog):
     rewriting = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / "other", THINKING)))
     thought = {"role": "assistant", "content": "<think>hm</think>Hi."}
     assert len(texts(file({"messages": [ASK, thought, ASK, thought]}, TALK), rewriting)) == 3
-    assert "the chat template rewrites earlier turns: 1 conversations become a document for each answer" in caplog.text
+    assert "the chat template rewrites earlier turns, so 1 conversations are split" in caplog.text
 
 
 def test_a_line_says_that_nothing_teaches_the_model_to_stop(file, tmp_path, caplog):
@@ -130,5 +130,5 @@ def test_a_line_says_that_nothing_teaches_the_model_to_stop(file, tmp_path, capl
         template = ChatTemplate(huggingface_tokenizer(save_tokenizer_folder(tmp_path / name, jinja)))
         caplog.clear()
         texts(file(TALK, TALK, {"text": "plain"}), template)
-        assert ("nothing teaches the model to stop" in caplog.text) == (name == "none")
+        assert ("the model will not learn to stop" in caplog.text) == (name == "none")
     assert "(2 conversations)" in caplog.text

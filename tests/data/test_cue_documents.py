@@ -52,5 +52,5 @@ def test_no_rule_of_what_to_guess_scores_above_the_bound_and_one_reaches_it():
 
 
 def test_documents_that_cannot_be_made_are_one_line():
-    with pytest.raises(UserError, match="documents of 7 tokens with 8 labels"):
+    with pytest.raises(UserError, match="length=7 with 8 labels"):
         CueDocuments(3, 7)

@@ -97,7 +97,7 @@ def test_workers_read_what_the_process_itself_would(make):
     ("options", "message"),
     [
         ({"context": 2}, "context=2 must be at least 3"),
-        ({"token_budget": 100}, "token_budget=100 must be at least the context, 128"),
+        ({"token_budget": 100}, "token_budget=100 must be at least context=128"),
         ({"total_steps": 0}, "total_steps=0 must be"),
         ({"seed": -1}, "seed=-1 must be"),
     ],

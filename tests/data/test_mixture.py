@@ -73,7 +73,7 @@ def test_another_weight_is_told_when_a_run_goes_on(mixed, list_source, caplog):
     state = mixed().train_dataloader().state_dict()
     state["mixture"] += 1
     mixed().train_dataloader().load_state_dict(state)
-    assert "resuming on other data than before (mixture " in caplog.text
+    assert "resuming with data that has changed (mixture " in caplog.text
 
 
 def test_validation_is_mixed_by_weight_and_apart_from_training(mixed):

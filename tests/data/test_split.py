@@ -42,7 +42,7 @@ def test_the_tail_is_cut_from_the_longest_document_with_a_line_and_the_rest_stay
     found = split([30, 10_000, 40], fraction=0.05, context=100)
     assert spans(found.training) == {(0, 30), (30, 10_030 - 504), (10_030, 10_070)}
     assert spans(found.validation) == {(10_030 - 504, 10_030)}
-    assert "last 504 tokens of one" in caplog.text
+    assert "last 504 tokens of the longest one" in caplog.text
 
 
 def test_nothing_is_held_out_where_nothing_is_to_spare_with_a_line_or_of_a_fraction_of_zero_without(caplog):
@@ -50,7 +50,7 @@ def test_nothing_is_held_out_where_nothing_is_to_spare_with_a_line_or_of_a_fract
     assert caplog.text == ""
     found = split([100], fraction=0.05)
     assert (found.validation, found.training.tokens) == (None, 100)
-    assert "none to spare for validation" in caplog.text
+    assert "too small to hold any out for validation" in caplog.text
 
 
 def test_a_corpus_shorter_than_a_sample_is_told_with_the_numbers():

@@ -146,9 +146,9 @@ def test_the_first_documents_are_held_out_and_never_trained_on(data):
 def test_a_state_that_is_of_something_else_is_one_line(data):
     loader = data().train_dataloader()
     state = loader.state_dict()
-    with pytest.raises(UserError, match="of another kind of data"):
+    with pytest.raises(UserError, match=r"another kind of data.*data\.streaming=true"):
         loader.load_state_dict({"step": 1, "samples_read": 4})
-    with pytest.raises(UserError, match=r"streamed its text to 2 devices, .* go on with as many, not 1"):
+    with pytest.raises(UserError, match=r"streamed its text to 2 devices, .* on 2 devices, not 1"):
         loader.load_state_dict({**state, "streams": [state["streams"][0]] * 2})
 
 
@@ -159,7 +159,7 @@ def test_mistakes_of_the_text_are_raised_where_batches_are_taken(data, corpus):
 
 
 def test_what_needs_a_trained_tokenizer_or_more_text_says_so(tmp_path):
-    with pytest.raises(UserError, match="streamed trains no tokenizer"):
+    with pytest.raises(UserError, match="no tokenizer can be trained on streamed text"):
         StreamingDataModule(FilesSource(tmp_path), "bpe")
     files = ["recipe=gpt2", "data=files", "data.path=x", "data.streaming=true"]
     with pytest.raises(UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* choose gpt2, bytes"):

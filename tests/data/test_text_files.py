@@ -122,8 +122,8 @@ def test_a_path_that_is_missing_or_not_read_says_what_is(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{not json}", r"a.jsonl:2: not a JSON object on a line: Expecting property name"),
-        (b'["a list"]', r"a.jsonl:2: not a JSON object on a line: it is a list"),
+        (b"{not json}", r"a.jsonl:2: .*Expecting property name"),
+        (b'["a list"]', r"a.jsonl:2: .*a list"),
         (b'{"text": "cut \\ud83d"}', r"a.jsonl:2: .* surrogates not allowed"),
         (b'{"body": "x", "title": "y"}', r"a.jsonl:2: no column 'text', expected one of body, title"),
         (b'{"text": 3}', r"a.jsonl:2: 'text' holds a int"),
@@ -180,7 +180,7 @@ def test_a_byte_that_is_no_text_has_its_file_and_place_named(tmp_path: Path, kin
     begin = b'{"text": "one"}\n{"text": "' if kind == ".jsonl" else b"one\r\ntwo"
     path.write_bytes(COMPRESS[suffix](begin + "garçon".encode("latin-1") + b'"}\n'))
     message = refusal(tmp_path)
-    assert message.startswith(f"{path}, line 2: byte {len(begin) + 3} is no utf-8 text (")
+    assert message.startswith(f"{path}, line 2: byte {len(begin) + 3} is not utf-8 text (")
     assert "data.encoding=" in message
     assert "data.encoding_errors=replace" in message
 
@@ -207,7 +207,7 @@ def test_another_encoding_is_read_by_its_name_and_its_bad_byte_found(tmp_path: P
     assert read(tmp_path, encoding=encoding) == [words, words, "x"]
     if encoding == "shift-jis":
         (tmp_path / "b.jsonl").write_bytes(lines.encode(encoding) + b"\xff\xff")
-        assert f"line 4: byte {len(lines.encode(encoding))} is no shift_jis text" in refusal(tmp_path, encoding="sjis")
+        assert f"line 4: byte {len(lines.encode(encoding))} is not shift_jis text" in refusal(tmp_path, encoding="sjis")
 
 
 def test_utf_16_is_hinted_at_and_needs_its_mark(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_utf_16_is_hinted_at_and_needs_its_mark(tmp_path: Path) -> None:
     path.write_bytes(FRENCH.encode("utf-16"))
     assert "data.encoding=utf-16)" in refusal(tmp_path)
     path.write_bytes("plain words".encode("utf-16-le"))  # valid UTF-8, with a zero byte after each letter
-    assert "line 1: a zero byte" in refusal(tmp_path)
+    assert "line 1: found a zero byte" in refusal(tmp_path)
     assert "utf-16-le" in refusal(tmp_path, encoding="utf-16")  # which byte order, nothing says
     assert read(tmp_path, encoding="utf-16-le") == ["plain words"]
 
@@ -232,7 +232,7 @@ def test_replacing_goes_on_and_counts_the_bytes_of_each_file_in_one_line(
     texts = ["x\ufffd\ufffd", "y\ufffd", "?!", "fine \ufffd"]
     assert list(source.documents()) == list(source.documents()) == texts
     (line,) = [record.getMessage() for record in caplog.records]  # once, though it is read twice
-    assert line.startswith("4 bytes became U+FFFD: 2 of ")
+    assert line.startswith("replaced 4 invalid bytes by U+FFFD: 2 of ")
     assert f"a.txt{suffix}, 2 of {tmp_path}" in line
 
 
@@ -252,7 +252,7 @@ def test_streamed_text_and_conversations_are_decoded_likewise(tmp_path: Path, ca
         with pytest.raises(UserError, match=r"a\.jsonl, line 21: byte "):
             reading("strict")
     assert stream("replace") == 40
-    assert "1 bytes became U+FFFD" in caplog.text
+    assert "replaced 1 invalid bytes by U+FFFD" in caplog.text
     assert rows("replace")[-1] == "y\ufffd"
 
 

@@ -105,7 +105,7 @@ def test_an_evaluation_reads_every_sample_once_and_as_many_rows_on_every_rank(ra
     ("options", "message"),
     [
         ({"rows": 0}, "rows=0 must be"),
-        ({"budget": 4}, "for rows of 4"),
+        ({"budget": 4}, "6 tokens.* at most 4"),
     ],
 )
 def test_a_plan_that_cannot_be_made_is_one_line(options, message):

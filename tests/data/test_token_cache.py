@@ -162,7 +162,7 @@ def test_a_corpus_that_is_empty_or_changes_while_it_is_read_leaves_nothing(list_
             yield "old"
 
     for source, message in (
-        (list_source(["", ""]), "a list of texts holds no text: the corpus is empty"),
+        (list_source(["", ""]), "a list of texts contains no text"),
         (Growing(["old"]), "changed while it was read"),
     ):
         with pytest.raises(UserError, match=message):

@@ -66,7 +66,7 @@ def test_loading_says_where_no_tokenizer_is(tmp_path):
     for content in (None, "{}"):
         if content is not None:
             (tmp_path / "tokenizer_config.json").write_text(content)
-        with pytest.raises(UserError, match=f"no tokenizer that flashtrain saved in {tmp_path}"):
+        with pytest.raises(UserError, match=f"no tokenizer saved by flashtrain in {tmp_path}"):
             load_tokenizer(tmp_path)
 
 

@@ -151,4 +151,4 @@ def test_a_run_of_other_settings_is_named_in_one_line_and_passed_over(tmp_path, 
         assert find_unfinished(tmp_path, settings) == wanted
         assert find_same([other, wanted], settings) == wanted
     lines = [record.message for record in caplog.records]
-    assert [line.startswith(f"passing over {other}: ") for line in lines] == [True, True]
+    assert [line.startswith(f"skipping {other}: ") for line in lines] == [True, True]

@@ -70,7 +70,7 @@ def leave_unfinished(folder: Path) -> None:
 
 
 def test_a_folder_in_which_another_process_runs_is_refused_and_says_whose_it_is(live: Path) -> None:
-    with pytest.raises(Busy, match=r"another process runs in .*: process \d+ on .* since 20") as refusal:
+    with pytest.raises(Busy, match=r"another run is using .*: process \d+ on .* since 20") as refusal:
         hold(live)
     assert "\n" not in str(refusal.value)
 
@@ -80,7 +80,7 @@ def test_resume_auto_passes_over_a_run_that_lives(live: Path, tmp_path: Path, ca
     assert find_unfinished(live.parent, settings) == live
     with caplog.at_level("INFO"):
         assert find_unfinished(live.parent, settings, take=True) is None
-    assert f"passing over {live}: another process runs in" in caplog.text
+    assert f"skipping {live}: another run is using" in caplog.text
     assert find_same([live], settings, take=True) is None
 
     older = live.parent / "2026-01-01_00-00-00"
