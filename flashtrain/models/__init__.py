@@ -1,8 +1,7 @@
 """Models as plain torch.nn modules: no Lightning, no Hydra, no files.
 
-The names below are public, importable into any program, and imported when first used: who trains a decoder reads no
-encoder. Layers are built bottom up: positions know nothing of attention, attention nothing of blocks, blocks nothing of
-gpt2, bert and classifier.
+Each public name is imported on its first use, so that training a decoder does not import the encoders. Modules import
+only from those below them: positions, attention, block, then gpt2, bert and classifier.
 """
 
 from __future__ import annotations

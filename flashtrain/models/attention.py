@@ -1,16 +1,15 @@
-"""Attention as models have it: inner functions of one meaning (flash, sdpa, standard), in a module with projections.
+"""Self-attention as a module, computed by one of three equivalent functions (flash, sdpa, standard).
 
     from flashtrain.models import Attention
     attention = Attention(embed=768, heads=12, causal=True, attention="flash")
     y = attention(x)                                # x and y (B, S, 768)
 
-The inner attention is softmax(q k^T scale) v. All three mean the same thing, to rounding:
-- causal is aligned bottom-right: the last query sees every key, so a query block behind a key/value cache is right;
-- a mask (flashtrain_kernels.masks, or a BlockMask) alone says which keys each query sees: it holds its own causal
-  rule, and `causal` is not looked at;
+The inner attention is softmax(q k^T scale) v. The three functions agree up to rounding:
+- causal is aligned bottom-right: the last query sees every key, as queries after a key/value cache need;
+- a mask (flashtrain_kernels.masks, or a BlockMask) replaces `causal`: it contains its own causal rule;
 - grouped-query attention: query head h reads key/value head h // (H // K);
-- dropout is the probability that an attention weight is dropped; the kept ones are divided by 1 - dropout. Each draws
-  from torch's generator in its own way, so what is dropped differs between the three;
+- dropout is the probability of dropping an attention weight; the others are divided by 1 - dropout. Each function draws
+  its own random numbers, so different weights are dropped;
 - a query that sees no key gives zeros.
 
 Shapes: B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension (E / H), E
@@ -32,10 +31,14 @@ from flashtrain.models.cache import LayerCache, PackedSequences, next_positions,
 from flashtrain_kernels import BlockMask, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 from flashtrain_kernels.environment import autocast_dtype
 
+InnerAttention = Callable[..., Tensor]
+AnyMask = Mask | BlockMask
+LARGEST_HEAD = 256  # head dimension, in the kernels
+
 
 def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
-    """Whether block_rows_attention computes this call: a pattern that all rows and heads share, of whole blocks without
-    a band; no gradients (each block's would be as large as all keys), not while compiling."""
+    """Whether block_rows_attention can compute this call: without gradients (each block's would be as large as all
+    keys), outside torch.compile, with one pattern of whole blocks for all rows and heads, and no band."""
     if not isinstance(mask, BlockMask) or torch.compiler.is_compiling():
         return False
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -48,10 +51,10 @@ def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
 def block_rows_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: BlockMask, dropout: float = 0.0
 ) -> Tensor:
-    """softmax(q k^T scale) v, each block of queries with the keys that it sees; 0 where it sees none.
+    """softmax(q k^T scale) v by blocks of queries, each with the keys that it sees; 0 where it sees none.
 
-    For evaluating on a CPU, where our kernels do not run: of 65,536 pixels a matrix of what is visible alone is 4 GiB.
-    q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D). A call that takes_block_rows.
+    It evaluates block-sparse models on a CPU, where our kernels do not run and a dense mask of 65,536 pixels takes
+    4 GiB. q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D). The call must satisfy takes_block_rows.
     """
     size_q, size_k = mask.block_size
     keys, values = (tensor.transpose(1, 2).unflatten(2, (-1, size_k)) for tensor in (k, v))  # (B, K, nk, size_k, D)
@@ -73,10 +76,6 @@ def block_rows_attention(
     return out
 
 
-InnerAttention = Callable[..., Tensor]
-AnyMask = Mask | BlockMask
-
-
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
@@ -89,7 +88,7 @@ def flash_attention(
 def flash_packed_attention(
     qkv: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """flash_attention of qkv (B, S, 3, H, D) as one projection wrote it: nothing is split or copied."""
+    """flash_attention of one projection's output qkv (B, S, 3, H, D), which is neither split nor copied."""
     check_mask(mask, qkv, qkv)
     out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
     return cast(Tensor, out)
@@ -111,7 +110,7 @@ def sdpa_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        # A query that sees nothing is let see everything, so that nothing becomes NaN, and its result is taken out.
+        # A query that sees no key is given all of them, so that no NaN arises; its result is zeroed below.
         attn_mask=visible if visible is None or blind is None else visible | blind,
         dropout_p=dropout,
         is_causal=plain_causal and queries > 1,
@@ -124,7 +123,7 @@ def sdpa_attention(
 def standard_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """The paper's baseline (Dao et al. 2022, Algorithm 0): the Sq x Sk matrix is written out, softmaxed, multiplied."""
+    """The paper's baseline (Dao et al. 2022, Algorithm 0), which stores the whole Sq x Sk matrix."""
     visible = visible_keys(q, k, causal, mask)
     blind = _blind_queries(visible, q, k, mask)
     group = q.shape[2] // k.shape[2]
@@ -148,7 +147,7 @@ ATTENTION_FUNCTIONS: dict[str, InnerAttention] = {
 
 
 def attention_function(name: str) -> InnerAttention:
-    """The inner attention of that name. UserError: no such name."""
+    """The inner attention of that name; UserError for an unknown one."""
     one_of("attention", name, ATTENTION_FUNCTIONS)
     return ATTENTION_FUNCTIONS[name]
 
@@ -156,11 +155,14 @@ def attention_function(name: str) -> InnerAttention:
 def plan_mask(
     mask: AnyMask | None, x: Tensor, *, attention: str, head_dim: int, dropout: float = 0.0
 ) -> AnyMask | None:
-    """The mask with the plan that the kernels of every layer read, so that it is made once a batch and not in each.
+    """The mask with the plan that the kernels read, made once a batch instead of in every layer.
 
-    x: what the layers are given; attention computes in its dtype, or in autocast's. dropout: as the attention will be
-    called with, 0 in evaluation. Only flash has plans, and only where our kernels run: elsewhere it is the mask itself.
-    A BlockMask is its own plan.
+    Only flash uses plans, and only where our kernels run; otherwise the mask is returned as it is, like a BlockMask,
+    which is its own plan.
+
+    Args:
+        x: The layers' input; attention computes in its dtype, or in autocast's.
+        dropout: The probability that attention will be called with (0 in evaluation).
     """
     if (
         mask is None
@@ -185,7 +187,7 @@ def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None) -> Te
 
 
 def check_mask(mask: AnyMask | None, q: Tensor, k: Tensor) -> None:
-    """UserError for a mask that was not made for as many queries, keys and rows as there are."""
+    """Raise UserError unless the mask has the sizes of q and k, or one row for all."""
     if mask is None:
         return
     if isinstance(mask, BlockMask):
@@ -194,8 +196,8 @@ def check_mask(mask: AnyMask | None, q: Tensor, k: Tensor) -> None:
         rows, queries = mask.queries.shape[1], mask.queries.shape[2]
     if queries != q.shape[1] or mask.seqlen_k != k.shape[1] or (rows != 1 and rows != q.shape[0]):
         raise UserError(
-            f"a mask of {queries} queries and {mask.seqlen_k} keys in {rows} rows for {q.shape[1]} queries and "
-            f"{k.shape[1]} keys in {q.shape[0]}. Possible: a mask of the same sizes, or of one row for all."
+            f"mask of {rows} rows, {queries} queries and {mask.seqlen_k} keys does not match q and k: expected 1 or "
+            f"{q.shape[0]} rows, {q.shape[1]} queries and {k.shape[1]} keys."
         )
 
 
@@ -206,20 +208,23 @@ def _blind_queries(visible: Tensor | None, q: Tensor, k: Tensor, mask: AnyMask |
     return ~visible.any(-1, keepdim=True)
 
 
-LARGEST_HEAD = 256
-
-
 class Attention(nn.Module):
     """Self-attention (Vaswani et al. 2017), causal or not, multi-head or grouped-query (Ainslie et al. 2023).
 
-    embed: width E of the input and the output. heads: query heads H, dividing E. kv_heads: key/value heads K, dividing
-    H (None: as many as heads). causal: a token sees itself and what came before. bias: of both projections.
-    dropout: probability of dropping an attention weight while training.
-    attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard" (writes out the S x S matrix).
-    rotary: a module (x (B, S, N, D), positions (B, S)) -> x for queries and keys, such as RotaryPositions(E // H).
-    Scores are scaled by 1/sqrt(D). UserError: sizes that do not divide, an unknown attention, no dropout in [0, 1).
+    Scores are scaled by 1/sqrt(D). qkv.weight has (H + 2K) * D rows: query heads, key heads, value heads.
 
-    qkv.weight has (H + 2K) * D rows: the query heads, then the key heads, then the value heads.
+    Args:
+        embed: Width E of the input and the output.
+        heads: Query heads H, which must divide E.
+        kv_heads: Key/value heads K, which must divide H (None: H).
+        causal: Whether a token sees only itself and earlier tokens.
+        bias: Whether both projections have biases.
+        dropout: Probability of dropping an attention weight in training, in [0, 1).
+        attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard" (stores the S x S matrix).
+        rotary: Module (x (B, S, N, D), positions (B, S)) -> x for queries and keys, e.g. RotaryPositions(E // H).
+
+    Raises:
+        UserError: Sizes that do not divide, an unknown attention, or a dropout out of range.
     """
 
     def __init__(
@@ -259,14 +264,19 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, S, E) -> (B, S, E).
 
-        positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ... or on from the cache).
-        mask: which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a BlockMask; it holds its
-            own causal rule), such as masks.document(ids, causal=True): only its own document's, and none that comes
-            later. Or the PackedSequences of one packed row, with `causal` as it is; without a cache.
-        cache: keys and values of earlier tokens of the same rows, which these tokens see too and are added to; a mask
-            is then of S queries and of all keys so far.
-        Where a row is spread over several devices (cache.py), x is this device's part, a mask is the whole row's, and
-        the computing is flash attention over the devices, whatever `attention` says. UserError: a mask of other sizes.
+        Where a row is sharded over devices (cache.py), x is this device's shard, a mask is the whole row's, and flash
+        attention over the devices computes it, whatever `attention` is.
+
+        Args:
+            positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ..., or continued from the cache).
+            mask: Which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a BlockMask), for
+                example masks.document(ids, causal=True). Or the PackedSequences of one packed row, to which `causal`
+                applies; without a cache.
+            cache: Keys and values of earlier tokens of the same rows, which these tokens see and are appended to. A
+                mask then has S queries and all keys so far.
+
+        Raises:
+            UserError: A mask of other sizes.
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
@@ -283,7 +293,7 @@ class Attention(nn.Module):
 
     @property
     def active_dropout(self) -> float:
-        """The probability of dropping an attention weight now: 0 in evaluation."""
+        """The current probability of dropping an attention weight: 0 in evaluation."""
         return self.dropout if self.training else 0.0
 
     def _inner_separate(
@@ -306,8 +316,8 @@ class Attention(nn.Module):
         if spread is not None:
             if isinstance(mask, PackedSequences | BlockMask):
                 raise UserError(
-                    f"a mask of type {type(mask).__name__} where a row is spread over devices. Possible: masks of "
-                    "flashtrain_kernels.masks, or a batch that is not spread."
+                    f"mask of type {type(mask).__name__} is not supported under context parallelism. Use a mask of "
+                    "flashtrain_kernels.masks."
                 )
             return spread.attention(q, k, v, mask=mask, **options)
         if isinstance(mask, PackedSequences):
@@ -319,13 +329,13 @@ class Attention(nn.Module):
 
 
 def check_heads(embed: int, heads: int, kv_heads: int) -> int:
-    """The head dimension D = embed / heads. UserError: heads that do not divide, or are too large for the kernels."""
+    """The head dimension D = embed / heads; UserError where heads do not divide or are too large for the kernels."""
     for name, count, of, total in (("heads", heads, "embed", embed), ("kv_heads", kv_heads, "heads", heads)):
         if count < 1 or total < 1 or total % count:
             raise UserError(f"{name}={count} must divide {of}={total}.")
     head_dim = embed // heads
     if head_dim > LARGEST_HEAD:
         raise UserError(
-            f"head dimension {head_dim} ({embed} / {heads} heads). Possible: at most {LARGEST_HEAD}, so more heads."
+            f"head dimension {head_dim} ({embed} / {heads} heads): expected at most {LARGEST_HEAD}. Use more heads."
         )
     return head_dim

@@ -1,12 +1,12 @@
-"""BERT (Devlin et al. 2019) with its pre-training heads, padded or without any padding.
+"""BERT (Devlin et al. 2019) with its pre-training heads.
 
     config = BertConfig.of_size("large", vocab_size=30522)
     model = Bert(config, attention="flash")
     loss = model.loss(tokens, masked, labels, cu_seqlens=cu_seqlens)       # tokens (T,): sequences end to end
     loss = model.loss(tokens, masked, labels, lengths=lengths)             # tokens (B, S): a sequence a row
 
-B batch, S sequence, T packed tokens, N sequences (B of padded ones), M masked positions, E embedding width,
-V vocabulary.
+Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), M masked positions, E embedding width,
+V rows of the embedding table.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
 
 IGNORED = -100  # a label of this value is not scored (torch's convention)
-BIAS_COLUMNS = 8  # what the bias adds to the matrix: 16 bytes in 16 bits, so that the product stays aligned
-SCORED_AT_ONCE = 2048
+BIAS_COLUMNS = 8  # added to the matrix for the bias: 16 bytes in a 16-bit type, so that the product stays aligned
+SCORED_AT_ONCE = 2048  # positions whose logits are stored at once
 
 
 class MaskedLanguageHead(nn.Module):
-    """Scores of all tokens at masked positions (Devlin et al. 2019): dense, GELU, norm, then the token embedding.
+    """Logits of all tokens at masked positions (Devlin et al. 2019): dense, GELU, norm, decoder.
 
-    Its decoder is the token embedding, given at each call, and a bias of its own (none without config.bias).
+    The decoder is the token embedding, passed in at each call, plus a bias of its own (none without config.bias).
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -44,11 +44,11 @@ class MaskedLanguageHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_rows)) if config.bias else None
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """hidden (..., E) -> (..., E), what the decoder reads."""
+        """hidden (..., E) -> the decoder's input (..., E)."""
         return self.norm(F.gelu(self.dense(hidden), approximate=self.approximate))
 
     def forward(self, hidden: Tensor, table: Tensor) -> Tensor:
-        """hidden (..., E), table (V, E) -> logits (..., V); -inf in the rows that stand for no token."""
+        """hidden (..., E), table (V, E) -> logits (..., V), -inf past vocab_size."""
         logits = F.linear(self.transform(hidden), table, self.bias)
         if logits.shape[-1] > self.vocab_size:
             padding = torch.arange(logits.shape[-1], device=logits.device) >= self.vocab_size
@@ -58,11 +58,11 @@ class MaskedLanguageHead(nn.Module):
     def loss_sum(self, hidden: Tensor, table: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
         """The sum of the cross-entropies in nats, a float32 scalar: hidden (M, E), table (V, E), labels (M,) int64.
 
-        Labels of -100 count nothing. The bias goes into the product, as a column of the matrix that meets a column of
-        ones, so that logits are never stored whole. chunk: positions whose logits are stored at once.
+        Labels of -100 are ignored. chunk: positions whose logits are stored at once.
         """
         hidden = self.transform(hidden)
         if self.bias is not None:
+            # The bias is a column of the matrix that meets a column of ones, so that logits are never stored whole.
             ones = torch.cat((hidden.new_ones(1), hidden.new_zeros(BIAS_COLUMNS - 1)))
             hidden = torch.cat((hidden, ones.expand(hidden.shape[0], -1)), dim=1)
             table = torch.cat((table, F.pad(self.bias[:, None], (0, BIAS_COLUMNS - 1)).to(table.dtype)), dim=1)
@@ -72,12 +72,12 @@ class MaskedLanguageHead(nn.Module):
 
     @torch.no_grad()
     def correct(self, hidden: Tensor, table: Tensor, labels: Tensor) -> Tensor:
-        """How many of the labels (M,) that are not -100 have the highest score; an int64 scalar."""
-        right = [
+        """How many labels (M,) have the highest logit, an int64 scalar; labels of -100 never do."""
+        matches = [
             (self(piece, table).argmax(-1) == label).sum()
             for piece, label in zip(hidden.split(SCORED_AT_ONCE), labels.split(SCORED_AT_ONCE), strict=True)
         ]
-        return torch.stack(right).sum() if right else labels.new_zeros(())
+        return torch.stack(matches).sum() if matches else labels.new_zeros(())
 
 
 class Pooler(nn.Module):
@@ -93,7 +93,7 @@ class Pooler(nn.Module):
 
 
 class MaskedScore(NamedTuple):
-    """Sums over a batch, scalars: cross-entropy in nats, labels whose token has the highest score, labels."""
+    """Sums over a batch, scalars: cross-entropy in nats, labels with the highest logit, labels."""
 
     loss_sum: Tensor
     correct: Tensor
@@ -101,9 +101,11 @@ class MaskedScore(NamedTuple):
 
 
 class Bert(Trainable):
-    """The encoder and the heads that its config names.
+    """The encoder with the heads that its config selects.
 
-    attention, residual: see BertEncoder. The masked head's decoder is the token embedding.
+    Args:
+        config: Sizes, family and heads.
+        attention, residual: See BertEncoder.
     """
 
     def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
@@ -117,23 +119,23 @@ class Bert(Trainable):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """BERT's start: weights normal(0, 0.02), biases 0."""
+        """BERT's initialization: weights normal(0, 0.02), biases 0."""
         start_normal(self)
         if self.masked_head is not None and self.masked_head.bias is not None:
             nn.init.zeros_(self.masked_head.bias)
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Train with less memory for activations from now on; losses and gradients stay."""
+        """Use these savings of activation memory from now on; losses and gradients do not change."""
         self.savings = savings
         self.encoder.save_memory(savings)
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Whether whole blocks are computed again in the backward: see Trainable."""
+        """Whether the backward recomputes whole blocks: see Trainable."""
         return self.savings.checkpointing == "full" or self.savings.offload
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Each block through torch.compile with these options, what checkpointing does around it excepted."""
+        """Compile each block by torch.compile with these options; checkpointing stays outside."""
         self.encoder.compile_blocks(**options)
         return True
 
@@ -143,20 +145,20 @@ class Bert(Trainable):
         return self.encoder.blocks
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits (B, S, V) or (T, V); layout: segments, lengths, cu_seqlens, positions of the encoder."""
+        """Logits (B, S, V) or (T, V); layout: the encoder's segments, lengths, cu_seqlens and positions."""
         return self._head()(self.encoder(tokens, **layout), self.token_table)
 
     @property
     def token_table(self) -> Tensor:
-        """The token embedding (V, E), which the masked head scores with."""
+        """The token embedding (V, E), also the masked head's decoder."""
         return self.encoder.token_embedding.weight
 
     @property
     def output_weight(self) -> Tensor:
-        """The output matrix: the token embedding again. Optimisers that treat inner matrices apart look for it."""
+        """The output matrix (V, E): the token embedding. Optimizers for inner matrices alone exclude it."""
         return self.token_table
 
-    def loss(  # type: ignore[override]  # its labels are some of the tokens, and packed rows are told by lengths
+    def loss(  # type: ignore[override]  # only masked tokens have labels, and lengths or cu_seqlens describe rows
         self,
         tokens: Tensor,
         masked: Tensor,
@@ -172,14 +174,17 @@ class Bert(Trainable):
     ) -> Tensor:
         """Mean cross-entropy in nats at the masked positions, a float32 scalar (plus that of next_sentence).
 
-        tokens: padded (B, S) or packed (T,), some of them masked. masked: (M,) int64 indices into the tokens, row after
-        row. labels: (M,) int64, the tokens that stood there; -100 counts nothing, so that M can be the same for all
-        batches. segments, lengths, cu_seqlens, positions: see BertEncoder.forward.
-        label_count: a scalar to divide by instead of the batch's own count of labels: with the same for every
-        micro-batch of a step, the mean over them is the mean over the step's labels, however they are shared out.
-        next_sentence: (N,) int64, 0 where the second segment followed the first, 1 where not, -100 for no pair;
-        sentence_count: its divisor, as label_count.
-        Written so that torch.compile(model.loss, fullgraph=True) works, with one compilation for equal T, N and M.
+        torch.compile(model.loss, fullgraph=True) works, with one compilation for equal T, N and M.
+
+        Args:
+            tokens: Padded (B, S) or packed (T,), some of them masked.
+            masked: (M,) int64 indices into the flattened tokens.
+            labels: (M,) int64, the original tokens; -100 is ignored, so that M can be the same for all batches.
+            segments, lengths, cu_seqlens, positions: See BertEncoder.forward.
+            label_count: Scalar divisor in place of the batch's count of labels. With the same one in every micro-batch
+                of a step, their mean is the mean over the step's labels, however these are divided among them.
+            next_sentence: (N,) int64, 0 where the second segment followed the first, 1 where not, -100 for no pair.
+            sentence_count: Divisor for next_sentence, as label_count.
         """
         head = self._head()
         hidden = self.encoder(tokens, segments=segments, lengths=lengths, cu_seqlens=cu_seqlens, positions=positions)
@@ -195,7 +200,7 @@ class Bert(Trainable):
 
     @torch.no_grad()
     def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **layout: Any) -> MaskedScore:
-        """What an evaluation adds up; arguments as in loss. The sums of all batches give loss and accuracy exactly."""
+        """Sums whose totals over all batches give exact loss and accuracy; arguments as in loss."""
         head = self._head()
         hidden = self.encoder(tokens, **layout)
         states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, masked)
@@ -206,29 +211,27 @@ class Bert(Trainable):
         )
 
     def pooled(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """The pooler's (N, E) of the encoder's states."""
+        """The pooler's output (N, E) for the encoder's states."""
         return cast(Pooler, self.pooler)(first_tokens(hidden, cu_seqlens))
 
     def next_sentence_logits(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """(N, 2) of the encoder's states."""
+        """Next-sentence logits (N, 2) of the encoder's states."""
         return cast(nn.Linear, self.next_sentence)(self.pooled(hidden, cu_seqlens))
 
     def _head(self) -> MaskedLanguageHead:
         return cast(MaskedLanguageHead, self.masked_head)
 
     def parameter_count(self) -> int:
-        """All parameters; the decoder, which is the token embedding, is counted once."""
+        """All parameters; the decoder shares the token embedding, which is counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops(self, lengths: Sequence[int], masked: int = 0) -> float:
-        """FLOPs of a batch's forward and backward from its sequences' real lengths: see BertConfig.flops."""
+        """FLOPs of a batch's forward and backward from the lengths of its sequences: see BertConfig.flops."""
         return self.config.flops(lengths, masked)
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """FLOPs of one token's forward and backward in sequences of `context` tokens, 15% of them masked.
-
-        None: the config's own context. For batches of real lengths, `flops` is exact.
-        """
+        """FLOPs of one token's forward and backward in sequences of `context` tokens (None: the config's), 15% of them
+        masked. `flops` is exact for a batch's real lengths."""
         length = self.config.context if context is None else context
         return self.config.cost_per_token(0.15) + self.config.cost_per_pair() * length
 
@@ -236,7 +239,7 @@ class Bert(Trainable):
 def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
     """The states (N, E) of each sequence's first token: hidden (B, S, E), or (T, E) with cu_seqlens (N + 1,).
 
-    A sequence of length 0 gives the last token's, or whatever follows: give its label -100.
+    An empty sequence gives another token's state: set its label to -100.
     """
     if cu_seqlens is None:
         return hidden[:, 0]

@@ -1,6 +1,6 @@
-"""Heads on BERT's encoder that are fine-tuned: labels of whole sequences, one or several each, and labels of tokens.
+"""Classification heads on BERT's encoder, for sequences and for tokens.
 
-B batch, S sequence, T packed tokens, N sequences (B of padded ones), L labels, E embedding width.
+Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), L labels, E embedding width.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import INITIAL_STD
 from flashtrain.settings import options
 
+POOLINGS = get_args(options.Pooling)
+
 
 def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The mean state (N, E) of each sequence's real tokens; 0 of a sequence without any.
+    """The mean state (N, E) of each sequence's real tokens; 0 for an empty sequence.
 
     hidden (B, S, E), with lengths (B,) where rows are padded; or (T, E) with cu_seqlens (N + 1,).
     """
@@ -37,11 +39,12 @@ def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Te
 
 
 def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The largest of each component (N, E) over a sequence's real tokens; 0 of a sequence without any. See mean.
+    """The maximum (N, E) of each component over a sequence's real tokens; arguments as mean_of_tokens.
 
-    The gradient goes to the place that was found, the first of equals. (amax's goes to all that equal the result, and
-    under torch.compile none may: the backward can see states that were not rounded as those it compares them with.)
+    The gradient goes to the first of equal maxima.
     """
+    # amax's gradient goes to all elements equal to the result. Under torch.compile that can be none: the backward may
+    # compare states that were rounded differently.
     if cu_seqlens is not None:
         return _LARGEST(hidden, cu_seqlens)[0]
     if lengths is None:
@@ -51,12 +54,12 @@ def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Ten
 
 
 def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Which sequence each token (T, E) is of, (T,); what follows the last end counts to one more, to be left out."""
+    """The index (T,) of each token's sequence; tokens past the last end get one more, which callers drop."""
     index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
     return torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
 
 
-# An operator, so that the comparison inside sees the same rounded states whatever is compiled around it.
+# This is an operator so that its comparison sees the same rounded states whatever is compiled around it.
 torch.library.define(
     "flashtrain::largest_of_sequences",
     "(Tensor hidden, Tensor cu_seqlens) -> (Tensor, Tensor)",
@@ -67,7 +70,7 @@ _LARGEST = torch.ops.flashtrain.largest_of_sequences.default
 
 @torch.library.impl("flashtrain::largest_of_sequences", ("cpu", "cuda"))
 def _largest(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest values (N, E) and the tokens that have them, int64 (N, E); T for a sequence without tokens."""
+    """The maxima (N, E) and the tokens that have them, int64 (N, E); T for an empty sequence."""
     tokens, embed = hidden.shape
     of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
     values = hidden.new_zeros(len(cu_seqlens), embed).scatter_reduce(0, of, hidden, "amax", include_self=False)
@@ -89,24 +92,27 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
 
 
 def _spread(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
-    """To each place its gradient; those of sequences without tokens go to a row behind the last, and are left out."""
+    """Scatter the gradients to the maxima; those of empty sequences go to an extra row, which is dropped."""
     (places,) = ctx.saved_tensors
     return gradient.new_zeros(ctx.tokens + 1, gradient.shape[1]).scatter(0, places, gradient)[:-1], None
 
 
 torch.library.register_autograd("flashtrain::largest_of_sequences", _spread, setup_context=_save)
 
-POOLINGS = get_args(options.Pooling)
-
 
 class SequenceClassifier(nn.Module):
-    """One class a sequence, or any number of them (multi_label), from the encoder's pooled states.
+    """One class per sequence, or any number of them (multi_label), from the encoder's pooled states.
 
-    encoder: takes tokens and their layout as BertEncoder does, and has a config. labels: L.
-    pooling: "first" puts the first token's state through a pooler (Devlin et al. 2019), "mean" averages over all real
-    tokens, "max" takes the largest of each component over them. pooler: a trained one (Bert.pooler); None: a new one.
-    dropout: before the classifier.
-    UserError: fewer than one label (two unless multi_label), an unknown pooling.
+    Args:
+        encoder: Module with BertEncoder's forward and config.
+        labels: Number of labels L, at least 2 (1 with multi_label).
+        pooling: "first" (the first token's state through a pooler, Devlin et al. 2019), "mean" or "max" over the
+            real tokens.
+        pooler: Trained pooler, such as Bert.pooler (None: a new one).
+        dropout: Probability of dropping a pooled value before the classifier.
+
+    Raises:
+        UserError: Too few labels, or an unknown pooling.
     """
 
     def __init__(
@@ -131,7 +137,7 @@ class SequenceClassifier(nn.Module):
         self.classifier = _start(nn.Linear(config.embed, labels))
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits (N, L) of tokens (B, S) or (T,); layout: segments, lengths, cu_seqlens, positions of the encoder."""
+        """Logits (N, L) of tokens (B, S) or (T,); layout: the encoder's segments, lengths, cu_seqlens, positions."""
         hidden = self.encoder(tokens, **layout)
         cu_seqlens = layout.get("cu_seqlens")
         if self.pooler is not None:
@@ -144,7 +150,7 @@ class SequenceClassifier(nn.Module):
     def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
         """The mean cross-entropy in nats, float32. labels: (N,) int64 classes, or (N, L) of 0 and 1 with multi_label.
 
-        A class of -100, or a row with a -100 in it, counts nothing.
+        A class of -100, or a row that contains -100, is ignored.
         """
         logits = self(tokens, **layout)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -156,7 +162,7 @@ class SequenceClassifier(nn.Module):
 
 
 class TokenClassifier(nn.Module):
-    """One class a token: encoder, dropout, a linear layer. UserError: fewer than two labels."""
+    """One class per token: encoder, dropout, linear layer; UserError for fewer than two labels."""
 
     def __init__(self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -166,24 +172,24 @@ class TokenClassifier(nn.Module):
         self.classifier = _start(nn.Linear(encoder.config.embed, labels))
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits (B, S, L) or (T, L), as tokens; layout as SequenceClassifier's."""
+        """Logits (B, S, L) or (T, L); layout as SequenceClassifier's."""
         return self.classifier(self.dropout(self.encoder(tokens, **layout)))
 
     def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
-        """The mean cross-entropy in nats, float32, over the labels (as tokens, int64) that are not -100."""
+        """The mean cross-entropy in nats, float32, over the labels (int64, shaped as tokens) that are not -100."""
         logits = self(tokens, **layout)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return _mean_cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
 def _mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """0 where there is no label at all, for which torch gives NaN."""
+    """The mean over the labels that are not -100; 0 where there are none, for which torch gives NaN."""
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)
 
 
 def _start(module: Any) -> Any:
-    """BERT's start, of a new head alone: the encoder may be trained already."""
+    """BERT's initialization for a new head alone: the encoder may be trained already."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=INITIAL_STD)

@@ -1,6 +1,6 @@
-"""BERT's encoder: tokens to states, on padded batches or on sequences packed into one row without padding.
+"""BERT's encoder, on padded batches or on sequences packed into one row.
 
-B batch, S sequence, T packed tokens, N packed sequences, E embedding width.
+Shapes: B batch, S sequence, T packed tokens, N packed sequences, E embedding width.
 """
 
 from __future__ import annotations
@@ -46,15 +46,24 @@ BERT_SIZES = {
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The shape of an encoder and its heads; enough, with the weights, to rebuild it.
+    """The shape of an encoder and its heads; with the weights it is enough to rebuild them.
 
-    vocab_size: real tokens, the special ones included. vocab_rows: rows of the embedding table, at least vocab_size;
-    the rest stand for no token and are never predicted. context: longest sequence (a limit with learned positions
-    only). ffn: width inside the feed-forward. segments: segment embeddings, 0 for none. norm_place: "post" or "pre".
-    activation: a name of feed_forward.FEED_FORWARDS. dropout: a probability, of the embeddings, the attention weights
-    and both branches of a block. epsilon: of every LayerNorm. masked_head: predicts masked tokens. pooler: the first
-    token's state through a layer with tanh. next_sentence: a head on the pooler that tells whether the second segment
-    followed the first. UserError, when built: sizes that cannot work together, or an unknown name.
+    Args:
+        vocab_size: Tokens, special ones included.
+        vocab_rows: Rows of the embedding table, at least vocab_size; further rows are never predicted.
+        context: Longest sequence in tokens, a limit with learned positions only.
+        ffn: Width inside the feed-forward.
+        segments: Segment embeddings (0: none).
+        norm_place: "post" or "pre".
+        activation: A name in block.FEED_FORWARDS.
+        dropout: Probability, for embeddings, attention weights and both branches of a block.
+        epsilon: Of every LayerNorm.
+        masked_head: Whether there is a head that predicts masked tokens.
+        pooler: Whether the first token's state passes a layer with tanh.
+        next_sentence: Whether a head on the pooler predicts if the second segment followed the first.
+
+    Raises:
+        UserError: Sizes that do not fit together, or an unknown name.
     """
 
     vocab_size: int
@@ -83,7 +92,7 @@ class BertConfig:
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
         if self.next_sentence and not (self.pooler and self.segments > 1):
-            raise UserError("next_sentence without a pooler or two segments. Possible: pooler and segments=2 with it.")
+            raise UserError("next_sentence needs a pooler and two segments. Set pooler=True and segments=2.")
 
     @property
     def head_dim(self) -> int:
@@ -102,12 +111,16 @@ class BertConfig:
         next_sentence: bool = False,
         activation: str | None = None,
     ) -> BertConfig:
-        """A row of BERT_SIZES as a family: "bert", or "modern" (pre-norm, rotary positions, GeGLU, no biases).
+        """The configuration of a named size.
 
-        vocab_rows None: vocab_size rounded up to a multiple of 64. activation None: the family's own, which for "bert"
-        is GELU in its tanh form ("gelu_exact" is what transformers' BERT computes). Modern has segments only with
-        next_sentence. Both tie the decoder of the masked head to the token embedding.
-        UserError: an unknown size or family.
+        Args:
+            size: A name in BERT_SIZES.
+            family: "bert", or "modern" (pre-norm, rotary, GeGLU, no biases, segments with next_sentence only).
+            vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
+            activation: None: the family's; for "bert" GELU's tanh form ("gelu_exact" is transformers' BERT's).
+
+        Raises:
+            UserError: An unknown size or family.
         """
         one_of("model size", size, BERT_SIZES)
         one_of("model family", family, FAMILIES)
@@ -134,9 +147,9 @@ class BertConfig:
         )
 
     def cost_per_token(self, masked_share: float = 0.0) -> float:
-        """FLOPs of a token's forward and backward, attention's scores aside; masked_share: of tokens with a label.
+        """FLOPs of a token's forward and backward without attention's scores; masked_share: of tokens with a label.
 
-        Six for each weight that multiplies it (Chowdhery et al. 2022, appendix B); looking up embeddings costs nothing.
+        Six for each weight that multiplies it (Chowdhery et al. 2022, appendix B); embedding look-ups cost nothing.
         """
         width = self.embed
         ffn = (3 if self.activation in GATED else 2) * width * self.ffn
@@ -144,13 +157,13 @@ class BertConfig:
         return 6.0 * (self.layers * (4 * width * width + ffn) + head)
 
     def cost_per_pair(self) -> float:
-        """FLOPs, forward and backward, of one query's attention to one key in all layers: two products, three times."""
+        """FLOPs of one query's attention to one key in all layers: two products forward, four backward."""
         return 12.0 * self.layers * self.embed
 
     def flops(self, lengths: Sequence[int], masked: int = 0) -> float:
-        """FLOPs of a batch's forward and backward, from the real lengths of its sequences and its count of labels.
+        """Model FLOPs of a batch's forward and backward, from the lengths of its sequences and its count of labels.
 
-        Padding counts nothing, whether or not it was computed; nor does recomputation. For MFU.
+        Padding and recomputation are not counted.
         """
         return self.flops_of(sum(lengths), sum(length * length for length in lengths), len(lengths), masked)
 
@@ -165,9 +178,13 @@ class BertConfig:
 class BertEncoder(nn.Module):
     """Embeddings and blocks (Devlin et al. 2019), or their modern variant; every token sees its whole sequence.
 
-    attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-    residual: "weights" keeps the sums between the blocks in the weights' type, "compute" in autocast's own.
-    UserError: an unknown attention.
+    Args:
+        config: Sizes and family.
+        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
+        residual: Dtype of the residual stream: "weights" (the weights' own) or "compute" (autocast's).
+
+    Raises:
+        UserError: An unknown attention or residual.
     """
 
     def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
@@ -205,12 +222,12 @@ class BertEncoder(nn.Module):
         return normalization("layernorm", self.config.embed, self.config.bias, self.config.epsilon)
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Train with less memory for activations from now on, at the cost of time."""
+        """Use these savings of activation memory from now on, at the cost of time."""
         for block in self.blocks:
             cast(Block, block).save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> None:
-        """Each block through torch.compile with these options."""
+        """Compile each block by torch.compile with these options."""
         for block in self.blocks:
             cast(Block, block).compile_inside(**options)
 
@@ -223,22 +240,27 @@ class BertEncoder(nn.Module):
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The states (B, S, E) of padded tokens (B, S), or (T, E) of packed tokens (T,); all integers.
+        """The states (B, S, E) of padded tokens (B, S), or (T, E) of packed tokens (T,).
 
-        lengths: (B,), of padded rows; None: none is padded. cu_seqlens: (N + 1,) int32 on the tokens' device, needed
-        for packed tokens: 0, then where each sequence ends. Sequences of length 0 at the end are none, so that N can be
-        the same for all batches; tokens past the last end see nothing, and nothing sees them.
-        segments: as tokens (None: all 0). positions: as tokens (None: counted from each sequence's first token).
+        Without our kernels, and outside torch.compile, packed lengths are read from the device (one synchronization).
 
-        Packed, nothing is computed for padding, and no score matrix is larger than a sequence's; without our kernels,
-        and outside torch.compile, the lengths are read from the device, which waits for it once.
-        UserError: positions past the context, packed tokens without cu_seqlens.
+        Args:
+            tokens: Integers, (B, S) or (T,).
+            segments: Shaped as tokens (None: all 0).
+            lengths: (B,) lengths of padded rows (None: no padding).
+            cu_seqlens: (N + 1,) int32 on the tokens' device, required for packed tokens: 0, then each sequence's end.
+                Empty sequences at the end are ignored, so that N can be the same for all batches. Tokens past the last
+                end see nothing and are not seen.
+            positions: Shaped as tokens (None: counted from each sequence's first token).
+
+        Raises:
+            UserError: Positions past the context, or packed tokens without cu_seqlens.
         """
         packed = tokens.dim() == 1
         if packed != (cu_seqlens is not None) or (packed and lengths is not None):
             raise UserError(
-                f"tokens of shape {tuple(tokens.shape)} {'with' if cu_seqlens is not None else 'without'} cu_seqlens. "
-                "Possible: (B, S) with or without lengths, or (T,) with cu_seqlens alone."
+                f"tokens of shape {tuple(tokens.shape)} {'with' if cu_seqlens is not None else 'without'} cu_seqlens: "
+                "expected (B, S) with or without lengths, or (T,) with cu_seqlens alone."
             )
         if not packed and self.position_embedding is not None:
             check_learned(tokens.shape[1], self.config.context)
@@ -267,7 +289,7 @@ class BertEncoder(nn.Module):
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions, packed=packed)
         if self.segment_embedding is not None:
-            # One row for all is a sum in the backward, and not a scatter of every token into two rows.
+            # The backward of one row for all tokens is a sum, not a scatter of every token into two rows.
             x = x + (self.segment_embedding.weight[0] if segments is None else self.segment_embedding(segments))
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
@@ -277,13 +299,13 @@ class BertEncoder(nn.Module):
         return x
 
     def _packed(self, cu_seqlens: Tensor, tokens: Tensor, drops: bool) -> tuple[Mask | PackedSequences, Tensor]:
-        """What keeps the sequences of a packed row apart, and where each token stands in its own, (1, T) int32."""
+        """The mask that separates the sequences of a packed row, and each token's position in its own, (1, T) int32."""
         documents = documents_from_cu_seqlens(cu_seqlens, tokens.shape[0])
         index = torch.arange(tokens.shape[0], device=tokens.device, dtype=torch.int32)[None]
         positions = torch.where(documents.end > documents.start, index - documents.start, 0)
         kernels = self.attention == "flash" and dispatch.implementation_for(tokens.device.type) != "torch"
         if kernels or torch.compiler.is_compiling() or tokens.is_meta:
-            if drops:  # as sequences: the Hopper kernels drop weights there, and not with masks
+            if drops:  # the Hopper kernels support dropout with varlen masks only
                 return masks.varlen(cu_seqlens, cu_seqlens, tokens.shape[0], tokens.shape[0]), positions
             return masks.document(documents, causal=False), positions
         return PackedSequences(tuple(cu_seqlens.diff().tolist())), positions

@@ -1,8 +1,6 @@
-"""One Transformer layer, causal (a decoder's) or not (an encoder's), of attention, norms and a feed-forward.
+"""One Transformer layer: attention, norms and a feed-forward.
 
 Shapes: B batch, S sequence, E embedding width, F width inside the feed-forward (config name `ffn`).
-`chunk`, an attribute of the feed-forwards: tokens computed at once, where there are more (None: all; see
-memory_savings.py), in layers that nothing has replaced.
 """
 
 from __future__ import annotations
@@ -23,10 +21,12 @@ from flashtrain_kernels import gelu_feed_forward
 
 NORMS = ("layernorm", "rmsnorm")
 EPSILON = 1e-5  # GPT-2's
+INITIAL_STD = 0.02  # GPT-2's and BERT's
+GATED = ("swiglu", "geglu")  # two matrices read the input, not one
 
 
 def normalization(norm: str, embed: int, bias: bool, epsilon: float = EPSILON) -> nn.LayerNorm | nn.RMSNorm:
-    """The norm of that name, one of NORMS (RMSNorm, Zhang and Sennrich 2019, has no bias)."""
+    """The norm named by one of NORMS (RMSNorm, Zhang and Sennrich 2019, has no bias)."""
     norms: dict[str, Any] = {"layernorm": partial(nn.LayerNorm, bias=bias), "rmsnorm": nn.RMSNorm}
     return norms[norm](embed, eps=epsilon)
 
@@ -38,7 +38,7 @@ class GeluFeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(embed, ffn, bias=bias)
         self.down = nn.Linear(ffn, embed, bias=bias)
-        self.chunk: int | None = None
+        self.chunk: int | None = None  # tokens computed at once (None: all); see memory_savings.py
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
@@ -51,7 +51,7 @@ class GeluFeedForward(nn.Module):
 
 
 class ExactGeluFeedForward(GeluFeedForward):
-    """down(gelu(up(x))) with GELU by the error function: transformers' BERT, whose "gelu" it is."""
+    """down(gelu(up(x))), GELU by the error function (the "gelu" of transformers' BERT)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, S, E) -> (B, S, E)."""
@@ -68,7 +68,7 @@ class SwiGLUFeedForward(nn.Module):
 
     def __init__(self, embed: int, ffn: int, bias: bool = False) -> None:
         super().__init__()
-        self.up = nn.Linear(embed, 2 * ffn, bias=bias)  # rows: gate first, then value
+        self.up = nn.Linear(embed, 2 * ffn, bias=bias)  # rows: the gate, then the value
         self.down = nn.Linear(ffn, embed, bias=bias)
         self.chunk: int | None = None
 
@@ -85,7 +85,7 @@ class SwiGLUFeedForward(nn.Module):
 
 
 class GeGLUFeedForward(SwiGLUFeedForward):
-    """down(gelu(gate(x)) * value(x)) (Shazeer 2020), GELU by the error function, as ModernBERT has it."""
+    """down(gelu(gate(x)) * value(x)) (Shazeer 2020), GELU by the error function, as in ModernBERT."""
 
     name = "geglu"
 
@@ -95,7 +95,7 @@ class GeGLUFeedForward(SwiGLUFeedForward):
 
 
 def _plain(*layers: nn.Module) -> bool:
-    """Not layers that a program has put in their place (adapters, quantised ones), with a forward of their own."""
+    """Whether all are nn.Linear, and not adapters or quantized layers in their place, which have their own forward."""
     return all(type(layer) is nn.Linear for layer in layers)
 
 
@@ -105,19 +105,15 @@ FEED_FORWARDS: dict[str, type[GeluFeedForward] | type[SwiGLUFeedForward]] = {
     "swiglu": SwiGLUFeedForward,
     "geglu": GeGLUFeedForward,
 }
-GATED = ("swiglu", "geglu")  # two matrices read the input, not one
 
 
 def feed_forward(activation: str, embed: int, ffn: int, bias: bool) -> GeluFeedForward | SwiGLUFeedForward:
-    """The feed-forward of that activation, a name of FEED_FORWARDS."""
+    """The feed-forward with an activation named in FEED_FORWARDS."""
     return FEED_FORWARDS[activation](embed, ffn, bias)
 
 
-INITIAL_STD = 0.02
-
-
 def start_normal(model: nn.Module) -> None:
-    """GPT-2's and BERT's start: weights normal(0, 0.02), biases 0, norms 1 and 0."""
+    """Initialize as GPT-2 and BERT: weights normal(0, 0.02), biases 0, norms 1 and 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=INITIAL_STD)
@@ -128,8 +124,8 @@ def start_normal(model: nn.Module) -> None:
 
 
 def check_shape(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[str]]) -> None:
-    """What every configuration checks of itself: sizes of 1 at least, room in the embedding table for all tokens, its
-    dropout, and that `names` (field -> possible values) are known. UserError."""
+    """Raise UserError for what no configuration may have: sizes below 1, fewer embedding rows than tokens, a dropout
+    outside [0, 1), an unknown value of `names` (field -> possible values)."""
     for name in sizes:
         at_least(name, getattr(config, name), 1)
     at_least("vocab_rows", getattr(config, "vocab_rows", config.vocab_size), config.vocab_size)
@@ -141,10 +137,13 @@ def check_shape(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[
 class Block(nn.Module):
     """Pre-norm Transformer block (GPT-2): x + attention(norm(x)), then x + feed_forward(norm(x)).
 
-    embed, heads, kv_heads, causal, attention, rotary: see Attention. ffn: width inside the feed-forward.
-    norm: "layernorm" or "rmsnorm", epsilon its own. activation: see block.py. bias: of all projections and of
-    LayerNorm.
-    dropout: of the attention weights and of both branches before they are added. UserError: an unknown name.
+    Args:
+        embed, heads, kv_heads, causal, attention, rotary: See Attention.
+        ffn: Width F inside the feed-forward.
+        norm: "layernorm" or "rmsnorm", with this epsilon.
+        activation: A name in FEED_FORWARDS.
+        bias: Whether projections and LayerNorm have biases.
+        dropout: Probability, for attention weights and for both branches before they are added.
     """
 
     def __init__(
@@ -197,29 +196,29 @@ class Block(nn.Module):
         mask: AnyMask | PackedSequences | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """What forward returns, without checkpointing."""
+        """The forward without checkpointing; arguments as there."""
         attended = self.attention(self.attention_norm(x), positions=positions, mask=mask, cache=cache)
         x = x + self.dropout(attended)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """From now on compute with these savings."""
+        """Use these savings from now on."""
         self.savings = savings
         self.feed_forward.chunk = savings.ffn_chunk
 
     def compile_inside(self, **options: Any) -> None:
-        """Runs `compute` through torch.compile, so that checkpointing and its hooks stay outside of compiled code."""
+        """Compile `compute` by torch.compile; checkpointing and its hooks stay outside of compiled code."""
         self._compiled = torch.compile(self.compute, **options)
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
-        """The two layers that write into the residual stream (GPT-2 starts them smaller the deeper the model)."""
+        """The two layers that write into the residual stream (GPT-2 initializes them smaller in deeper models)."""
         return self.attention.output, self.feed_forward.down
 
 
 class PostNormBlock(Block):
-    """The original Transformer's block (Vaswani et al. 2017; BERT): each norm comes after the sum with its branch.
+    """The original Transformer's block (Vaswani et al. 2017; BERT): each norm follows the sum with its branch.
 
-    Arguments as Block. The sums are kept in the type that the block is given, also where autocast's norms give float32.
+    Arguments as Block. The sums keep the input's dtype, also where norms under autocast return float32.
     """
 
     def compute(
@@ -231,7 +230,7 @@ class PostNormBlock(Block):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """norm(x + attention(x)), then norm(x + feed_forward(x)): x (B, S, E) -> (B, S, E)."""
-        kept = x.dtype
+        dtype = x.dtype
         attended = self.attention(x, positions=positions, mask=mask, cache=cache)
-        x = self.attention_norm(x + self.dropout(attended)).to(kept)
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(kept)
+        x = self.attention_norm(x + self.dropout(attended)).to(dtype)
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(dtype)

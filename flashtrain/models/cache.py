@@ -1,10 +1,10 @@
-"""Rows that are not whole on a device: spread over several, packed with others, or going on from a cache.
+"""What models need to know of rows that they see in part: sharded over devices, packed, or continued from a cache.
 
-Models compute on the tokens that they are given; what needs the whole sequence (attention, and positions that were not
-given) asks the spread sequence in force, if any. flashtrain.distributed.context provides one; models know only this.
+Models compute on the tokens that they are given. Attention and default positions need the whole sequence: where a
+sharded one is active (flashtrain.distributed.context provides it), they use its methods.
 
-B batch, S new tokens, n tokens of a row on this device, T packed tokens, H query heads, K key/value heads, D head
-dimension.
+Shapes: B batch, S sequence (or new tokens), n tokens of a row on this device, T packed tokens, H query heads, K
+key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flashtrain_kernels import Mask
 
 
 class SpreadSequence(Protocol):
-    """A batch of sequences of which this device holds a part. length: S. held: n, padding included."""
+    """A batch of sequences sharded over devices. length: S. held: n, padding included."""
 
     @property
     def length(self) -> int: ...
@@ -29,7 +29,7 @@ class SpreadSequence(Protocol):
     def held(self) -> int: ...
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """(B or 1, n) int64: where in the sequence each of this device's tokens stands."""
+        """(B or 1, n) int64: the positions of this device's tokens in the sequence."""
 
     def attention(
         self,
@@ -47,87 +47,87 @@ class SpreadSequence(Protocol):
     ) -> Tensor:
         """Attention of this device's queries to the whole sequence: q (B, n, H, D), k and v (B, n, K, D) -> like q.
 
-        mask: of the whole sequence; None: causal or full, within the window. sinks: (H,) one more score a row, whose
-        value is nothing.
+        mask: Of the whole sequence (None: causal or full, within the window). sinks: (H,), one more score per query,
+        whose value is zero.
         """
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        """UserError where attention (`what`, in words) that is computed on this device alone, over so many keys, is to
-        this device's part of the sequence: what knows no way to share it asks before it computes."""
+        """Raise UserError if so many keys are this device's shard. Attention (`what`, in words) that computes on one
+        device alone calls this first."""
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:
-        """The batch's tensor of that name as it was before it was dealt, on the device; None where it had none."""
+        """The batch's tensor of that name before sharding, on the device; None where there is none."""
 
     def gathered(self, part: Tensor) -> Tensor:
-        """What all devices hold of a tensor (B, n, ...), in the sequence's order (B, S, ...); all must call it."""
+        """All devices' shards (B, n, ...) in the sequence's order, (B, S, ...); every device must call it."""
 
     def summed(self, x: Tensor) -> Tensor:
-        """The sum of all devices' x, through which each has its gradient; all must call it."""
+        """The differentiable sum of all devices' x; every device must call it."""
 
     def dealt(self, x: Tensor) -> Tensor:
-        """What this device holds of x (B, S, ...): (B, n, ...)."""
+        """This device's shard (B, n, ...) of x (B, S, ...)."""
 
     def next_labels(self, labels: Tensor) -> Tensor:
-        """Labels (B, n) that stand at their own token -> at the token before it, which predicts it, of the whole
-        sequence. The step's loss is the mean over these; every device must call it."""
+        """Labels (B, n) shifted by one within the whole sequence, so that each stands at the token that predicts it.
+        The step's loss is the mean over these; every device must call it."""
 
     def weighted(self, loss: Tensor) -> Tensor:
-        """See mean_over_context; the step is known to have done it."""
+        """The loss weighted as mean_over_context says; the strategy then does not weight it again."""
 
 
-# One for the whole process, not for a thread: the backward's recomputation runs on autograd's own threads.
-_in_force: SpreadSequence | None = None
+# Global to the process, not to a thread: recomputation in the backward runs on autograd's own threads.
+_active: SpreadSequence | None = None
 
 
 def spread_sequence() -> SpreadSequence | None:
-    """The spread sequence in force; None where a row is whole on its device."""
-    return _in_force
+    """The active sharded sequence; None where rows are whole on their device."""
+    return _active
 
 
 @contextmanager
 def spread_over(sequence: SpreadSequence | None) -> Iterator[None]:
-    """Compute with this one in force."""
-    global _in_force
-    before, _in_force = _in_force, sequence
+    """Make this sequence the active one within the context."""
+    global _active
+    before, _active = _active, sequence
     try:
         yield
     finally:
-        _in_force = before
+        _active = before
 
 
 def whole(batch: Any, name: str) -> Tensor:
-    """batch[name] as it was before the strategy dealt it to the ranks, (B, S, ...): what masks are made from.
+    """batch[name] before the strategy sharded it, (B, S, ...), from which masks are made.
 
         mask = masks.document(whole(batch, "documents"), causal=True)
 
-    Outside of context parallelism it is batch[name] itself.
+    Without context parallelism it is batch[name] itself.
     """
-    found = None if _in_force is None else _in_force.whole(name, batch[name].device)
+    found = None if _active is None else _active.whole(name, batch[name].device)
     return batch[name] if found is None else found
 
 
 def mean_over_context(loss: Tensor) -> Tensor:
-    """A mean over this rank's labels, weighted so that the mean of all ranks' results is that over all labels.
+    """A mean over this rank's labels, weighted so that the mean over ranks is the mean over all labels.
 
-    The strategy does it to what a step returns, gives to manual_backward or logs with sync_dist=True, unless the step
-    called this: for one that makes something else of its mean. A step that only logs what this gives returns the loss
-    as it was given, not a copy. Outside of context parallelism it is the loss itself.
+    The strategy weights what a step returns, passes to manual_backward or logs with sync_dist=True by itself. Call this
+    only in a step that computes something else from its mean. A step that only logs the result must return the same
+    loss tensor that it passed in, not a copy. Without context parallelism it is the loss itself.
     """
-    return loss if _in_force is None else _in_force.weighted(loss)
+    return loss if _active is None else _active.weighted(loss)
 
 
 class PackedSequences(NamedTuple):
-    """Sequences in one row, for attention without our kernels, to which a mask of the row would be a T x T tensor.
+    """Sequences packed into one row, for attention without our kernels, where a mask would be a T x T tensor.
 
-    lengths: of the sequences, in the order in which they lie in the row. What follows them belongs to none.
+    lengths: Of the sequences, in their order in the row. Tokens after them belong to none.
     """
 
     lengths: tuple[int, ...]
 
     def attend(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """attention(q, k, v) of each sequence. q (1, T, H, D), k and v (1, T, K, D) -> (1, T, H, D); 0 in no sequence.
+        """attention(q, k, v) for each sequence in turn: q (1, T, H, D), k and v (1, T, K, D) -> (1, T, H, D).
 
-        No larger score matrix than that of one sequence exists at a time.
+        Tokens of no sequence give 0. At most one sequence's score matrix is stored at a time.
         """
         sizes = [length for length in self.lengths if length]
         used = sum(sizes)
@@ -138,7 +138,7 @@ class PackedSequences(NamedTuple):
 
 
 class LayerCache:
-    """The keys and values of one layer, in memory allocated once, at the first append, for `context` tokens."""
+    """Keys and values of one layer, in memory for `context` tokens that the first append allocates."""
 
     def __init__(self, context: int) -> None:
         self.context = context
@@ -147,13 +147,13 @@ class LayerCache:
         self._values: Tensor | None = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds k and v (B, S, K, D); returns all keys and values so far (B, length, K, D), views into the cache.
+        """Append k and v (B, S, K, D); returns all keys and values so far (B, length, K, D), views into the cache.
 
-        Not differentiable: for generation, under torch.no_grad(). UserError: more tokens than the cache holds.
+        Not differentiable: use it under torch.no_grad(). UserError: more tokens than the cache holds.
         """
         start, end = self.length, self.length + k.shape[1]
         if end > self.context:
-            raise UserError(f"{end} tokens for a cache of {self.context}. Possible: at most {self.context} tokens.")
+            raise UserError(f"{end} tokens for a cache of {self.context}: expected at most {self.context} tokens.")
         if self._keys is None or self._values is None:
             shape = (k.shape[0], self.context, *k.shape[2:])
             self._keys, self._values = k.new_empty(shape), v.new_empty(shape)
@@ -164,7 +164,7 @@ class LayerCache:
 
 
 class KeyValueCache:
-    """One LayerCache a layer. Pass it to a model's forward again and again with only the new tokens each time."""
+    """One LayerCache per layer. Pass it to every call of a model's forward, with only the new tokens each time."""
 
     def __init__(self, layers: int, context: int) -> None:
         self.layers = [LayerCache(context) for _ in range(layers)]
@@ -175,15 +175,15 @@ class KeyValueCache:
         return self.layers[0].length
 
     def clear(self) -> None:
-        """Forgets every token; the memory is kept for the next ones (of the same batch size, dtype and device)."""
+        """Drop every token; the memory is reused for the next ones (of the same batch size, dtype and device)."""
         for layer in self.layers:
             layer.length = 0
 
 
 def next_positions(tokens: int, cache: KeyValueCache | LayerCache | None, device: torch.device) -> Tensor:
-    """Positions of the next tokens when none are given: counting on from the cache. int64, (1, S).
+    """Default positions of the next tokens, (1, S) int64, continued from the cache.
 
-    Of a sequence spread over several devices: where this device's tokens stand in it, (B or 1, S).
+    In a sharded sequence they are the positions of this device's tokens, (B or 1, n).
     """
     spread = spread_sequence()
     if spread is not None and cache is None:

@@ -1,10 +1,10 @@
-"""A plain Transformer encoder over single tokens or pixels, with a classifying head: no convolution, no patches.
+"""A plain Transformer encoder that classifies sequences of tokens or single pixels: no convolution, no patches.
 
     config = ClassifierConfig(classes=2, length=128 * 128, side=128)
     model = Classifier(config, attention="flash")
     logits = model(pixels)                                   # pixels (B, S) uint8 in raster order; logits (B, classes)
 
-Shapes: B batch, S sequence, E embedding width, M masked tokens of a row, C rows that are read masked.
+Shapes: B batch, S sequence, E embedding width, M masked tokens per row, C rows with masked tokens.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ from flashtrain.models.positions import (
 from flashtrain_kernels import Documents, linear_cross_entropy, masks
 from flashtrain_kernels.loss_head import IGNORED
 
-INITIAL_STD = 0.1  # of what a token starts as
-DARK = 8  # the brightest grey level that training may leave out first: the background, and most of a shape's faint ring
+INITIAL_STD = 0.1  # of embeddings
+DARK = 8  # the brightest grey level of the background and of most of a shape's faint ring, which training may leave out
+POSITION_TABLE = "position_embedding.weight"
+PIXEL_PARTS = ("mask_embedding", "pixel_head.weight")
+# Fields in which carry_weights allows a difference: they have no weights, or theirs are carried or initialized.
+FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "pooling", "pattern", "pattern_block",
+        "pattern_local", "pattern_globals")  # fmt: skip
 
 
 class Losses(NamedTuple):
-    """Scalars of one batch. classification, pixels: mean cross-entropies in nats, pixels 0 where none are masked.
-    correct: the share of rows whose largest logit is the label's."""
+    """Scalars of one batch: mean cross-entropies in nats of labels and of masked pixels (0 where none are masked), and
+    the share of rows whose largest logit is the label's."""
 
     classification: Tensor
     pixels: Tensor
@@ -46,7 +51,7 @@ class Losses(NamedTuple):
 
 
 class GreyEmbedding(nn.Module):
-    """A grey level as a vector: its value, normalised to [-1, 1], times one learned vector, plus another."""
+    """A grey level's vector: its value, normalized to [-1, 1], times one learned vector, plus another."""
 
     def __init__(self, embed: int) -> None:
         super().__init__()
@@ -54,7 +59,7 @@ class GreyEmbedding(nn.Module):
         self.bias = nn.Parameter(torch.empty(embed))
 
     def forward(self, levels: Tensor) -> Tensor:
-        """levels (B, S) integers 0..255 -> (B, S, E). Not under autocast: the residual sum keeps the weights' type."""
+        """levels (B, S) integers 0..255 -> (B, S, E), in the weights' dtype also under autocast."""
         value = (levels.to(self.weight.dtype) / (GREY_LEVELS - 1) - 0.5) / 0.5
         return value[..., None] * self.weight + self.bias
 
@@ -62,9 +67,14 @@ class GreyEmbedding(nn.Module):
 class Classifier(nn.Module):
     """Embedding and positions, pre-norm encoder blocks (every token sees every token), norm, pooling, head.
 
-    The head is a hidden layer of E with GELU. attention: "flash", "sdpa" or "standard"; it changes speed and memory,
-    not the result or the weights. Everything inside runs under torch.compile(fullgraph=True).
-    UserError: an unknown attention.
+    The head has one hidden layer of E with GELU. Everything inside runs under torch.compile(fullgraph=True).
+
+    Args:
+        config: Sizes, inputs, positions and pattern.
+        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
+
+    Raises:
+        UserError: An unknown attention.
     """
 
     def __init__(self, config: ClassifierConfig, attention: str = "flash") -> None:
@@ -115,8 +125,8 @@ class Classifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal embeddings; the layers as torch makes them, those that write into the residual sum 1/sqrt(2 layers) of
-        that (Radford et al. 2019)."""
+        """Initialize: normal embeddings, layers as torch does, and those that write into the residual stream scaled by
+        1/sqrt(2 layers) (Radford et al. 2019)."""
         for parameter in (*self.embedding.parameters(), self.mask_embedding):
             if parameter is not None:
                 nn.init.normal_(parameter, std=INITIAL_STD)
@@ -130,8 +140,11 @@ class Classifier(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Logits (B, classes) of tokens (B, S), or (B, 2, S) with two towers; any integer dtype.
 
-        lengths: (B,) or (B, 2), tokens of each row before its padding, 1 at least (None: all). What stands in the
-        padding has no influence. UserError: learned positions past `length`, padding under a block pattern.
+        Args:
+            lengths: (B,) or (B, 2), the tokens of each row before its padding, at least 1 (None: no padding).
+
+        Raises:
+            UserError: Learned positions past `length`, or padding under a block pattern.
         """
         rows, row_lengths = _rows(tokens, lengths)
         return self.logits(self.hidden(rows, row_lengths), row_lengths)
@@ -144,13 +157,13 @@ class Classifier(nn.Module):
         positions: Tensor | None = None,
     ) -> Tensor:
         """The states (B, S, E) after the last norm. masked: (B, S) bool, the pixels whose level is hidden. positions:
-        (B, S) int64, which pixels these are, where they are not all (None: all, in order)."""
+        (B, S) int64, the pixels' numbers where the tokens are a selection (None: all, in order)."""
         length = tokens.shape[1]
         mask = self._mask(tokens, lengths)
         order, places = (None, None) if self.pattern is None else (self.pattern.order, self.pattern.places)
         if positions is None:
             positions = torch.arange(length, device=tokens.device)[None] if order is None else order[None]
-        if order is not None:  # what a token is does not depend on when it comes: its position says where it stands
+        if order is not None:  # tiles reorder the tokens; each keeps its own position
             tokens = tokens[:, order]
             masked = None if masked is None else masked[:, order]
         x = self.embedding(tokens if self.config.inputs == "grey" else tokens.int())
@@ -168,7 +181,7 @@ class Classifier(nn.Module):
         return x if places is None else x[:, places]
 
     def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """hidden (B, S, E), rows of one sample together with two towers -> (B, classes)."""
+        """hidden (B, S, E) -> (B, classes); with two towers the two rows of a sample follow each other."""
         pooled = self.pooling(hidden, None if lengths is None else _is_real(hidden.shape[1], lengths))
         if self.config.towers == 2:
             first, second = pooled.unflatten(0, (-1, 2)).unbind(dim=1)
@@ -185,13 +198,14 @@ class Classifier(nn.Module):
         *,
         copies: bool = True,
     ) -> Losses:
-        """The losses of a batch: tokens and lengths as in forward, labels (B,) int64.
+        """The losses of a batch, in float32 at least: tokens and lengths as in forward, labels (B,) int64.
 
-        masked: (C, M) int64, C at most B: the pixels or tokens of the first C rows that are to be predicted from the
-        others (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels), -1 for none. copies:
-        those rows are read a second time with these masked, and the labels are predicted from whole samples; otherwise
-        the labels, too, are predicted from the masked rows (all of them: C = B). positions: as in
-        hidden, and then none are masked. In float32 at least.
+        Args:
+            masked: (C, M) int64, C at most B: the pixels or tokens of the first C rows to be predicted from the others
+                (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels), -1 for none.
+            positions: As in hidden; only without masked.
+            copies: Whether the masked rows are read in addition to the whole ones, from which labels are then
+                predicted. Otherwise labels are predicted from masked rows too, and C = B.
         """
         rows, row_lengths = _rows(tokens, lengths)
         if masked is None:
@@ -216,8 +230,8 @@ class Classifier(nn.Module):
         return Losses(classification, pixels, correct)
 
     def pixel_loss(self, hidden: Tensor, levels: Tensor, masked: Tensor) -> Tensor:
-        """Mean cross-entropy, in nats, of the bins of the masked grey levels, or of the masked tokens. hidden
-        (C, S, E), levels (C, S)."""
+        """Mean cross-entropy in nats of the masked grey levels' bins, or of the masked tokens: hidden (C, S, E), levels
+        (C, S), masked (C, M)."""
         places = masked.clamp(min=0)
         states = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
         labels = levels.gather(1, places).long()
@@ -227,7 +241,7 @@ class Classifier(nn.Module):
         return linear_cross_entropy(states, head.weight, torch.where(masked < 0, IGNORED, labels))
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """From now on train with these savings."""
+        """Use these savings of activation memory from now on."""
         for block in self.blocks:
             block.save_memory(savings)  # type: ignore[operator]
 
@@ -236,11 +250,11 @@ class Classifier(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_sample(self, length: int | None = None) -> float:
-        """FLOPs of forward and backward for one sample of `length` tokens (None: the config's), whole, read once.
+        """FLOPs of forward and backward for one sample of `length` tokens (None: the config's).
 
         6 N S + 12 layers heads head_dim S^2 times the share of blocks computed, for each tower (Chowdhery et al. 2022,
-        appendix B, without halving, since nothing is causal); N the parameters of the blocks. What is looked up, pooled
-        or read a second time with masked pixels is left out.
+        appendix B, not halved, since nothing is causal); N is the parameters of the blocks. Embeddings, pooling and a
+        second reading with masked pixels are not counted.
         """
         config = self.config
         tokens = config.length if length is None else length
@@ -253,17 +267,17 @@ class Classifier(nn.Module):
         if self.pattern is None:
             return None if lengths is None else _padding_mask(tokens.shape[1], lengths)
         if lengths is not None:
-            raise UserError("rows of different lengths under a block-sparse pattern. Possible: pattern=dense.")
+            raise UserError("block-sparse patterns need rows of equal length. Use pattern=dense.")
         return self.pattern()
 
 
 def pixels_to_mask(
     rows: int, length: int, share: float, generator: torch.Generator, lengths: Tensor | None = None
 ) -> Tensor:
-    """(rows, M) int64: for each row round(share * length) different places (1 at least), ascending, drawn anew.
+    """(rows, M) int64: a random selection of round(share * length) pixels in each row (at least 1), ascending.
 
-    lengths: (rows,) of rows that end before their padding: so large a share of each, and then -1. On the generator's
-    device.
+    lengths: (rows,) of padded rows: the share applies to each row's own length, and -1 fills the rest. The result is on
+    the generator's device.
     """
     count = min(length, max(1, round(share * length)))
     drawn = torch.rand((rows, length), generator=generator, device=generator.device)
@@ -278,8 +292,8 @@ def pixels_to_mask(
 
 
 def pixels_to_read(levels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(B, count) int64, ascending: pixels of each image (B, S), those above DARK first, and of each kind, where not all
-    are taken, as many as there is room for, drawn anew. On the generator's device."""
+    """(B, count) int64, ascending: a random selection of each image's pixels (B, S), in which those above DARK take
+    precedence. On the generator's device."""
     drawn = torch.rand(levels.shape, generator=generator, device=levels.device)
     return (drawn + (levels > DARK)).topk(count, dim=1).indices.sort(dim=1).values
 
@@ -293,7 +307,7 @@ def _rotary(config: ClassifierConfig) -> nn.Module | None:
 
 
 def _rows(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Tokens (B, S) and lengths (B,): the two sequences of a sample as two rows, one below the other."""
+    """Tokens (rows, S) and lengths (rows,), in which the two sequences of a sample are two consecutive rows."""
     return (tokens, lengths) if tokens.dim() == 2 else (tokens.flatten(0, 1), _flat(lengths))
 
 
@@ -306,35 +320,35 @@ def _is_real(length: int, lengths: Tensor) -> Tensor:
 
 
 def _padding_mask(length: int, lengths: Tensor) -> AnyMask:
-    """A row's tokens see each other; padding sees nothing and is not seen. O(B S) memory, padded tiles are skipped."""
+    """The mask under which padding sees nothing and is not seen: O(B S) memory, and padded tiles are skipped."""
     ends = torch.where(_is_real(length, lengths), lengths[:, None], 0).int()
     return masks.document(Documents(torch.zeros_like(ends), ends), causal=False)
 
 
-POSITION_TABLE = "position_embedding.weight"
-PIXEL_PARTS = ("mask_embedding", "pixel_head.weight")
-# What may differ: it has no weights, or its weights are carried or started anew.
-FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "pooling", "pattern", "pattern_block",
-        "pattern_local", "pattern_globals")  # fmt: skip
-
-
 def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, Tensor]) -> None:
-    """Load into `model` the weights of a model of `config`, as a curriculum's next stage starts from the last one's.
+    """Load into `model` the weights of a model of `config`, for a curriculum's next stage.
 
-    Learned positions of square images are copied grid-wise to the new side (axial_positions.grown_grid); rotary ones
-    have nothing to carry. Heads for pixels that one of the two has not are dropped, or stay as they were made. Layers
-    that are more than there were come last and change nothing at first: what they write begins as zeros.
-    UserError: models that differ in more than that, fewer layers.
+    Learned positions of square images are copied grid-wise to the new side (positions.grown_grid). Pixel heads that
+    only one of the two models has are dropped, or stay as initialized. Additional layers come last and change nothing
+    at first: their output projections are zero.
+
+    Args:
+        model: The next stage's model, changed in place.
+        config: The configuration of the model that the weights come from.
+        state: Its state dict.
+
+    Raises:
+        UserError: The models differ in other fields than FREE, or the new one has fewer layers.
     """
-    wanted, given = asdict(model.config), asdict(config)
-    differing = [name for name in wanted if name not in FREE and wanted[name] != given[name]]
+    expected, given = asdict(model.config), asdict(config)
+    differing = [name for name in expected if name not in FREE and expected[name] != given[name]]
     if ("attention" in (config.pooling, model.config.pooling)) and config.pooling != model.config.pooling:
         differing.append("pooling")
     if model.config.layers < config.layers:
         differing.append("layers")
     if differing:
-        parts = ", ".join(f"{name} is {given[name]} there and {wanted[name]} here" for name in differing)
-        raise UserError(f"these weights are of another model: {parts}.")
+        parts = ", ".join(f"{name}={given[name]} (expected {expected[name]})" for name in differing)
+        raise UserError(f"the weights belong to another model: {parts}.")
     state = dict(state)
     if POSITION_TABLE in state and model.config.length != config.length and model.config.side is not None:
         state[POSITION_TABLE] = grown_grid(state[POSITION_TABLE], model.config.side)

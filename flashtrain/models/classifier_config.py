@@ -1,7 +1,4 @@
-"""The shape of a sequence classifier, with the block patterns and poolings that it names.
-
-Rows of an image one after the other make poor blocks: a block is a strip of one row, and what lies above it is far away
-in the sequence. The patterns of tiles take the pixels tile by tile; every pixel still is a token with its own place.
+"""The configuration of a sequence classifier, with its block patterns and poolings.
 
 Shapes: B batch, S sequence, E embedding width.
 """
@@ -21,7 +18,12 @@ from flashtrain.models.positions import AXIAL_BASE, check_axial, check_rotary
 from flashtrain_kernels import BlockMask, block_mask, block_sparse
 
 DENSE = "dense"
-BLOCK = 128  # queries and keys of a block: what the kernels of sm_90 take in both directions
+TILED = ("tiles", "butterfly-tiles")
+BLOCK = 128  # queries and keys of a block: the size that the sm_90 kernels support in both directions
+POOLINGS = ("mean", "max", "attention")
+INPUTS = ("tokens", "grey", "grey-table")
+POSITIONS = ("learned", "rotary", "axial")
+GREY_LEVELS = 256
 
 
 def _butterfly(blocks: int, local: int, globals: int) -> Tensor:
@@ -41,30 +43,24 @@ _PATTERNS: dict[str, Callable[[int, int, int], Tensor]] = {
     "local-global": _local_global,
     "butterfly-local-global": _both,
 }
-TILED = ("tiles", "butterfly-tiles")
 PATTERNS = (DENSE, *_PATTERNS, *TILED)
 
 
 def tile_of(block: int) -> tuple[int, int]:
-    """(height, width) in pixels of the tile that is one block: 8 x 16 of 128; the width is the height or twice it."""
+    """(height, width) in pixels of a block's tile: 8 x 16 for 128; the width is the height or twice it."""
     height = 1 << ((block.bit_length() - 1) // 2)
     return height, block // height
 
 
 def check_tiles(side: int, block: int) -> None:
-    """UserError when tiles of `block` pixels do not fill a square image."""
+    """Raise UserError unless tiles of `block` pixels fill a square image."""
     height, width = tile_of(block)
     if side % width:
-        raise UserError(
-            f"tiles of {height} x {width} pixels in an image of side {side}. Possible: sides that {width} divides."
-        )
+        raise UserError(f"side={side} with tiles of {height} x {width} pixels: expected a multiple of {width}.")
 
 
 def tile_order(side: int, block: int) -> Tensor:
-    """(side * side,) int64: the numbers, in raster order, of a square image's pixels taken tile by tile.
-
-    UserError: a side that the tile does not divide.
-    """
+    """(side * side,) int64: the raster numbers of a square image's pixels, tile by tile; UserError as check_tiles."""
     check_tiles(side, block)
     height, width = tile_of(block)
     pixels = torch.arange(side * side, device="cpu").view(side // height, height, side // width, width)
@@ -72,7 +68,7 @@ def tile_order(side: int, block: int) -> Tensor:
 
 
 def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
-    """(T, T) bool of T tiles: true for tiles up to `local` tile widths apart in both directions, and for the first
+    """(tiles, tiles) bool: true for tiles up to `local` tile widths apart in both directions, and for the first
     `globals` tiles with all."""
     height, width = tile_of(block)
     number = torch.arange((side // height) * (side // width), device="cpu")
@@ -84,25 +80,33 @@ def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
 
 
 class BlockPattern(nn.Module):
-    """Which blocks of tokens see each other, both ways, in every layer and head (Dao et al. 2022, section 3.3).
+    """Which blocks of tokens see each other in every layer and head, symmetrically (Dao et al. 2022, section 3.3).
 
-    name: "butterfly" (block i sees those whose numbers differ in one binary digit), "local-global" (the `local`
-    nearest blocks on each side, and the first `globals` blocks, which see all and are seen by all), or both together;
-    "tiles" (of a square image: blocks are tiles, `order` says which pixels, and each sees those within `local` tile
-    widths in both directions and the first `globals`), "butterfly-tiles".
-    length: S. side: of the image, for tiles. block: tokens of a block, a power of two from 16.
-    UserError: other sizes.
+    A block of consecutive raster pixels is a strip of one row, far in the sequence from the pixels above it. Patterns
+    of tiles therefore order the pixels tile by tile.
+
+    Args:
+        name: "butterfly" (block i sees those whose numbers differ in one binary digit), "local-global" (the `local`
+            nearest blocks on each side, and the first `globals` blocks, which see all and are seen by all),
+            "butterfly-local-global" (both), "tiles" (local-global with the tiles of a square image as blocks), or
+            "butterfly-tiles".
+        length: S.
+        block: Tokens of a block, a power of two from 16 to 1,024.
+        side: Of the image, for tiles.
+
+    Raises:
+        UserError: Other sizes.
     """
 
-    order: Tensor | None  # (S,) int64: the pixel that each token is; None: as they come
-    places: Tensor | None  # (S,) int64: the token that each pixel is
+    order: Tensor | None  # (S,) int64: the pixel of each token (None: raster order)
+    places: Tensor | None  # (S,) int64: the token of each pixel
 
     def __init__(
         self, name: str, length: int, *, block: int = BLOCK, local: int = 1, globals: int = 1, side: int | None = None
     ) -> None:
         super().__init__()
         if block not in (16, 32, 64, 128, 256, 512, 1024):
-            raise UserError(f"blocks of {block} tokens. Possible: 16, 32, 64, 128, 256, 512, 1024.")
+            raise UserError(f"blocks of {block} tokens: expected 16, 32, 64, 128, 256, 512 or 1024.")
         at_least("local", local, 0)
         at_least("globals", globals, 0)
         self.name = name
@@ -123,7 +127,7 @@ class BlockPattern(nn.Module):
             self.register_buffer(field, getattr(made, field), persistent=False)
 
     def forward(self) -> BlockMask:
-        """The pattern's lists, on the module's device."""
+        """The pattern as a BlockMask on the module's device."""
         size = (self._block, self._block)
         lists = (self.query_rows, self.query_blocks, self.key_rows, self.key_blocks)
         return BlockMask(*lists, size, self._length, self._length, None, None)  # type: ignore[arg-type]
@@ -132,12 +136,9 @@ class BlockPattern(nn.Module):
         return f"{self.name}, density={self.density:.3f}"
 
 
-POOLINGS = ("mean", "max", "attention")
-
-
 class Pooling(nn.Module):
-    """kind: "mean", "max" (each of the E values by itself), or "attention": a softmax over the tokens of their product
-    with one learned vector weighs them (Lin et al. 2017, arXiv 1703.03130, with one hop)."""
+    """A sequence's states as one vector: their "mean", their component-wise "max", or "attention", a mean weighted by
+    the softmax of their products with one learned vector (Lin et al. 2017, arXiv 1703.03130, with one hop)."""
 
     def __init__(self, kind: str, embed: int) -> None:
         super().__init__()
@@ -145,11 +146,11 @@ class Pooling(nn.Module):
         self.score = nn.Linear(embed, 1, bias=False) if kind == "attention" else None
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """x (B, S, E) -> (B, E). real: (B, S) bool, False where a row is padded; each row has a token at least."""
+        """x (B, S, E) -> (B, E). real: (B, S) bool, False for padding; each row has at least one token."""
         if self.kind == "max":
             if real is not None:
                 x = x.masked_fill(~real[..., None], torch.finfo(x.dtype).min)
-            return x.max(dim=1).values  # amax's backward compares, see bert_classifiers.py
+            return x.max(dim=1).values  # not amax: see bert_classifiers.max_of_tokens
         if self.score is not None:
             scores = self.score(x).float() if x.dtype != torch.float64 else self.score(x)
             if real is not None:
@@ -167,29 +168,26 @@ class Pooling(nn.Module):
         return self.kind
 
 
-INPUTS = ("tokens", "grey", "grey-table")
-POSITIONS = ("learned", "rotary", "axial")
-GREY_LEVELS = 256
-
-
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """Enough, with the weights, to rebuild a Classifier.
+    """The configuration of a Classifier; with the weights it is enough to rebuild one.
 
-    classes: answers. length: tokens of the longest sequence (with rotary and axial positions a training length rather
-    than a limit). vocab_size: rows of the token table, padding included. inputs: what a token is:
-      "tokens"      a number below vocab_size, looked up in a table;
-      "grey"        a grey level 0..255, as (level / 255 - 0.5) / 0.5 times one learned vector plus another: near levels
-                    mean nearly the same, and levels that no training image had mean something, which matters
-                    where a curriculum's images differ in contrast;
-      "grey-table"  a grey level looked up in a table of 256.
-    positions: "learned", "rotary" (by the place in the sequence), "axial" (rotary by row and column of a square image
-    of `side` pixels). rope_base None: 10000, axial 100. pooling: see Pooling.
-    towers: 2 where a sample is two sequences, read by the same encoder; the head sees [a, b, a * b, a - b].
-    grey_bins: classes that masked grey levels are predicted in, dividing 256; of tokens, all vocab_size of them, where
-    masked ones are to be predicted; 0: no such head.
-    pattern, pattern_block, pattern_local, pattern_globals: see BlockPattern; "dense": every token sees every other.
-    UserError, when built: sizes that cannot work together, or an unknown name.
+    Args:
+        classes: Number of classes.
+        length: Tokens of the longest sequence, a limit with learned positions only.
+        vocab_size: Rows of the token table, padding included.
+        inputs: "tokens" (numbers below vocab_size, looked up in a table), "grey-table" (grey levels 0..255, looked up
+            in a table) or "grey" (grey levels as a value in [-1, 1] times one learned vector plus another, so that
+            levels which no training image had mean something, as a curriculum of differing contrasts needs).
+        positions: "learned", "rotary", or "axial" (rotary by row and column of a square image of `side` pixels).
+        rope_base: Base of the rotary angles (None: 10000, axial 100).
+        pooling: See Pooling.
+        towers: 2 where a sample is two sequences a and b; the head then reads [a, b, a * b, a - b].
+        grey_bins: Classes for masked grey levels, a divisor of 256; for masked tokens vocab_size; 0 for no such head.
+        pattern, pattern_block, pattern_local, pattern_globals: See BlockPattern; "dense" sees every token.
+
+    Raises:
+        UserError: Sizes that do not fit together, or an unknown name.
     """
 
     classes: int
@@ -228,18 +226,18 @@ class ClassifierConfig:
             check_rotary(head_dim, self.angle_base)
         if (self.pattern in TILED or self.positions == "axial") and not self._is_square:
             raise UserError(
-                f"attention pattern {self.pattern} and {self.positions} positions of {self.length} tokens and side "
-                f"{self.side}: tiles and axial positions are of square images, so length = side * side."
+                f"pattern={self.pattern} and positions={self.positions} with length={self.length} and "
+                f"side={self.side}: tiles and axial positions need square images, length = side * side."
             )
         if self.grey_bins and self.inputs == "tokens":
             if self.towers == 2:
-                raise UserError("masked tokens of samples of two sequences. Possible: of samples of one.")
+                raise UserError("tokens cannot be masked in samples of two sequences. Set grey_bins=0 or towers=1.")
             if self.grey_bins != self.vocab_size:
                 raise UserError(
-                    f"{self.grey_bins} classes of masked tokens. Possible: all {self.vocab_size} of them, or none."
+                    f"grey_bins={self.grey_bins} for masked tokens: expected vocab_size ({self.vocab_size}) or 0."
                 )
         elif self.grey_bins and (self.grey_bins < 2 or GREY_LEVELS % self.grey_bins):
-            raise UserError(f"{self.grey_bins} bins of grey levels. Possible: a power of two from 2 to 256.")
+            raise UserError(f"grey_bins={self.grey_bins}: expected a power of two from 2 to 256.")
 
     @property
     def _is_square(self) -> bool:

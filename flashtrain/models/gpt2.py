@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019), and a modern decoder of the same sizes from the same block.
+"""GPT-2 (Radford et al. 2019) and, from the same block, a Llama-style decoder ("modern").
 
     config = GPT2Config.of_size("124m", vocab_size=50257, context=1024)
     model = GPT2(config, attention="flash")
@@ -35,7 +35,7 @@ IGNORED = -100  # a label of this value is not scored (torch's convention)
 
 
 class Size(NamedTuple):
-    """A row of the size table. modern_kv_heads: one key/value head for four query heads (five where H is 25)."""
+    """A row of SIZES. modern_kv_heads: one key/value head per four query heads (five where there are 25)."""
 
     layers: int
     heads: int
@@ -55,14 +55,21 @@ SIZES = {
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """The shape of a model; enough, with the weights, to rebuild it.
+    """The shape of a model; with the weights it is enough to rebuild it.
 
-    vocab_size: real tokens. vocab_rows: rows of the embedding table, at least vocab_size (a multiple of 64 is faster);
-    rows past vocab_size stand for no token and are never predicted. context: longest sequence, in tokens (with rotary
-    positions a training length rather than a limit). ffn: width inside the feed-forward. dropout: a probability, of
-    embeddings, attention weights and both branches of a block. rope_base: base of the rotary angles, as trained first;
-    rope_factor: how many times longer than then the context is, which raises the base (positions.rotary_base_for).
-    UserError, when built: sizes that cannot work together, or an unknown name.
+    Args:
+        vocab_size: Tokens.
+        vocab_rows: Rows of the embedding table, at least vocab_size (a multiple of 64 is faster); further rows are
+            never predicted.
+        context: Longest sequence in tokens, a limit with learned positions only.
+        ffn: Width inside the feed-forward.
+        dropout: Probability, for embeddings, attention weights and both branches of a block.
+        rope_base: Base of the rotary angles, as trained first.
+        rope_factor: How many times longer the context is than in that training; it raises the base
+            (positions.rotary_base_for).
+
+    Raises:
+        UserError: Sizes that do not fit together, or an unknown name.
     """
 
     vocab_size: int
@@ -90,7 +97,7 @@ class GPT2Config:
             check_rotary(head_dim, self.rope_base)
             rotary_base_for(self.rope_base, self.rope_factor, head_dim)
         elif self.rope_factor != 1:
-            raise UserError(f"rope_factor {self.rope_factor:g} with learned positions. Possible: positions=rotary.")
+            raise UserError(f"rope_factor={self.rope_factor:g} with learned positions. Set positions=rotary.")
 
     @property
     def head_dim(self) -> int:
@@ -98,7 +105,7 @@ class GPT2Config:
 
     @property
     def scaled_rope_base(self) -> float:
-        """The base that the rotary angles are computed with."""
+        """The base of the rotary angles, rope_factor included."""
         return rotary_base_for(self.rope_base, self.rope_factor, self.head_dim)
 
     @classmethod
@@ -115,11 +122,17 @@ class GPT2Config:
         rope_base: float | None = None,
         rope_factor: float | None = None,
     ) -> GPT2Config:
-        """A row of SIZES as a family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary, grouped-query, no biases).
+        """The configuration of a named size; the output head is tied to the embedding table.
 
-        vocab_rows None: vocab_size rounded up to a multiple of 64. positions None: the family's own (learned, rotary).
-        rope_base, rope_factor None: 10000 and 1; they need rotary positions.
-        Both families tie the output head to the embedding table. UserError: an unknown size or family.
+        Args:
+            size: A name in SIZES.
+            family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
+            vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
+            positions: "learned" or "rotary" (None: the family's).
+            rope_base, rope_factor: For rotary positions only (None: 10000 and 1).
+
+        Raises:
+            UserError: An unknown size or family, or rope_base or rope_factor with learned positions.
         """
         one_of("model size", size, SIZES)
         one_of("model family", family, FAMILIES)
@@ -127,7 +140,7 @@ class GPT2Config:
         row = SIZES[size]
         positions = positions or ("rotary" if modern else "learned")
         if rope_base is not None and positions != "rotary":
-            raise UserError(f"rope_base {rope_base:g} with {positions} positions. Possible: positions=rotary.")
+            raise UserError(f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary.")
         return cls(
             vocab_size=vocab_size,
             vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
@@ -149,12 +162,16 @@ class GPT2Config:
 
 
 class GPT2(Trainable):
-    """The decoder: embedding, blocks, final norm, output head (the embedding table again unless untied).
+    """The decoder: embedding, blocks, final norm, output head (tied to the embedding table or not).
 
-    attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
-    residual: the type that the sum of all branches is kept in between the blocks under autocast: "weights", theirs
-        (float32), or "compute", autocast's own (half the traffic; each block's sum is rounded to it).
-    UserError: an unknown attention or residual.
+    Args:
+        config: Sizes and family.
+        attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
+        residual: Dtype of the residual stream under autocast: "weights" (the weights' own, float32) or "compute"
+            (autocast's: half the traffic, and each block's sum is rounded to it).
+
+    Raises:
+        UserError: An unknown attention or residual.
     """
 
     def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "compute") -> None:
@@ -202,19 +219,19 @@ class GPT2(Trainable):
         return self.savings.checkpointing == "full" or self.savings.offload
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Train with less memory for activations from now on, at the cost of time; losses and gradients stay."""
+        """Use these savings of activation memory from now on; they cost time and change no loss or gradient."""
         self.savings = savings
         for block in self.blocks:
             cast(Block, block).save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Each block through torch.compile with these options, what checkpointing does around it excepted."""
+        """Compile each block by torch.compile with these options; checkpointing stays outside."""
         for block in self.blocks:
             cast(Block, block).compile_inside(**options)
         return True
 
     def reset_parameters(self) -> None:
-        """GPT-2's start: weights normal(0, 0.02), biases 0, residual projections smaller by 1/sqrt(2 * layers)."""
+        """GPT-2's initialization: weights normal(0, 0.02), biases 0, residual projections times 1/sqrt(2 layers)."""
         start_normal(self)
         for module in self.modules():
             if isinstance(module, Block):
@@ -230,12 +247,16 @@ class GPT2(Trainable):
         cache: KeyValueCache | None = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits (B, S, V) for the token after each of tokens (B, S) int64; -inf in the rows past vocab_size.
+        """Logits (B, S, V) for the token after each of tokens (B, S) int64; -inf past vocab_size.
 
-        positions: (B, S) integers (None: 0, 1, ... or on from the cache). mask: which tokens each token sees, in place
-        of the causal rule (see Attention.forward); planned here, once for all layers. cache: from new_cache(); holds
-        the earlier tokens and takes these in. last_only: logits of the last token alone, (B, 1, V), as in generating.
-        UserError: learned positions past the context, a full cache, a mask of other sizes.
+        Args:
+            positions: (B, S) integers (None: 0, 1, ..., or continued from the cache).
+            mask: Which tokens each token sees, in place of the causal rule (see Attention.forward); planned here once.
+            cache: From new_cache(): the earlier tokens, to which these are appended.
+            last_only: Whether to return the last token's logits alone, (B, 1, V).
+
+        Raises:
+            UserError: Learned positions past the context, a full cache, or a mask of other sizes.
         """
         hidden = self.hidden(tokens, positions=positions, mask=mask, cache=cache)
         return self.logits(hidden[:, -1:] if last_only else hidden)
@@ -268,16 +289,14 @@ class GPT2(Trainable):
 
     @property
     def output_weight(self) -> Tensor:
-        """The output head's matrix (V, E): the embedding table again unless untied."""
+        """The output head's matrix (V, E): the embedding table unless untied."""
         return self.token_embedding.weight if self.head is None else self.head.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden (B, S, E) -> (B, S, V). Rows that stand for no token are -inf: no softmax or loss can see them.
-
-        (Left alone, zero rows under imported GPT-2 weights, whose logits are far below 0, would win every softmax.)
-        """
+        """hidden (B, S, E) -> (B, S, V), -inf past vocab_size."""
         logits = F.linear(hidden, self.output_weight)
         if self.config.vocab_rows > self.config.vocab_size:
+            # The logits of imported GPT-2 weights are far below 0, so that added rows of zeros would win every softmax.
             padding = torch.arange(self.config.vocab_rows, device=logits.device) >= self.config.vocab_size
             logits = logits.masked_fill(padding, -torch.inf)
         return logits
@@ -292,10 +311,13 @@ class GPT2(Trainable):
     ) -> Tensor:
         """Mean cross-entropy in nats over the labels that are not -100, a scalar; 0 when there are none.
 
-        tokens and labels (B, S) int64, labels already shifted: labels[b, s] is the token after tokens[b, s].
-        Computed and returned in float32 whatever the weights or autocast (float64 for a float64 model); the logits of a
-        few thousand tokens at a time are all that is stored.
-        Written so that torch.compile(model.loss, fullgraph=True) works.
+        The loss is float32 whatever the weights or autocast (float64 for a float64 model). The logits of at most a few
+        thousand tokens are stored at a time. torch.compile(model.loss, fullgraph=True) works.
+
+        Args:
+            tokens: (B, S) int64.
+            labels: (B, S) int64, already shifted: labels[b, s] is the token after tokens[b, s].
+            positions, mask: As in forward.
         """
         hidden = self.hidden(tokens, positions=positions, mask=mask)
         return linear_cross_entropy(
@@ -308,7 +330,7 @@ class GPT2(Trainable):
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
-        """An empty cache for so many tokens (None: `context`); its memory is taken at the first token."""
+        """An empty cache for so many tokens (None: `context`); the first token allocates its memory."""
         return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
 
     def parameter_count(self) -> int:
@@ -319,8 +341,8 @@ class GPT2(Trainable):
         """FLOPs of forward and backward for one token in a sequence of `context` tokens (None: the model's own).
 
         6 N + 12 * layers * heads * head_dim * context / 2 (Chowdhery et al. 2022, appendix B; halved since half of the
-        scores are masked), N the parameters that multiply a token: all but the position table and an untied input
-        embedding, which are looked up. Dropped documents, padding and recomputation are not considered.
+        scores are masked). N is the parameters that multiply a token: all but the position table and an untied input
+        embedding, which are looked up. Document masks, padding and recomputation are not considered.
         """
         config = self.config
         multiplied = self.parameter_count()

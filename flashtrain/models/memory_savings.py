@@ -1,13 +1,4 @@
-"""What a model does to need less memory for activations: none of it changes the result or the weights.
-
-torch.utils.checkpoint keeps little of a block in the forward and computes the rest again in the backward, eagerly and
-inside torch.compile (where the graph is cut accordingly).
-
-The feed-forward goes over pieces of the tokens, so that its inner width F is never stored for all of them. Forward and
-backward are operators of torch.library: torch.compile takes each as one step instead of unrolling the pieces (at a
-million tokens there are dozens in every layer), and cannot merge what the backward computes again with the forward,
-which would store it after all. The backward computes the up projection of each piece again, one matrix product more
-where there were six.
+"""Savings of activation memory that change neither the result nor the weights.
 
 Shapes: B batch, S sequence, T tokens, E embedding width, F inner width; U is F, or 2F for SwiGLU and GeGLU (gate, then
 value).
@@ -33,20 +24,38 @@ from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.loss_head import add_product
 
 CHECKPOINTING = get_args(options.Checkpointing)[:-1]  # without auto
+HOST_PIECE = 2**28  # bytes: the allocator of pinned memory rounds each piece up to a power of two
+
+# The operators that torch's scaled_dot_product_attention may call; a build of torch need not have all of them.
+_SDPA = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+_OURS = set(FORWARDS)
+_SDPA_OPERATORS = {getattr(torch.ops.aten, name).default for name in _SDPA if hasattr(torch.ops.aten, name)}
+
+_DEVICES = ("cpu", "cuda")
+_WEIGHTS = "Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, str activation, SymInt chunk"
 
 
 @dataclass(frozen=True)
 class MemorySavings:
-    """Time given for memory, in a training step.
+    """Memory saved at the cost of time in a training step.
 
-    checkpointing: what of a block stays until its backward, which computes the rest again (Chen et al. 2016, "Training
-        Deep Nets with Sublinear Memory Cost"): "none" keeps everything, "selective" the block's input and what its
-        attention computed (output and log-sum-exp), so that attention alone is not computed twice (Korthikanti et al.
-        2022, "Reducing Activation Recomputation in Large Transformer Models"), "full" the input alone.
-    offload: the blocks' inputs wait in pinned host memory and not on the GPU; with "selective" or "full".
-    ffn_chunk: tokens that the feed-forward computes at once, forward and backward (None: all).
-    loss_chunk: tokens whose logits are stored at once (None: as many as the loss takes by itself).
-    UserError, when built: an unknown name, a number below 1.
+    Args:
+        checkpointing: Which activations of a block are stored for its backward, which recomputes the others (Chen et
+            al. 2016, "Training Deep Nets with Sublinear Memory Cost"): "none" stores all, "selective" the block's
+            input and attention's output and log-sum-exp, so that attention is not recomputed (Korthikanti et al.
+            2022, "Reducing Activation Recomputation in Large Transformer Models"), "full" the input alone.
+        offload: Whether blocks' inputs are stored in pinned host memory, with "selective" or "full".
+        ffn_chunk: Tokens that the feed-forward computes at once, forward and backward (None: all).
+        loss_chunk: Tokens whose logits are stored at once (None: the loss's own choice).
+
+    Raises:
+        UserError: An unknown name, or a number below 1.
     """
 
     checkpointing: str = "none"
@@ -60,7 +69,7 @@ class MemorySavings:
         at_least("loss_chunk", self.loss_chunk, 1)
 
     def describe(self) -> str:
-        """Such as "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens"; "" for no savings."""
+        """For example "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens"; "" for none."""
         parts = [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
         parts += ["inputs in host memory"] if self.offload else []
         parts += [f"feed-forward by {self.ffn_chunk:,} tokens"] if self.ffn_chunk else []
@@ -68,51 +77,39 @@ class MemorySavings:
         return ", ".join(parts)
 
 
-# What torch's scaled_dot_product_attention may call; a build of torch need not have all of them.
-_SDPA = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
-_OURS = set(FORWARDS)
-_SDPA_OPERATORS = {getattr(torch.ops.aten, name).default for name in _SDPA if hasattr(torch.ops.aten, name)}
-
-
 def checkpointed(
     function: Callable[..., Tensor], x: Tensor, *, savings: MemorySavings, dropout: float = 0.0, **arguments: Any
 ) -> Tensor:
-    """function(x, **arguments), of which only x (and attention's output, if selective) is kept for the backward.
+    """function(x, **arguments), for whose backward only x (and attention's output, if selective) is stored.
 
-    x and the result (B, S, E). savings.checkpointing: "selective" or "full"; selective keeps the outputs of our
-    attention and of torch's SDPA, and nothing of standard attention, whose S x S matrices it would have to keep.
-    dropout: the probability in force inside; the same weights are dropped again. With savings.offload x waits in pinned
-    host memory: two copies over the bus for each block and step, in line with the computing (not beside it), so the
-    hooks must not be inside torch.compile; function may be compiled.
+    x and the result are (B, S, E); function may be compiled. Selective checkpointing stores the outputs of our
+    attention and of torch's SDPA, but nothing of standard attention, whose S x S matrices would be stored. With
+    savings.offload each block and step copies x over the bus twice, in line with the computation.
+
+    Args:
+        savings: With checkpointing "selective" or "full".
+        dropout: The probability inside `function`; recomputation drops the same weights again.
     """
     again = partial(function, **arguments)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout > 0}
     if savings.checkpointing == "selective":
-        options["context_fn"] = _keep_ours if dropout > 0 else _keep_attention
+        options["context_fn"] = _save_ours if dropout > 0 else _save_attention
     if not savings.offload:
         return checkpoint(again, x, **options)
+    # These hooks must stay outside of torch.compile.
     with torch.autograd.graph.saved_tensors_hooks(_to_host, _from_host):
         return checkpoint(again, x, **options)
 
 
-HOST_PIECE = 2**28  # bytes: the allocator of pinned memory rounds each piece up to a power of two
-
-
 def _to_host(x: Tensor) -> tuple[torch.device, torch.Size, list[Tensor]]:
-    """x in host memory. Nothing waits for the copy: what reads it comes after it in the device's queue."""
+    """x in host memory. No synchronization is needed: whatever reads the copy is queued on the device after it."""
     pieces = x.flatten().split(HOST_PIECE // x.element_size())
     pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in pieces]
     return x.device, x.shape, [place.copy_(one, non_blocking=True) for place, one in zip(pinned, pieces, strict=True)]
 
 
-def _from_host(kept: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
-    device, shape, pieces = kept
+def _from_host(saved: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
+    device, shape, pieces = saved
     x = torch.empty(shape, dtype=pieces[0].dtype, device=device)
     for part, piece in zip(x.view(-1).split(HOST_PIECE // x.element_size()), pieces, strict=True):
         part.copy_(piece, non_blocking=True)
@@ -120,33 +117,31 @@ def _from_host(kept: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
 
 
 def keep_output_of(operator: Any) -> None:
-    """From now on selective checkpointing keeps this operator's outputs too: another attention of ours, that draws no
-    random numbers inside."""
+    """Let selective checkpointing store this operator's outputs too. It must draw no random numbers inside."""
     _OURS.add(operator)
 
 
-def _keep_attention() -> Any:
+def _save_attention() -> Any:
     return create_selective_checkpoint_contexts(_policy)
 
 
-def _keep_ours() -> Any:
-    """torch's attention draws its dropout from the generator itself: left out of the recomputation, it would move all
-    random numbers after it. Ours draws a seed outside of the operator."""
+def _save_ours() -> Any:
+    # torch's attention draws its dropout from the generator inside of the operator: recomputation without it would
+    # shift all random numbers after it. Ours draws a seed outside.
     return create_selective_checkpoint_contexts(_policy_ours)
 
 
 def _policy(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    kept = operator in _OURS or operator in _SDPA_OPERATORS
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.MUST_RECOMPUTE
+    saved = operator in _OURS or operator in _SDPA_OPERATORS
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.MUST_RECOMPUTE
 
 
 def _policy_ours(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operator in _OURS else CheckpointPolicy.MUST_RECOMPUTE
 
 
-_WEIGHTS = "Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, str activation, SymInt chunk"
-
-
+# Forward and backward are operators, so that torch.compile neither unrolls the pieces (at a million tokens, dozens in
+# every layer) nor merges the backward's recomputation with the forward, which would store it after all.
 def _define(name: str, schema: str) -> None:
     torch.library.define(f"flashtrain::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
 
@@ -159,19 +154,17 @@ BACKWARD = torch.ops.flashtrain.feed_forward_backward.default
 
 
 def feed_forward_pieces(x: Tensor, up: nn.Linear, down: nn.Linear, activation: str, chunk: int) -> Tensor:
-    """down(activation(up(x))) for x (..., E), `chunk` tokens at a time; activation: a name of FEED_FORWARDS.
+    """down(activation(up(x))) for x (..., E), `chunk` tokens at a time, so that F is never stored for all tokens.
 
-    Equal to the whole to rounding; the weights' gradients are added up over the pieces in float32 (float64 for
-    float64). Under autocast it computes in autocast's dtype, as nn.Linear does. Differentiable once.
+    Equal to the whole up to rounding and differentiable once. The backward recomputes each piece's up projection. The
+    weights' gradients are summed in float32 (float64 for float64). Under autocast it computes in autocast's dtype.
+    activation: A name in block.FEED_FORWARDS.
     """
     tensors: tuple[Tensor | None, ...] = (x.reshape(-1, x.shape[-1]), up.weight, up.bias, down.weight, down.bias)
     dtype = autocast_dtype(x.device.type)
     if dtype is not None and x.dtype != torch.float64:  # autocast leaves float64 alone
         tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
     return FEED_FORWARD(*tensors, activation, chunk).view(*x.shape[:-1], -1)
-
-
-_DEVICES = ("cpu", "cuda")
 
 
 @torch.library.impl("flashtrain::feed_forward", _DEVICES)
@@ -191,7 +184,7 @@ def _backward(dy, x, up, up_bias, down, down_bias, activation, chunk):
     for dy_piece, piece, dx_piece in zip(dy.split(chunk), x.split(chunk), dx.split(chunk), strict=True):
         inner, outer = _inner(piece, up, up_bias, activation)
         add_product(ddown, dy_piece.mT, inner)
-        del inner  # nothing of a piece beside what comes after it
+        del inner  # freed before the next product, so that the two are never in memory together
         douter = _outer_gradient(dy_piece, down, outer, activation)
         del outer
         add_product(dup, douter.mT, piece)
@@ -209,7 +202,7 @@ torch.library.impl("flashtrain::feed_forward_backward", _DEVICES, _backward)
 
 
 def _or_empty(gradient: Tensor, bias: Tensor | None) -> Tensor:
-    """An operator cannot return None: without a bias, an empty tensor."""
+    """The gradient, or an empty tensor where there is no bias, since an operator cannot return None."""
     return gradient if bias is not None else gradient.new_empty(0)
 
 
@@ -227,7 +220,7 @@ def _inner(x: Tensor, up: Tensor, up_bias: Tensor | None, activation: str) -> tu
 
 
 def _outer_gradient(dy: Tensor, down: Tensor, outer: Tensor, activation: str) -> Tensor:
-    """(T, E), (T, U) -> (T, U); a gated activation's takes the place of outer."""
+    """(T, E), (T, U) -> (T, U); a gated activation's gradient overwrites outer."""
     if activation == "gelu":
         return torch.ops.flashtrain_kernels.product_times_gelu_gradient(dy, down, outer)
     dinner = dy @ down

@@ -1,7 +1,4 @@
-"""Where a token stands: learned vectors, or rotary angles of queries and keys, in a row or along an image's two axes.
-
-All can serve a longer context than they were trained with: rotary_base_for raises the base of the angles, stretched and
-grown_grid interpolate a learned table.
+"""Learned and rotary positions, in a sequence or along the axes of an image.
 
 Shapes: B batch, S sequence (pixels in raster order), N heads (query and key heads may be stacked), D head dimension,
 E embedding width.
@@ -16,13 +13,20 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError, above, at_least
 
+# The slowest pair of a head of 64 then turns once in 2 pi 100^(15/16) = 471 pixels: no two pixels of an image of side
+# 256 look alike to it, and no pair turns too slowly to distinguish pixels.
+AXIAL_BASE = 100.0
+
 
 class RotaryPositions(nn.Module):
     """Rotary positions (Su et al. 2021, RoFormer): turns the pairs (i, i + D/2) of a head by position * base^(-2i/D).
 
-    The angles are computed from the positions in every forward, in float32 at least (float64 for float64 inputs): there
-    is no table to be rounded when the model is cast to bfloat16, and no longest position. Whole turns are taken off in
-    float64: the float32 product of a position near a million and a frequency would be wrong by 0.03 radians.
+    Every forward computes the angles from the positions, in float32 at least (float64 for float64 inputs). So there is
+    no table that a cast to bfloat16 would round, and no longest position.
+
+    Args:
+        head_dim: D, even.
+        base: Above 1.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
@@ -32,9 +36,10 @@ class RotaryPositions(nn.Module):
         self.base = base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (B, S, N, D) floating; positions (B, S) or (1, S), any integer dtype. Returns x rotated, same dtype."""
+        """x (B, S, N, D) rotated, in its dtype; positions (B, S) or (1, S), any integer dtype."""
         precise = torch.promote_types(x.dtype, torch.float32)
         exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
+        # Whole turns are removed in float64: a float32 product near position 1,000,000 is wrong by 0.03 radians.
         turns = positions.double()[:, :, None, None] * ((self.base**-exponent).double() * (1 / math.tau))
         return turned(x, turns)
 
@@ -43,7 +48,7 @@ class RotaryPositions(nn.Module):
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
-    """The pairs (i, i + D/2) of x (B, S, N, D) rotated by `turns` (B or 1, S, 1, D/2) float64 full turns; x's dtype."""
+    """x (B, S, N, D) with its pairs (i, i + D/2) rotated by `turns` (B or 1, S, 1, D/2), full turns in float64."""
     precise = torch.promote_types(x.dtype, torch.float32)
     angle = (turns - turns.floor()).to(precise) * math.tau
     cos, sin = angle.cos(), angle.sin()
@@ -58,12 +63,12 @@ class LearnedPositions(nn.Embedding):
         super().__init__(context, embed)
 
     def forward(self, positions: Tensor, *, packed: bool = False) -> Tensor:
-        """positions (B, S) or (1, S), int32 or int64. Returns (B or 1, S, E). UserError: past the trained context.
+        """positions (B, S) or (1, S), int32 or int64 -> (B or 1, S, E); UserError past the trained context.
 
-        Values are looked at only on the CPU outside torch.compile (elsewhere that would stall the device); the length S
-        is checked always, except of packed rows, whose sequences are each shorter.
+        packed: Whether a row holds several sequences, so that S may exceed the context.
         """
         context = self.num_embeddings
+        # Values are checked only on the CPU outside torch.compile: elsewhere that would stall the device.
         longest = 0 if packed else positions.shape[1]
         if positions.device.type == "cpu" and not torch.compiler.is_compiling() and positions.numel():
             longest = max(longest, int(positions.max()) + 1)
@@ -72,12 +77,11 @@ class LearnedPositions(nn.Embedding):
 
 
 def rotary_base_for(base: float, factor: float, head_dim: int) -> float:
-    """The rotary base that serves a context `factor` times as long as the one `base` was trained with.
+    """The rotary base for a context `factor` times as long as the one that `base` was trained with.
 
-    base * factor^(D / (D - 2)), the "NTK-aware" scaling posted by bloc97 in June 2023 and written down in Peng et al.
-    2023 (YaRN, section 3.1): the slowest pair turns `factor` times slower, so that the longest distance turns it no
-    further than in training, while the fastest pair, which tells neighbours apart, turns as before.
-    UserError: a factor below 1.
+    base * factor^(D / (D - 2)), the "NTK-aware" scaling posted by bloc97 in June 2023 and described in Peng et al. 2023
+    (YaRN, section 3.1): the slowest pair turns `factor` times slower, so that the longest distance turns it no further
+    than in training, and the fastest pair, which distinguishes neighbours, turns as before.
     """
     at_least("rope_factor", factor, 1)
     return base if factor == 1 else base * factor ** (head_dim / (head_dim - 2))
@@ -86,10 +90,9 @@ def rotary_base_for(base: float, factor: float, head_dim: int) -> float:
 def stretched(table: Tensor, context: int) -> Tensor:
     """A learned position table (C, E) interpolated linearly to (context, E), in its own dtype.
 
-    The first and last rows stay what they were and the new ones lie evenly between, so that position p of the long
-    context takes the place (C - 1) / (context - 1) * p of the trained one; no row is made up outside of what was
-    trained. For transformers on images this is Dosovitskiy et al. 2021 (section 3.2); for language models with rotary
-    positions, Chen et al. 2023 ("Position Interpolation"). The model has to be trained on for it to serve.
+    Position p of the long context is position (C - 1) / (context - 1) * p of the trained one, so that the first and
+    last rows stay and nothing is extrapolated (Dosovitskiy et al. 2021, section 3.2, for images; for rotary positions
+    Chen et al. 2023, "Position Interpolation"). The model needs further training with the new table.
     """
     rows = table.shape[0]
     if rows == 1 or context == 1:
@@ -102,35 +105,31 @@ def stretched(table: Tensor, context: int) -> Tensor:
 
 
 def check_learned(length: int, context: int) -> None:
-    """UserError when a sequence of that length runs past a learned position table of `context` rows."""
+    """Raise UserError when `length` tokens exceed a learned position table of `context` rows."""
     if length > context:
         raise UserError(
-            f"{length} positions for a model with {context} learned ones. "
-            f"Possible: at most {context} tokens, or a model built with a longer context or positions=rotary."
+            f"{length} positions for a model with {context} learned ones: expected at most {context} tokens. Build "
+            "the model with a longer context or positions=rotary."
         )
 
 
 def check_rotary(head_dim: int, base: float) -> None:
-    """UserError when heads of that size cannot be rotated in pairs, or the base is no base."""
+    """Raise UserError unless the head dimension is even and the base above 1."""
     if head_dim % 2:
         raise UserError(f"head dimension {head_dim} with rotary positions: expected an even one.")
     above("rope_base", base, 1)
 
 
-# The slowest pair of a head of 64 then turns once in 2 pi 100^(15/16) = 471 pixels: no two pixels of an image of side
-# 256 look alike to it, and no pair is so slow that it tells nothing.
-AXIAL_BASE = 100.0
-
-
 class AxialRotaryPositions(nn.Module):
-    """Rotary positions in two dimensions, in units of pixels: the first half of a head's pairs turns by the row, the
-    second half by the column.
+    """Rotary positions of an image: the first half of a head's pairs turns by the row, the second by the column.
 
-    Pair j of the D/4 of an axis turns by coordinate * base^(-4j/D). Because the unit is the pixel and not the share of
-    the image, what is learned of near pixels holds in an image of any side: that is what a curriculum of growing images
-    rests on. Rotary positions: Su et al. 2021; by axis for images: Heo et al. 2024 (arXiv 2403.13298).
+    Pair j of the D/4 of an axis turns by coordinate * base^(-4j/D) (Heo et al. 2024, arXiv 2403.13298). The unit is the
+    pixel, so that what is learned of near pixels holds in images of any side, as a curriculum of growing images needs.
 
-    side: pixels of a row. UserError: a head dimension that is no multiple of 4, a base that is no base.
+    Args:
+        head_dim: D, a multiple of 4.
+        side: Pixels of a row.
+        base: Above 1.
     """
 
     def __init__(self, head_dim: int, side: int, base: float = AXIAL_BASE) -> None:
@@ -139,7 +138,7 @@ class AxialRotaryPositions(nn.Module):
         self.head_dim, self.side, self.base = head_dim, side, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (B, S, N, D) floating; positions (B, S) or (1, S), pixel numbers in raster order. Returns x rotated."""
+        """x (B, S, N, D) rotated; positions (B, S) or (1, S), pixel numbers in raster order."""
         exponent = torch.arange(0, self.head_dim, 4, device=x.device, dtype=torch.float64) / self.head_dim
         frequency = self.base**-exponent * (1 / math.tau)
         rows = torch.div(positions, self.side, rounding_mode="floor").double()
@@ -152,10 +151,10 @@ class AxialRotaryPositions(nn.Module):
 
 
 def grown_grid(table: Tensor, side: int) -> Tensor:
-    """A learned position table of a square image, (s * s, E), for one of another side: (side * side, E).
+    """A square image's learned position table (s * s, E) for another side: (side * side, E).
 
-    A pixel takes the vector of the trained pixel at the same place of the image, so that each is copied to a square of
-    neighbours where the side doubles (grid-wise, as Dao et al. 2022 did it for their larger images).
+    Each pixel takes the vector of the trained pixel at the same relative place, so that doubling the side copies each
+    vector to a square of four (as Dao et al. 2022 for their larger images).
     """
     trained = math.isqrt(table.shape[0])
     place = torch.arange(side, device=table.device) * trained // side
@@ -164,7 +163,7 @@ def grown_grid(table: Tensor, side: int) -> Tensor:
 
 
 def check_axial(head_dim: int, base: float) -> None:
-    """UserError when heads of that size cannot be rotated by row and column, or the base is no base."""
+    """Raise UserError unless the head dimension is a multiple of 4 and the base above 1."""
     if head_dim % 4:
         raise UserError(f"head dimension {head_dim} with axial positions: expected a multiple of 4.")
     above("rope_base", base, 1)

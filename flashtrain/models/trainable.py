@@ -1,4 +1,7 @@
-"""What a run asks of a model that it trains on text, whoever wrote it, and what the model may offer beside."""
+"""The interface between a run and the model that it trains on text.
+
+Shapes: B batch, S sequence, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DecoderShape(Protocol):
-    """What a decoder's memory, and what its devices send each other, are estimated from. GPT2Config is one."""
+    """The sizes from which a decoder's memory and communication are estimated; GPT2Config has them."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -48,18 +51,25 @@ class DecoderShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-class Trainable(nn.Module):
-    """A module that tasks.LanguageModel can train. GPT2 is one; a model registered by a user's program is another.
+# Methods that every model needs, with their signatures for messages.
+NEEDED = {
+    "loss": "loss(tokens, labels, *, positions=None, mask=None) -> a scalar, the mean cross-entropy in nats",
+    "parameter_count": "parameter_count() -> a whole number",
+    "flops_per_token": "flops_per_token(context=None) -> a number",
+}
 
-    loss, parameter_count and flops_per_token are needed. What stands below them is offered by a model that has it: its
-    run then chooses micro-batch and memory savings by itself, compiles block by block, and shows a sample.
-    B batch, S sequence.
+
+class Trainable(nn.Module):
+    """A module that tasks.LanguageModel can train, such as GPT2 or a model registered by a user's program.
+
+    A model must have loss, parameter_count and flops_per_token. The other methods are optional: with them a run chooses
+    the micro-batch and activation checkpointing by itself, compiles block by block, and prints a sample.
     """
 
-    balancing_loss: Tensor | None = None  # of the routers, as the latest loss has it but for its coefficient; logged
-    residual: str = "weights"  # what the sum of all branches is kept in under autocast: see GPT2
+    balancing_loss: Tensor | None = None  # the routers' part of the latest loss, without its coefficient; logged
+    residual: str = "weights"  # dtype of the residual stream under autocast: see GPT2
 
-    # Abstract for readers and types: check_contract says in one line which of the three a model lacks.
+    # These are abstract for readers and type checkers: check_contract reports in one line which of them are missing.
     @abstractmethod
     def loss(
         self,
@@ -71,8 +81,11 @@ class Trainable(nn.Module):
     ) -> Tensor:
         """Mean cross-entropy in nats, a float32 scalar, over the labels (B, S) that are not -100.
 
-        tokens (B, S). positions: (B, S), where each token stands in its document; None: 0, 1, ... mask: which tokens
-        each token sees, in place of the model's own rule; it lies on the tokens' device and has no plan yet.
+        Args:
+            tokens: (B, S).
+            labels: (B, S), already shifted.
+            positions: (B, S), each token's position in its document (None: 0, 1, ...).
+            mask: Which tokens each token sees, in place of the model's own rule; on the tokens' device, without a plan.
         """
 
     @abstractmethod
@@ -85,37 +98,36 @@ class Trainable(nn.Module):
 
     @property
     def shape(self) -> DecoderShape | None:
-        """By which its memory is estimated; None where that is not known."""
+        """The sizes from which memory is estimated (None: unknown)."""
         return None
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Train with less memory for activations from now on. UserError: savings that the model has not."""
+        """Use these savings of activation memory from now on; UserError for savings that the model lacks."""
         if savings != MemorySavings():
-            raise UserError(f"{type(self).__name__} has no memory savings. Possible: memory=none.")
+            raise UserError(f"{type(self).__name__} has no memory savings. Set memory=none.")
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Compile each block by itself with torch.compile's options. False where there are no blocks to compile."""
+        """Compile each block by itself with torch.compile's options; returns False where there are no blocks."""
         return False
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Whether whole blocks are computed again in the backward, between which no compiled graph may reach."""
+        """Whether the backward recomputes whole blocks, so that no compiled graph may span several of them."""
         return False
 
     @property
     def generates(self) -> bool:
-        """Whether it writes text: new_cache, and a forward that takes `cache` and `last_only`, as GPT2's does."""
+        """Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only` as GPT2's."""
         return False
 
     @property
     def end_ids(self) -> Sequence[int]:
-        """The ids at which what it writes ends, by the files that its weights come from."""
+        """The ids that end generated text, from the files of its weights."""
         return ()
 
     @property
     def shares_sequences(self) -> bool:
-        """Whether all its attention asks the spread sequence in force (models/cache.py), so that devices may share
-        one."""
+        """Whether its attention supports sequences sharded over devices (models/cache.py)."""
         return any(isinstance(module, Attention) for module in self.modules())
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
@@ -124,51 +136,44 @@ class Trainable(nn.Module):
 
     @property
     def keeps_part(self) -> bool:
-        """Whether its state holds what is trained alone, and all else comes from where the model began (adapters)."""
+        """Whether its state holds only what is trained (adapters); the rest is read from the base model."""
         return False
 
     def keep_in(self, precision: str) -> None:
-        """Told the run's precision (Lightning's name) before memory is estimated, or any weight of the meta device
-        read."""
+        """Set the weights' dtypes for a precision (Lightning's name); called before memory is estimated and before
+        weights on the meta device are read."""
 
     def materialise(self, device: torch.device) -> None:
-        """Give weights that were built on the meta device their values on this one, after they were sharded or not."""
+        """Load or draw the weights of a model on the meta device, sharded or not, on this device."""
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the weights of a checkpoint, on the CPU. Raises RuntimeError, or UserError, where they do not fit."""
+        """Load a checkpoint's weights, on the CPU; RuntimeError or UserError where they do not fit."""
         self.load_state_dict(weights)
 
     def save(self, folder: Path) -> str | None:
-        """Write the model for others to load, and say how in words; None for a model of flashtrain's own layouts."""
+        """Write the model for other programs; returns how to load it, in words (None: not supported)."""
         return None
 
 
-NEEDED = {
-    "loss": "loss(tokens, labels, *, positions=None, mask=None) -> a scalar, the mean cross-entropy in nats",
-    "parameter_count": "parameter_count() -> a whole number",
-    "flops_per_token": "flops_per_token(context=None) -> a number",
-}
-
-
 def check_contract(model: nn.Module, what: str) -> None:
-    """Raise UserError, once and in one line, where a model lacks what a run asks of it. what: the model in words."""
+    """Raise UserError in one line where a model lacks required methods. what: the model in words."""
     missing = [
         signature
         for name, signature in NEEDED.items()
         if getattr(type(model), name, None) in (None, getattr(Trainable, name)) and name not in vars(model)
     ]
     if missing:
-        raise UserError(f"{what} has no {'; no '.join(missing)}. docs/add-a-model.md has a whole one.")
+        raise UserError(f"{what} has no {'; no '.join(missing)}. See the example in docs/add-a-model.md.")
 
 
 def as_trainable(model: nn.Module) -> Trainable:
-    """The model itself where it is a Trainable; else one around a module whose forward gives logits (B, S, V) of tokens
-    (B, S), or that has a loss of its own. UserError: neither."""
+    """The model as a Trainable: itself, or a wrapper around a module whose forward maps tokens (B, S) to logits
+    (B, S, V), or that has its own loss; UserError for any other."""
     return model if isinstance(model, Trainable) else _Wrapped(model)
 
 
 def inner(model: Trainable) -> nn.Module:
-    """The module that as_trainable was given."""
+    """The module that was passed to as_trainable."""
     return model.module if isinstance(model, _Wrapped) else model
 
 
@@ -180,9 +185,9 @@ class _Wrapped(Trainable):
         if not callable(getattr(module, "loss", None)) and type(module).forward is nn.Module.forward:
             raise UserError(f"{type(module).__name__} has neither forward(tokens) -> logits nor {NEEDED['loss']}.")
         self.module = module
-        taken = inspect.signature(module.loss if hasattr(module, "loss") else module.forward).parameters  # type: ignore[arg-type]
-        self._any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values())
-        self._taken = frozenset(taken)
+        known = inspect.signature(module.loss if hasattr(module, "loss") else module.forward).parameters  # type: ignore[arg-type]
+        self._takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+        self._known = frozenset(known)
         self.register_state_dict_post_hook(_without_prefix)
         self.register_load_state_dict_pre_hook(_with_prefix)
 
@@ -193,17 +198,17 @@ class _Wrapped(Trainable):
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
         given = {name: one for name, one in (("positions", positions), ("mask", mask)) if one is not None}
-        refused = [name for name in given if not self._any and name not in self._taken]
+        refused = [name for name in given if not self._takes_any and name not in self._known]
         if refused:
             raise UserError(
-                f"{type(self.module).__name__} takes no {' and no '.join(refused)}, which the settings' mask gives: "
-                "choose data.document_mask=false and mask=causal, or let it take them."
+                f"{type(self.module).__name__} takes no {' and no '.join(refused)}, which the settings' mask needs. "
+                "Set data.document_mask=false and mask=causal, or add them to its signature."
             )
         own = getattr(self.module, "loss", None)
         if callable(own):
             return own(tokens, labels, **given)
         logits = self.module(tokens, **given)
-        logits = getattr(logits, "logits", logits)  # transformers' models return them within an output
+        logits = getattr(logits, "logits", logits)  # transformers' models return an output that contains them
         return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
 
     def parameter_count(self) -> int:
@@ -211,7 +216,7 @@ class _Wrapped(Trainable):
         return own() if callable(own) else sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """6 a parameter where the module does not say: without what attention adds."""
+        """The module's own number, or 6 per parameter, without attention's scores."""
         own = getattr(self.module, "flops_per_token", None)
         return own(context) if callable(own) else 6.0 * self.parameter_count()
 

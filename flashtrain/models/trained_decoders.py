@@ -1,4 +1,4 @@
-"""What is done with a trained decoder: text from it, and a longer context.
+"""Text generation from a trained decoder, and its extension to a longer context.
 
     config, state_dict = load_decoder("gpt2")                                # 1,024 learned positions
     config, state_dict = with_context(config, state_dict, 8192, interpolate=True)
@@ -22,11 +22,12 @@ from flashtrain.models.positions import stretched
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask
 
-# Called by name with documents and positions (B, S) integers, seqlen S and their device: which tokens each token sees;
-# None: the model's own causal rule.
+# Called with the keywords documents and positions (B, S) integers, seqlen S and device; returns which tokens each token
+# sees (None: the model's own causal rule).
 MaskMaker = Callable[..., Mask | None]
-LARGEST_TEMPERATURE = 1e6  # all tokens are as likely long before
-SMALLEST_TEMPERATURE = 1e-30  # float32 has hardly less; below, as at 0, the likeliest is taken
+LARGEST_TEMPERATURE = 1e6  # all tokens are equally likely at much lower ones
+SMALLEST_TEMPERATURE = 1e-30  # near float32's smallest number; below it the likeliest token is taken, as at 0
+POSITION_TABLE = "position_embedding.weight"
 
 
 def generate(
@@ -40,38 +41,42 @@ def generate(
     end_of_text: int | Sequence[int] | None = None,
     mask: MaskMaker | None = None,
 ) -> Tensor:
-    """The prompt tokens (B, S) int64 with up to max_new_tokens more behind them: (B, S + new) int64.
+    """The prompt tokens (B, S) int64 followed by up to max_new_tokens more: (B, S + new) int64.
 
-    temperature: divides the logits before drawing; 0 takes the likeliest token (greedy). top_k: draw among the k
-    likeliest only (None: all). seed: of the draws; the same seed, model and device draw the same tokens. end_of_text:
-    a row that draws it, or one of several, is finished and filled up with the first of them, and generation ends once
-    all rows are. mask: which tokens each token sees, as LanguageModel takes it, of a window that is one document (None:
-    the model's own causal rule).
+    A model sees at most its context. Of a longer prompt it reads the last `context` tokens. When the context is full,
+    the last context // 2 tokens are read again as a new window, so that reading stays cheap on average.
+    Generation runs in evaluation mode on the model's device; the model's mode is restored. A model on the meta device
+    (transformers_decoder's) first loads its weights, on the prompt's device.
 
-    A model sees at most its context. Of a longer prompt it reads the last `context` tokens; when the context is full,
-    the last context // 2 tokens are read anew as a fresh window, so that what it sees varies between half a context and
-    a whole one, and reading stays cheap on average. Rows must be of equal length: there is no padding.
-    Runs without gradients, in evaluation mode, on the model's device; the model's mode is restored. A model on the meta
-    device (transformers_decoder's) is first given its weights, on the prompt's device.
-    UserError: a model that does not generate, an empty prompt, tokens outside the vocabulary, options out of range,
-    predictions that are no numbers.
+    Args:
+        tokens: The prompt; rows of equal length, without padding.
+        temperature: Divides the logits before sampling; 0 takes the likeliest token (greedy).
+        top_k: Sample among the k likeliest tokens (None: all).
+        seed: The same seed, model and device give the same tokens.
+        end_of_text: One or several ids. A row that draws one is finished and filled with the first of them; generation
+            ends when all rows are finished.
+        mask: Which tokens each token sees, as LanguageModel takes it; the window counts as one document.
+
+    Raises:
+        UserError: A model that cannot generate, an empty prompt, tokens outside the vocabulary, options out of range,
+            or logits of NaN or infinity.
     """
     shape = model.shape
     if shape is None or not model.generates:
-        raise UserError(f"{type(model).__name__} cannot generate text: only decoders can.")
+        raise UserError(f"{type(model).__name__} cannot generate text: expected a decoder.")
     ends = [] if end_of_text is None else [end_of_text] if isinstance(end_of_text, int) else list(end_of_text)
     if tokens.dim() != 2 or not tokens.numel():
-        raise UserError(f"a prompt of shape {tuple(tokens.shape)}: expected (rows, tokens), at least one token a row.")
-    if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:  # rows that stand for no token would answer
+        raise UserError(f"prompt of shape {tuple(tokens.shape)}: expected (rows, tokens), at least one token a row.")
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:  # the table may have more rows
         raise UserError(f"tokens {int(tokens.min())} to {int(tokens.max())}: expected those below {shape.vocab_size}.")
     at_least("max_new_tokens", max_new_tokens, 0)
     between("temperature", temperature, 0, LARGEST_TEMPERATURE)
     at_least("top_k", top_k, 1)
-    model.materialise(tokens.device)  # nothing where it has its weights
+    model.materialise(tokens.device)  # does nothing where it has its weights
     device, context = next(model.parameters()).device, shape.context
     tokens, closing = tokens.to(device), torch.tensor(ends, device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    # No more than these tokens need: a whole context of a million tokens would take tens of GiB for a few words.
+    # The cache holds no more than these tokens: a whole context of a million would take tens of GiB for a few words.
     cache = model.new_cache(min(context, tokens.shape[1] + max_new_tokens))
     finished = torch.zeros(tokens.shape[0], 1, dtype=torch.bool, device=device)
     unread = tokens[:, -context:]
@@ -99,27 +104,24 @@ def generate(
 
 
 def row_mask(make: MaskMaker, seqlen: int, device: torch.device, read: int = 0) -> Mask | None:
-    """The mask of a row of one document of so many tokens; of its queries after the first `read`."""
+    """The mask of one document of `seqlen` tokens, for its queries after the first `read`."""
     positions = torch.arange(seqlen, device=device)[None]
     mask = make(documents=torch.zeros_like(positions), positions=positions, seqlen=seqlen, device=device)
     return mask.select(positions[0, read:], positions[0]) if mask is not None and read else mask
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
-    """One token a row, (B, 1), from logits (B, V). UserError: logits that are no numbers."""
+    """One token per row, (B, 1), from logits (B, V)."""
     largest = logits.max(dim=-1, keepdim=True).values
     if not bool(largest.isfinite().all()):  # the largest of a row with a NaN is NaN
-        raise UserError("the model predicts no numbers (NaN or infinite): its weights are spoilt.")
+        raise UserError("the model outputs NaN or infinity: this checkpoint cannot be used.")
     if temperature < SMALLEST_TEMPERATURE:
         return logits.argmax(dim=-1, keepdim=True)
-    logits = (logits - largest).float() / temperature  # so a small temperature leaves the largest where it is
+    logits = (logits - largest).float() / temperature  # at a small temperature the largest stays 0
     if top_k is not None and top_k < logits.shape[-1]:
-        smallest_kept = logits.topk(top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        smallest = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest, -torch.inf)
     return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)
-
-
-POSITION_TABLE = "position_embedding.weight"
 
 
 def with_context(
@@ -131,16 +133,24 @@ def with_context(
     rope_base: float | None = None,
     rope_factor: float | None = None,
 ) -> tuple[GPT2Config, dict[str, Tensor]]:
-    """The same model for sequences of up to `context` tokens; one that is no longer than the model's changes nothing.
+    """The same model for sequences of up to `context` tokens.
 
-    Learned positions (C, E): with `interpolate` the table is stretched to (context, E); without it, it does not fit.
-    Rotary positions have no longest position; rope_base and rope_factor (None: as they are) change their angles, and
-    are a UserError with learned ones.
+    Args:
+        config, state_dict: The trained model.
+        context: Tokens; no more than the model's context changes nothing.
+        interpolate: Whether to stretch learned positions (C, E) to (context, E); without it they do not fit.
+        rope_base, rope_factor: New values for rotary positions (None: unchanged).
+
+    Returns:
+        The configuration and state dict of the extended model.
+
+    Raises:
+        UserError: rope_base or rope_factor with learned positions.
     """
     rotary = config.positions == "rotary"
     for name, given in (("rope_base", rope_base), ("rope_factor", rope_factor)):
         if given is not None and not rotary:
-            raise UserError(f"{name} {given:g} for a model with learned positions. Possible: a model with rotary ones.")
+            raise UserError(f"{name}={given:g} needs rotary positions, but this model has learned ones.")
     if rope_base is not None:
         config = replace(config, rope_base=rope_base)
     if rope_factor is not None:

@@ -69,7 +69,7 @@ def test_another_base_is_taken():
 @pytest.mark.parametrize("option", ["rope_base", "rope_factor"])
 def test_rotary_settings_are_refused_for_learned_positions(option):
     model = small()
-    with pytest.raises(UserError, match=f"{option} 4 for a model with learned positions"):
+    with pytest.raises(UserError, match=f"{option}=4 "):
         with_context(model.config, model.state_dict(), 16, **{option: 4.0})
-    with pytest.raises(UserError, match=f"{option} 4 with learned positions"):
+    with pytest.raises(UserError, match=f"{option}=4 "):
         GPT2Config.of_size("demo", vocab_size=13, context=16, **{option: 4.0})

@@ -81,7 +81,7 @@ def test_positions_and_masks_reach_a_module_that_takes_them_and_are_refused_by_a
     positions = torch.arange(5).expand(2, 5)
     plain = as_trainable(WithPositions()).loss(tokens, labels, positions=positions)
     assert plain.isfinite()
-    with pytest.raises(UserError, match=r"^Logits takes no positions, .*choose data\.document_mask=false"):
+    with pytest.raises(UserError, match=r"^Logits takes no positions, .*data\.document_mask=false"):
         as_trainable(Logits()).loss(tokens, labels, positions=positions)
 
 

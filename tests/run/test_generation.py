@@ -88,7 +88,7 @@ def test_the_models_mode_is_restored_and_no_gradient_is_kept(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": torch.zeros(1, 0, dtype=torch.int64)}, "a prompt of shape \\(1, 0\\)"),
+        ({"tokens": torch.zeros(1, 0, dtype=torch.int64)}, r"prompt of shape \(1, 0\)"),
         ({"tokens": torch.tensor([[50]])}, "below 50"),
         ({"temperature": -1.0}, "temperature=-1"),
         ({"temperature": float("inf")}, "temperature=inf"),
@@ -107,7 +107,7 @@ def test_mistakes_are_refused_in_one_line(model, options, message):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_said_in_one_line(model, temperature, value):
     next(model.blocks[0].parameters()).data.fill_(value)
-    with pytest.raises(UserError, match="the model predicts no numbers"):
+    with pytest.raises(UserError, match="NaN"):
         generate(model, PROMPT, 3, temperature=temperature)
 
 

@@ -28,7 +28,7 @@ def test_a_growing_contour_is_a_stage_for_each_length() -> None:
 
 def test_tiles_that_do_not_fill_a_stages_images_are_refused_before_any_is_made() -> None:
     settings = compose_settings(["recipe=path256", "curriculum.stages=[{side:256},{side:40,pattern:butterfly-tiles}]"])
-    with pytest.raises(UserError, match=r"side 40\. Possible: sides that 16 divides"):
+    with pytest.raises(UserError, match=r"side=40 .* multiple of 16"):
         stages_of(settings)
 
 
