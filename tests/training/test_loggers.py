@@ -5,7 +5,6 @@ from __future__ import annotations
 import matplotlib.image
 import pytest
 from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
-from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
@@ -97,18 +96,6 @@ def test_under_a_sweep_agent_the_id_is_the_agents(tmp_path, monkeypatch):
 def test_group_and_configuration_are_handed_on(tmp_path):
     options = init_options(tmp_path, mode="offline", group="lengths", config={"context": 1024}, name="run")
     assert (options["group"], options["config"], options["name"]) == ("lengths", {"context": 1024}, "run")
-
-
-def test_an_offline_run_is_recorded_in_the_run_folder(tmp_path):
-    import wandb
-
-    made = make_loggers("wandb", tmp_path, mode="offline", config={"context": 8})
-    trainer = tiny_trainer(tmp_path, logger=made, max_steps=2)
-    trainer.fit(TinyTask(), datamodule=TinyData())
-    wandb.finish()
-    run_id = (tmp_path / "wandb_id.txt").read_text().strip()
-    assert list((tmp_path / "wandb").glob(f"offline-run-*{run_id}/*.wandb"))
-    assert (tmp_path / "metrics.jsonl").is_file()
 
 
 def test_a_sweeps_figure_is_a_run_of_its_own_in_the_group(tmp_path):

@@ -65,9 +65,3 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     assert stop.stopped_by == signal.SIGINT
     assert stop.exit_code == 130
     assert not (tmp_path / "last.ckpt").exists()
-
-
-def test_the_signal_handlers_are_put_back(tmp_path):
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    tiny_fit(tmp_path, SaveOnSignal(), SendAt(1, signal.SIGTERM), max_steps=4)
-    assert {number: signal.getsignal(number) for number in before} == before

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -43,17 +41,6 @@ def test_a_batch_that_knows_its_real_tokens_is_counted_by_them():
     assert _tokens_of({"tokens": torch.zeros(4, 8), "real_tokens": 29}) == 29
     assert _tokens_of({"tokens": torch.zeros(4, 8)}) == 32
     assert _tokens_of([]) == 0
-
-
-def test_a_sequence_that_devices_share_is_counted_once():
-    """The strategy knows the whole: of 45 tokens one device holds 23 and the other 22."""
-    throughput = Throughput()
-    strategy = SimpleNamespace(tokens_of_batch=2 * 45, root_device=torch.device("cpu"))
-    trainer = SimpleNamespace(strategy=strategy, world_size=2)
-    throughput.on_fit_start(trainer, None)
-    for _ in range(3):
-        throughput.on_train_batch_start(trainer, None, {"tokens": torch.zeros(2, 23)}, 0)
-    assert throughput._tokens == 3 * 90
 
 
 def test_given_tokens_per_step_are_used_instead(tmp_path):

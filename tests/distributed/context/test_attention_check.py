@@ -100,13 +100,6 @@ def test_attention_to_anything_else_is_not(name):
         OTHER[name]()
 
 
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_one_device_that_holds_everything_is_no_mistake(name):
-    with AttentionCheck(sequence(degree=1), "training"):
-        OWN[name]()
-
-
 def test_compiled_code_stays_compiled_and_what_it_shares_is_counted():
     torch.compiler.reset()
     compiled = []

@@ -57,12 +57,6 @@ def test_auto_takes_a_ring_where_gathering_is_too_much_and_heads_do_not_divide()
     assert "GiB" in choice.reason
 
 
-def test_twelve_heads_on_eight_ranks_are_four_times_two():
-    assert choose_way("hybrid", degree=8, **GPT2).heads_degree == 4
-    assert choose_way("ring", degree=8, **GPT2).heads_degree == 1
-    assert choose_way("all-to-all", degree=6, **GPT2).heads_degree == 6
-
-
 @pytest.mark.parametrize(
     ("way", "degree", "message"),
     [
