@@ -1,1 +1,1 @@
-"""One run: its folder, devices, batching, choice of memory, training, resuming, plan and summary row."""
+"""One run of any task, from checked settings to its summary row."""

@@ -1,4 +1,4 @@
-"""One fit of any task: the Trainer, callbacks, checkpoints, signals, out of memory, the last validation."""
+"""One fit of any task by Lightning's Trainer, up to its last validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
 
 
 class Stopped(Exception):
-    """A signal ended the run early; its checkpoint is written. `status` is the exit status to end with."""
+    """A signal or the time limit ended the run; its checkpoint is saved. `status` is the command's exit status."""
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
@@ -48,11 +48,17 @@ def fit(
     started: float,
     finish: Callable[[pl.Trainer], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Train to the end, validate once more where the last step was no time for it, and return finish(trainer).
+    """Train to the end, validate unless the last step was validated, and return finish(trainer).
 
-    settings: the run's, or those of a part of it. resumed: the checkpoint to go on from. started: time.time() at the
-    command's start.
-    Raises Stopped after a signal or at the end of trainer.max_minutes, OutOfMemory.
+    Args:
+        settings: of the run, or of one part of it.
+        resumed: the checkpoint to resume from.
+        started: time.time() at the command's start.
+        finish: makes the summary row.
+
+    Raises:
+        Stopped: after a signal, or after trainer.max_minutes.
+        OutOfMemory: the device ran out of memory.
     """
     task, data, batching, part = prepared.task, prepared.data, prepared.batching, prepared.part
     signals = SaveOnSignal(until=deadline(settings, started))
@@ -84,7 +90,7 @@ def fit(
                 batching.estimate,
                 free_bytes=hardware.free_memory_bytes,
                 micro_batch=size,
-                # a task with advice of its own has a setting of its own for the micro-batch
+                # a task with its own advice has its own setting for the micro-batch
                 alternatives=[
                     one for one in batching.alternatives if prepared.advice is None or one.micro_batch == size
                 ],
@@ -118,10 +124,10 @@ def fit(
 
 @contextlib.contextmanager
 def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
-    """A collective that failed because a signal killed another rank ends the run in a line that names it."""
+    """If a collective fails because another rank was killed, raise RunFailed with a line that names that rank."""
     try:
         yield
-    except RuntimeError as error:  # as a failed collective is
+    except RuntimeError as error:  # raised by a failed collective
         killed = None if is_out_of_memory(error) else killed_rank(getattr(trainer.strategy.launcher, "procs", ()))
         if killed is None:
             raise
@@ -130,8 +136,8 @@ def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
-    """What is validated or tested after the fit belongs to its last step, as a validation within the fit does;
-    Lightning would log it under the next one, or, in a run that died and goes on, under either."""
+    """Log what is validated or tested after the fit under its last step."""
+    # Lightning would log it under the next step or, in a resumed run, under either of the two.
     loop = trainer.fit_loop.epoch_loop
     before, loop._batches_that_stepped = loop._batches_that_stepped, max(0, trainer.global_step - 1)
     try:
@@ -143,7 +149,7 @@ def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
 def make_trainer(
     settings: Settings, hardware: Hardware, folder: Path, callbacks: list[pl.Callback], *, accumulate: int
 ) -> pl.Trainer:
-    """Lightning's Trainer for these settings, writing into `folder`."""
+    """Lightning's Trainer for these settings. It writes into `folder`."""
     options = settings.trainer
     accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
     return pl.Trainer(
@@ -168,7 +174,7 @@ def make_trainer(
 
 
 def strategy_for(settings: Settings, accelerator: str, folder: Path) -> Strategy | str:
-    """The strategy that the settings name; Lightning's own for one device, without importing what several need."""
+    """The strategy of these settings; for one device Lightning's own, without importing flashtrain.distributed."""
     options = settings.trainer
     if settings.strategy == "auto" and options.devices in (1, "1") and options.nodes == 1:
         return "auto"
@@ -185,14 +191,14 @@ def strategy_for(settings: Settings, accelerator: str, folder: Path) -> Strategy
 
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
-    """What ContextParallelStrategy is made with for a run in `folder`; nothing for another strategy."""
+    """ContextParallelStrategy's arguments for a run in `folder`; {} for another strategy."""
     if not settings.shares_sequences:
         return {}
     return {
         "context_parallel_size": settings.context_degree,
         "way": settings.trainer.context_way,
         "layout": settings.trainer.context_layout,
-        # Without a document mask a row is one causal sequence, whatever documents it is packed of.
+        # Without a document mask a row is one causal sequence, even if it packs several documents.
         "documents": "documents" if settings.within_documents else None,
         "timeout_seconds": settings.trainer.timeout_seconds,
         "on_failure": partial(note_failure, folder),
@@ -200,7 +206,7 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def run_loggers(settings: Settings, folder: Path) -> list[Any]:
-    """The loggers that the settings name, writing into `folder`: of a training, or of a run that measures."""
+    """The loggers of these settings, which write into `folder`."""
     return make_loggers(
         settings.logger.kinds,
         folder,
@@ -213,22 +219,17 @@ def run_loggers(settings: Settings, folder: Path) -> list[Any]:
 
 
 def deadline(settings: Settings, started: float) -> float | None:
-    """The moment of time.time() at which trainer.max_minutes are over; None without a limit."""
+    """The time limit of trainer.max_minutes, as time.time(); None without a limit."""
     minutes = settings.trainer.max_minutes
     return None if minutes is None else started + 60 * minutes
 
 
 def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
-    """What a run ends with that a signal or its time limit stopped; the latter is no failure (exit status 0)."""
-    if signals.out_of_time:
-        return Stopped(
-            f"trainer.max_minutes are over at step {signals.stopped_at}; the checkpoint is written. "
-            f"To go on: the same command with resume={folder}",
-            0,
-        )
+    """The exception of a run that a signal or its time limit stopped; the time limit is no failure (status 0)."""
     name = signals.stopped_by.name if signals.stopped_by else "a signal"
+    reason = "trainer.max_minutes" if signals.out_of_time else name
     return Stopped(
-        f"stopped by {name} at step {signals.stopped_at}; the checkpoint is written. "
-        f"To go on: the same command with resume={folder}",
-        signals.exit_code,
+        f"stopped at step {signals.stopped_at} ({reason}), checkpoint saved. "
+        f"Continue with the same command plus resume={folder}",
+        0 if signals.out_of_time else signals.exit_code,
     )

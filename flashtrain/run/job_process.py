@@ -1,8 +1,8 @@
-"""Jobs as processes of their own, one after the other: of a sweep, and of a comparison of contexts.
+"""The jobs of a sweep or a study, each in its own process, one after the other.
 
-A job does not outlive the command that started it: signals are passed on, and where the command is killed outright the
-job notices, finishes its step, writes its checkpoint and ends, as on SIGTERM. (Hydra 1.3's launchers pass nothing on:
-joblib's jobs go on as orphans once their parent is killed, and submitit's local ones run all at once.)
+A job does not outlive the command that started it. The command passes signals on; if it is killed, the job notices,
+finishes its step, saves a checkpoint and ends, as after SIGTERM. (Hydra 1.3's launchers pass no signals on: joblib's
+jobs live on as orphans when their parent is killed, and submitit's local jobs run all at once.)
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from types import FrameType
 from typing import Any
 
 PARENT = "FLASHTRAIN_PARENT"  # in a job's environment: the process that started it
-_SECONDS = 0.5  # between a job's looks at whether that is still there
+_SECONDS = 0.5  # between a job's checks that this process is alive
 
 
 class JobProcesses:
-    """Within the context, signals that end this command end the job that runs, and are waited for: the job writes its
-    checkpoint. `stopped_by` is the first of them; nothing new should be started then."""
+    """A context that passes SIGINT and SIGTERM on to the running job and waits while it saves its checkpoint.
+
+    `stopped_by` is the first such signal; no other job should be started after it.
+    """
 
     def __init__(self) -> None:
         self.stopped_by: signal.Signals | None = None
@@ -35,7 +37,7 @@ class JobProcesses:
     def __enter__(self) -> JobProcesses:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background has it
+                if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a shell's background
                     self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -45,20 +47,25 @@ class JobProcesses:
         self._before = {}
 
     def run(self, words: list[str], *, command: list[str] | None = None, output: int | None = None) -> int:
-        """Run the command with these words, and return its exit status, negative for a signal.
+        """Run a command and wait for its end.
 
-        command: how it is started; None: as this program was. output: where it prints, as subprocess has it; None:
-        where this process does.
+        Args:
+            words: its arguments.
+            command: the program; None: this program.
+            output: its stdout and stderr, as for subprocess; None: this process's.
+
+        Returns:
+            The exit status, negative for a signal.
         """
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
         self._process = subprocess.Popen(
             [*(command or job_command()), *words], env=environment, stdout=output, stderr=output
         )
         try:
-            if self.stopped_by is not None:  # it came while the process was being started
+            if self.stopped_by is not None:  # the signal came while the process was being started
                 self._process.terminate()
             return self._process.wait()
-        except BaseException:  # no handler stands outside the main thread
+        except BaseException:  # outside the main thread there is no handler
             self._process.terminate()
             self._process.wait()
             raise
@@ -67,12 +74,12 @@ class JobProcesses:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or signal.Signals(number)
-        if self._process is not None:  # at a terminal it has its Ctrl-C by itself: it then has both
+        if self._process is not None:  # at a terminal it also gets the Ctrl-C itself
             self._process.terminate()
 
 
 def job_command() -> list[str]:
-    """How to start this program again: as `python -m flashtrain`, or as the user's own script that calls main()."""
+    """The command of this program: `python -m flashtrain`, or the user's script that calls main()."""
     main_module = sys.modules["__main__"]
     spec = getattr(main_module, "__spec__", None)
     if spec is None:
@@ -82,8 +89,8 @@ def job_command() -> list[str]:
 
 @contextmanager
 def leading_ranks() -> Iterator[None]:
-    """Whatever starts this command again in here, as Lightning does for a job's other ranks, ends with this process:
-    killed before the ranks have met, it would leave them waiting for it for half an hour."""
+    """Make the ranks that Lightning starts in this context end with this process."""
+    # If it is killed before the ranks have met, they would wait for it for half an hour.
     os.environ[PARENT] = str(os.getpid())
     try:
         yield
@@ -92,14 +99,14 @@ def leading_ranks() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """In a job that JobProcesses started, or a rank: end it as SIGTERM does once its parent is gone."""
+    """In a job or a rank: send SIGTERM to this process when its parent is gone."""
     parent = os.environ.pop(PARENT, "")  # not for what this process starts itself
     if parent.isdecimal():
         threading.Thread(target=_watch, args=(int(parent),), daemon=True, name="parent-watch").start()
 
 
 def _watch(parent: int) -> None:
-    # An orphan is given to another parent; there is no other sign of it that every system has.
+    # An orphan gets another parent: the only sign that every system has.
     while os.getppid() == parent:
         time.sleep(_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)

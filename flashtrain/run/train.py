@@ -1,4 +1,4 @@
-"""One run of any task: its trainings from checked settings, in a run folder, to the summary row."""
+"""The trainings of one run of any task, and its summary row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from flashtrain.training.resuming import check_resumable
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
-    """The part of the row that is known beforehand; a failed run's row is this with `status` and `error`."""
+    """The part of the summary row that is known before the run."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
     mode = mode_of(settings)
     trained = {} if mode is not None and mode.measures else {**task_of(settings).columns(settings), **common}
@@ -48,25 +48,26 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
 
 
 def failed_row(settings: Settings, hardware: Hardware, overrides: list[str], status: str, error: str) -> dict[str, Any]:
-    """The row of a run that did not finish: `status` is FAILED, OUT_OF_MEMORY or STOPPED."""
+    """The summary row of a run that did not finish: `status` is FAILED, OUT_OF_MEMORY or STOPPED."""
     return {**planned_row(settings, hardware, overrides), "status": status, "error": error}
 
 
 def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
-    """Raise UserError unless what was saved in the checkpoint is of the model described, naming what differs."""
+    """Raise UserError, with the differences, unless the checkpoint belongs to the described model."""
     notes = saved.get("flashtrain", {})
     here = {"name": description["name"], **description["shape"]}
     there = {"name": notes.get("name"), **notes.get("shape", {})}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
-        parts = ", ".join(f"{key} is {there.get(key)} there and {here[key]} here" for key in differing)
+        parts = ", ".join(f"{key} is {there.get(key)}, expected {here[key]}" for key in differing)
         raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
 
 
 def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
-    """The checkpoint to go on from: of the run named, or, for resume=auto, of the folder that was found unfinished.
+    """The checkpoint to resume from: of the named run or, with resume=auto, in `folder`. None: start a new run.
 
-    None to start anew. Raises UserError unless it holds the model described.
+    Raises:
+        UserError: the checkpoint is of another model, holds weights only, or has made all steps.
     """
     if settings.resume is None:
         return None
@@ -76,7 +77,7 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
             return None
     else:
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
-    saved = read_checkpoint(checkpoint, mmap=True)  # of all its weights nothing is read here
+    saved = read_checkpoint(checkpoint, mmap=True)  # reads none of its weights
     check_same_model(checkpoint, saved, description)
     _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
     say(f"resuming from {checkpoint}")
@@ -84,32 +85,38 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
 
 
 def _check_steps_left(checkpoint: Path, made: int, steps: int) -> None:
-    """Raise UserError where the run has made all its steps: it would write a row of nothing over its own. One that
-    ended between its last step and its summary still has that to make."""
+    """Raise UserError if the run has made all its steps: an empty row would overwrite its own."""
+    # A run that died between its last step and its summary is not FINISHED: it resumes, and makes its summary.
     finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
     if made > steps or (made == steps and finished):
         raise UserError(
-            f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. Possible: "
-            f"trainer.steps= above {made}, or a run of its own without resume=."
+            f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. "
+            f"Set trainer.steps= above {made}, or start a new run without resume=."
         )
 
 
 def train(
     task: Task, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
 ) -> dict[str, Any]:
-    """Train as the settings say, in `folder`, and return the summary row.
+    """Train in `folder`, and return the summary row.
 
-    started: time.time() at the command's start. Raises UserError for what the user can mend, Stopped after a signal or
-    at the end of trainer.max_minutes, OutOfMemory.
+    Args:
+        overrides: the command line's settings, for the row.
+        started: time.time() at the command's start.
+
+    Raises:
+        UserError: a mistake that the user can correct.
+        Stopped: after a signal, or after trainer.max_minutes.
+        OutOfMemory: the device ran out of memory.
     """
     pl.seed_everything(settings.seed, verbose=False)
     torch.set_float32_matmul_precision("high")
-    row = read_summary(folder)  # stays where nothing is left to train
+    row = read_summary(folder)  # the result if no training is left
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
         part = prepared.part
         resumed = part.resumed if part else checkpoint_to_resume(settings, folder, prepared.description)
         if number == 0:
-            # Everything that a user can have got wrong is checked: from here on the folder is this run's.
+            # All of the user's input has been checked: from here on the folder is this run's.
             write_config(settings, folder)
             if prepared.tokenizer is not None:
                 prepared.tokenizer.save(folder / TOKENIZER)
@@ -130,7 +137,7 @@ def _fit(
     overrides: list[str],
     started: float,
 ) -> dict[str, Any]:
-    """Train what is prepared, and return the row of the run up to its end."""
+    """Train one part of the run, and return the run's row so far."""
 
     def finish(trainer: pl.Trainer) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""What ends a training early, at a bad step or a good figure; which validations it makes, and of how many samples."""
+"""When a fit validates and when it ends early: at a loss that is not finite, or at a target."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ from flashtrain.errors import UserError
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 NEVER = torch.iinfo(torch.int64).max
+SHARE = 0.1  # of the training's FLOPs that validations may take
+STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in FLOPs
+
+log = logging.getLogger(__name__)
 
 
 # Lightning 2.6.6's EarlyStopping(check_finite=True) looks at one logged figure, and lets checkpoints be written over.
 class StopOnNonFinite(pl.Callback):
     """Ends the fit with a UserError that names the first optimiser step whose loss was NaN or infinite.
 
-    Reading a loss makes the host wait for the device, so the losses stay on the device and are looked at together: at
-    the trainer's log interval (where the loggers read values anyway), before every checkpoint and at the end. Before a
-    checkpoint the weights are looked at too, so that no spoiled state ever replaces a good checkpoint. All ranks look
-    at the same steps and agree on the first bad one, so that they stop together.
+    Losses stay on the device, because reading one makes the host wait. They are checked together at the trainer's log
+    interval (where the loggers read values anyway), before every checkpoint and at the end. Before a checkpoint the
+    weights are checked too, so that a bad state never replaces a good checkpoint. All ranks check the same steps and
+    agree on the first bad one, so that they stop together.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._steps = OptimizerStepCounter()
-        self._pending: list[tuple[int, torch.Tensor]] = []  # (optimiser step, loss), not looked at yet
+        self._pending: list[tuple[int, torch.Tensor]] = []  # (optimiser step, loss), not checked yet
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._steps.start(trainer)
@@ -61,7 +65,7 @@ class StopOnNonFinite(pl.Callback):
     def _check_losses(self, trainer: pl.Trainer) -> None:
         pending = self._pending
         losses = torch.stack([loss.reshape(()).float() for _, loss in pending]).tolist() if pending else []
-        # Step and kind in one number, so that one reduction tells every rank both.
+        # Step and kind in one number, so that one reduction gives every rank both.
         bad = [
             2 * step + (0 if math.isnan(loss) else 1)
             for (step, _), loss in zip(pending, losses, strict=True)
@@ -71,7 +75,7 @@ class StopOnNonFinite(pl.Callback):
         if first != NEVER:
             step, infinite = divmod(first, 2)
             raise UserError(f"loss became {'infinite' if infinite else 'nan'} at step {step}; {_advice(trainer)}")
-        self._pending = []  # not before: no checkpoint is written after this error either
+        self._pending = []  # not earlier: after this error no checkpoint may be written either
 
     def _check_weights(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         finite = [torch.isfinite(_local(p.detach())).all() for p in pl_module.parameters() if p.is_floating_point()]
@@ -79,12 +83,12 @@ class StopOnNonFinite(pl.Callback):
         if _first_over_ranks(trainer, trainer.global_step if bad else NEVER) != NEVER:
             raise UserError(
                 f"weights were no longer finite after step {trainer.global_step} although the loss was;"
-                f" no checkpoint was written over the last good one; {_advice(trainer)}"
+                f" the last good checkpoint was not overwritten; {_advice(trainer)}"
             )
 
 
 def _first_over_ranks(trainer: pl.Trainer, found: int) -> int:
-    """The smallest of what the ranks found."""
+    """The smallest number that any rank found."""
     if trainer.world_size == 1 or not dist.is_initialized():
         return found
     first = torch.tensor(found, dtype=torch.int64, device=trainer.strategy.root_device)
@@ -100,25 +104,22 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 def _advice(trainer: pl.Trainer) -> str:
     good = last_written_checkpoint(trainer)
-    where = f"last good checkpoint: {good}" if good else "no checkpoint had been written yet"
-    return f"{where}; a lower learning rate, a longer warm-up or gradient clipping may help"
+    where = f"last good checkpoint: {good}" if good else "no checkpoint was saved yet"
+    return f"{where}; try a lower learning rate, a longer warm-up or gradient clipping"
 
 
 def last_written_checkpoint(trainer: pl.Trainer) -> str | None:
-    """Path of the newest checkpoint that this fit's checkpoint callbacks have written, None where there is none."""
+    """Path of the newest checkpoint that this fit's checkpoint callbacks have written; None if there is none."""
     named = [getattr(callback, "best_model_path", "") for callback in trainer.checkpoint_callbacks]
     paths = [Path(path) for path in named if path and Path(path).exists()]
     return str(max(paths, key=lambda path: path.stat().st_mtime)) if paths else None
 
 
-log = logging.getLogger(__name__)
-
-
 class StopAtTarget(pl.Callback):
-    """Ends training at the first validation at which `validation_accuracy` is at least `target`.
+    """Ends training at the first validation whose `validation_accuracy` is at least `target`.
 
-    seconds: from the start of training to that
-    validation's end, None until then; a resumed run counts the parts before it too.
+    `seconds` is the training time up to the end of that validation, earlier parts of a resumed run included; it is None
+    until the target is reached.
     """
 
     def __init__(self, target: float) -> None:
@@ -149,19 +150,22 @@ class StopAtTarget(pl.Callback):
         return self._before + (0.0 if self._begun is None else time.monotonic() - self._begun)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seconds of training so far."""
+        """The training time so far, in seconds."""
         return {"seconds": self._elapsed()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from an earlier part of the run."""
+        """Continue the count of an earlier part of the run."""
         self._before = float(state_dict["seconds"])
 
 
 class DueValidation(pl.Callback):
-    """Knows the step of the latest validation, which travels in the checkpoint, and validates at once where a run goes
-    on from a step whose validation it has not: the checkpoint of a step is written before its validation.
+    """Makes up for a missed validation when a run resumes: a step's checkpoint is written before its validation.
 
-    every: optimiser steps between two validations.
+    The checkpoint holds the step of the latest validation. A run that resumes at a step whose validation is missing
+    validates before it trains.
+
+    Args:
+        every: optimiser steps between two validations.
     """
 
     def __init__(self, every: int) -> None:
@@ -170,7 +174,7 @@ class DueValidation(pl.Callback):
         self.step: int | None = None
 
     def has(self, step: int) -> bool:
-        """Whether the weights of this step were validated."""
+        """Whether the weights after this step were validated."""
         return self.step == step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -195,23 +199,23 @@ class DueValidation(pl.Callback):
         self.step = state_dict["step"]
 
 
-SHARE = 0.1
-STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in FLOPs
+def held_out_samples(requested: int | None, every: int, batch: int, *, most: int | None = None) -> int:
+    """The number of samples that each validation reads.
 
-
-def held_out_samples(asked: int | None, every: int, batch: int, *, most: int | None = None) -> int:
-    """Samples of each validation: what was asked for, else at most SHARE of what is trained between two of them.
-
-    every: optimiser steps between two validations. batch: samples of a step. most: a bound of its own where nothing was
-    asked for. Counted in FLOPs and not in seconds, so that the same settings always read the same samples.
+    Args:
+        requested: the number that was set; None: as many as cost SHARE of the training between two validations.
+        every: optimiser steps between two validations.
+        batch: samples of an optimiser step.
+        most: an upper bound, for a number that was not set.
     """
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
+    # In FLOPs, not in seconds: the same settings always read the same samples.
     share = max(1, round(SHARE * STEP_TO_FORWARD * every * batch))
     return share if most is None else min(most, share)
 
 
-def describe_validation(samples: int, asked: int | None, every: int, setting: str) -> str:
-    """The line that says how much each validation reads, and which setting asks for another number."""
-    bound = "" if asked is not None else f", at most about a tenth of the training's time; {setting}= reads others"
+def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
+    """The line that reports how much each validation reads, and which setting changes it."""
+    bound = "" if requested is not None else f" (at most about a tenth of the training time; change it with {setting}=)"
     return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"

@@ -1,6 +1,6 @@
-"""When a run's checkpoints are written: last.ckpt every so many steps and at any end, best.ckpt at a better validation.
+"""When a run's checkpoints are written: last.ckpt every N steps and at any end, best.ckpt at a better validation.
 
-Lightning's ModelCheckpoint decides; its subclasses close what 2.6.6 loses, said at the head of each.
+Lightning's ModelCheckpoint decides. Its subclasses here close gaps of version 2.6.6; each names its own.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ def checkpoint_callbacks(
     monitor: str | None = "validation_loss",
     mode: str = "min",
 ) -> list[pl.Callback]:
-    """The checkpoint rules of a run: [best (where `monitor` is given), last].
+    """The checkpoint callbacks of a run: BestCheckpoint, if there is something to monitor, and SaveLast.
 
-    every_n_steps: optimiser steps between two writes of last.ckpt; None writes it at the end only. mode: whether the
-    lowest ("min") or the highest ("max") of what is monitored is best.
+    Args:
+        every_n_steps: optimiser steps between two writes of last.ckpt; None: at the end only.
+        monitor: the logged metric that best.ckpt follows; None: no best.ckpt.
+        mode: "min" or "max": whether the lowest or the highest value is best.
     """
     last = SaveLast(folder, every_n_steps)
     return [last] if monitor is None else [BestCheckpoint(folder, monitor, mode), last]
 
 
 def keep_if_best(trainer: pl.Trainer) -> None:
-    """After a validation that followed the fit, let best.ckpt hold these weights where they are the best so far.
+    """After a validation that followed the fit, write best.ckpt if these weights are the best so far.
 
-    Every rank must call it, with what was validated the same on all.
+    Every rank must call it, with the same validation result.
     """
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, BestCheckpoint) and callback.monitor in trainer.callback_metrics:
@@ -47,11 +49,11 @@ def keep_if_best(trainer: pl.Trainer) -> None:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """One best.ckpt, of weights: the optimiser's states, twice as large, are in last.ckpt alone.
+    """Writes best.ckpt with weights only: the optimiser's states, twice as large, are in last.ckpt alone.
 
-    ModelCheckpoint's save_weights_only leaves out what callbacks save: the score to beat, StopOnNonFinite's look at the
-    weights. And it takes that score from last.ckpt, which may know less than best.ckpt does: a validation that follows
-    the fit comes after it was written. (A stage that has not validated yet has nothing to beat.)
+    With save_weights_only, ModelCheckpoint leaves out what callbacks save (the score to beat) and do (StopOnNonFinite's
+    check of the weights). It also restores that score from last.ckpt, which can be older than best.ckpt: a validation
+    that follows the fit comes after last.ckpt was written. (A stage that has not validated yet has no score to beat.)
     """
 
     def __init__(self, folder: str | Path, monitor: str = "validation_loss", mode: str = "min") -> None:
@@ -68,7 +70,7 @@ class BestCheckpoint(ModelCheckpoint):
         best = Path(self.dirpath or "") / BEST
         if state_dict["best_model_score"] is None or not checkpoint_exists(best):
             return
-        held = read_checkpoint(best, mmap=True)  # of its weights nothing is read
+        held = read_checkpoint(best, mmap=True)  # reads none of its weights
         rebuild_paths(held, best.parent)
         super().load_state_dict(held["callbacks"][self.state_key])
 
@@ -84,15 +86,14 @@ class BestCheckpoint(ModelCheckpoint):
 class SaveLast(ModelCheckpoint):
     """Writes `last.ckpt` every N optimiser steps, after the last step, and when an exception ends the fit.
 
-    ModelCheckpoint writes a resumed run's after its first micro-batch and an exception's between two, their gradients
-    lost; the last step's only where N divides it, else after the loop has closed its epoch, from where a longer run
-    would not go on with the next sample. And Lightning counts a validation that was cut off as half made: a checkpoint
-    that is written during one (best.ckpt, or last.ckpt after a signal) says that training stood before it.
+    ModelCheckpoint (2.6.6) also writes between two micro-batches, whose gradients are then lost: after the first one of
+    a resumed run, and after an exception. The last step it writes only if N divides it, or else after the loop has
+    closed its epoch; a longer run would not resume from there at the next sample. Lightning counts an interrupted
+    validation as half done; a checkpoint written during one (best.ckpt, or last.ckpt after a signal) therefore records
+    the state before it.
 
-    After an exception the file is of the last step that was completed, and says that the training stood at its end. It
-    is not written where the optimiser was at work, or several processes train: the others may wait for the one that
-    failed. Nor after KeyboardInterrupt, which does not want to wait.
-    Before any, what the metrics file has of its steps is flushed: a run that goes on does not log them again.
+    After an exception the file holds the last completed step. It is not written if the optimiser was updating weights,
+    if several processes train (the others may wait for the one that failed), or after KeyboardInterrupt.
     """
 
     def __init__(self, folder: str | Path, every_n_steps: int | None = None) -> None:
@@ -108,7 +109,7 @@ class SaveLast(ModelCheckpoint):
         self._updated = -1  # the step after which the optimiser began to change the weights
 
     def state_dict(self) -> dict[str, Any]:
-        return {}  # its file is where this run's folder is
+        return {}  # its path follows from this run's folder
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -118,7 +119,7 @@ class SaveLast(ModelCheckpoint):
         _continue_metrics(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        _continue_metrics(trainer)  # of a run that died in its last validation, and trains no more
+        _continue_metrics(trainer)  # for a run that died in its last validation and has no step left
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
@@ -135,7 +136,7 @@ class SaveLast(ModelCheckpoint):
             self.save(trainer)
         every = trainer.val_check_batch
         validates = trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
-        if validates or trainer.world_size == 1:  # ranks may have to ask each other for the state of their data
+        if validates or trainer.world_size == 1:  # the state of the data may need a collective
             self._ended = _end_of_step(trainer)
 
     def on_save_checkpoint(
@@ -158,17 +159,18 @@ class SaveLast(ModelCheckpoint):
         pl_module.zero_grad(set_to_none=True)  # memory may have run out
         try:
             self.save(trainer)
-            say(f"the checkpoint of step {step} is written, resume= goes on from it: {self.best_model_path}")
-        except Exception as problem:  # noqa: BLE001 - what ended the fit is what is raised
+            say(f"the checkpoint of step {step} was saved; continue from it with resume=: {self.best_model_path}")
+        except Exception as problem:  # noqa: BLE001 - the error that ended the fit is raised
             if str(problem) != str(exception):
-                say(f"no checkpoint of step {step} is written: {first_line(problem)}")
+                say(f"no checkpoint of step {step} was saved: {first_line(problem)}")
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write last.ckpt now, unless this optimiser step already has; every rank must call it."""
+        """Write last.ckpt now, unless it holds this optimiser step already. Every rank must call it."""
         if not trainer.fast_dev_run and self._last_global_step_saved != trainer.global_step:  # type: ignore[attr-defined]
             self._save_topk_checkpoint(trainer, {})
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        # A run that resumes from this checkpoint does not log its steps again.
         _flush_metrics(trainer, in_step=self._ended[0] == trainer.global_step)
         super()._save_checkpoint(trainer, filepath)
 
@@ -184,8 +186,9 @@ def _continue_metrics(trainer: pl.Trainer) -> None:
 
 
 def _flush_metrics(trainer: pl.Trainer, *, in_step: bool) -> None:
-    """Have what this step logged in metrics.jsonl. Lightning hands a step's metrics to the loggers after the hook in
-    which its checkpoint is written; the same again is no other row. in_step: the next step has logged already."""
+    """Write this step's metrics to metrics.jsonl. in_step: the next step has logged already."""
+    # Lightning gives a step's metrics to the loggers only after the hook that writes its checkpoint. MetricsFile
+    # ignores the repetition.
     connector = trainer._logger_connector
     step = trainer.fit_loop.epoch_loop._batches_that_stepped
     for logger in trainer.loggers:

@@ -1,8 +1,7 @@
-"""Checkpoints that survive: written whole or not at all, read without running code, found again for resuming.
+"""Checkpoint files: written whole or not at all, and read without running code.
 
-A run folder's `checkpoints/` holds `last.ckpt` (every N optimiser steps and at the end; what resuming continues from)
-and `best.ckpt` (lowest validation loss; without the optimiser's states). Both are single files, or folders of what
-every rank wrote (sharded.py). checkpoint_callbacks.py says when they are written.
+A run folder's `checkpoints/` holds `last.ckpt`, from which a run resumes, and `best.ckpt`, without the optimiser's
+states. Each is a single file, or a folder of every rank's shards (sharded.py).
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ PARTIAL = ".partial"  # ends the name of a file that is still being written
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint files, written beside their place and moved there when complete.
+    """Lightning's checkpoint files, written under a temporary name and moved into place when complete.
 
-    A run killed while writing leaves the previous file as it was (and a `*.partial` file, which the next write
-    replaces); so does a full disk, which is a UserError. Reading always uses weights_only=True: a checkpoint cannot
-    run code. Give it to the Trainer: `Trainer(plugins=[AtomicCheckpointIO()])`.
+    A kill during a write, or a full disk (a UserError), leaves the previous file as it was. A kill also leaves a
+    `*.partial` file, which the next write replaces. Reading always uses weights_only=True, so that a checkpoint cannot
+    run code. Usage: `Trainer(plugins=[AtomicCheckpointIO()])`.
     """
 
-    # Lightning 2.6.6 writes into TMPDIR and moves it: a copy where that is another file system (its issue 21253), and
-    # 11 of 100 kills left a damaged last.ckpt; of ours none of 60. And all of it lies in memory first, a second time.
+    # Lightning 2.6.6 writes into TMPDIR and moves the file, which copies it if that is another file system (its issue
+    # 21253): 11 of 100 kills left a damaged last.ckpt, with this code none of 60. It also buffers the file in memory.
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         save_atomically(checkpoint, Path(path))
 
@@ -50,11 +49,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """torch.save to a name beside `path`, flushed to the disk, then moved to `path` in one step.
+    """torch.save to a temporary name in the same folder, flush to the disk, then move to `path` in one step.
 
-    Raises UserError where the disk is full or the folder cannot be written; `path` is then as it was.
+    Raises:
+        UserError: the disk is full or the folder cannot be written; `path` is then as it was.
     """
-    # Of one name, unlike disk.replacing's: what a kill leaves, gigabytes, the next write replaces.
+    # One fixed name, unlike disk.replacing: the next write replaces the gigabytes that a kill leaves.
     partial, earlier = path.with_name(path.name + PARTIAL), path.with_name(f"{path.name}.earlier")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
         if next(os_errors(problem), None) is None:
             raise
         raise sharded.not_written(problem, path) from problem
-    if path.is_dir():  # that of a run whose ranks wrote a folder
+    if path.is_dir():  # an earlier sharded checkpoint
         shutil.rmtree(earlier, ignore_errors=True)
         path.rename(earlier)
     partial.replace(path)
@@ -76,9 +76,10 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
-    """Let no path in a loaded checkpoint's callbacks be believed: Lightning's ModelCheckpoint deletes the file that a
-    better one replaces, wherever its state says that it lies. Of each path the name is kept, as a checkpoint in
-    `folder`, the checkpoint's own."""
+    """Point every path in a loaded checkpoint's callbacks into `folder`, the checkpoint's own; only names are taken.
+
+    ModelCheckpoint deletes the file that a better one replaces, wherever its state says that it is.
+    """
     folder = folder.resolve()  # as ModelCheckpoint has it
 
     def here(path: str) -> str:
@@ -94,18 +95,23 @@ def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
 
 
 def checkpoint_exists(path: Path) -> bool:
-    """Whether there is a checkpoint of this name that may be read, a file or a folder that is whole."""
+    """Whether a checkpoint lies there that can be read: a file, or a complete folder of shards."""
     return path.is_file() or sharded.is_sharded(path)
 
 
 def read_checkpoint(
     path: str | Path, map_location: Any = "cpu", *, mmap: bool = False, optimizers: bool = False
 ) -> dict[str, Any]:
-    """The dictionary in a checkpoint, by torch.load with weights_only=True. mmap: read tensors when they are used.
+    """The dictionary in a checkpoint, by torch.load with weights_only=True.
 
-    Of a folder of shards the weights are put together in host memory, with `optimizers` the optimisers' states too;
-    what is not (with mmap neither) has its shape alone, on the meta device.
-    Raises UserError where it is missing, and torch's own errors for a file that is damaged, or could run code.
+    Args:
+        path: a file, or a folder of shards, whose weights are joined in host memory.
+        map_location: torch.load's, for a file.
+        mmap: read a tensor only when it is used; tensors of a folder have a shape only, on the meta device.
+        optimizers: join the optimisers' states of a folder too; otherwise they are on the meta device.
+
+    Raises:
+        UserError: there is no such checkpoint. A file that is damaged or could run code raises torch's own errors.
     """
     path = Path(path)
     if not path.is_dir():
@@ -123,13 +129,13 @@ def read_checkpoint(
 def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
     if not path.is_file():
         near = sorted(str(one) for one in path.parent.glob("*.ckpt"))[:5]
-        raise UserError(f"there is no checkpoint {path}" + (f"; in its folder are: {', '.join(near)}" if near else ""))
+        raise UserError(f"there is no checkpoint {path}" + (f"; its folder has {', '.join(near)}" if near else ""))
     try:
         return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:
         if torch.serialization.get_unsafe_globals_in_checkpoint(path) != [STATES_OF_8_BITS]:
             raise
-        import torchao.optim  # noqa: F401 - from then on torch reads tensors of this one class of its
+        import torchao.optim  # noqa: F401 - its import allows torch to load this one class
 
         return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
 
@@ -137,25 +143,28 @@ def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
 def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
     """The model's weights in a checkpoint, on the CPU, for evaluating, generating or exporting.
 
-    prefix: the attribute under which the LightningModule keeps the wanted module ("model."); only its weights are
-    returned, without it. Names that torch.compile changed are given back their own. Raises UserError as
-    `read_checkpoint`, and where the file holds no weights under the prefix.
+    Args:
+        prefix: the LightningModule's attribute that holds the module ("model."). Only weights under it are returned,
+            with the prefix removed, and torch.compile's additions to names too.
+
+    Raises:
+        UserError: there is no such checkpoint, or it has no weights under the prefix.
     """
     return weights_in(read_checkpoint(path), path, prefix)
 
 
 def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """As `read_weights`, for a checkpoint that has been read from `path` already."""
+    """Like `read_weights`, for a checkpoint already read from `path`."""
     plain = {name.replace("_orig_mod.", ""): value for name, value in checkpoint.get("state_dict", {}).items()}
     weights = {name[len(prefix) :]: value for name, value in plain.items() if name.startswith(prefix)}
     if not weights:
         raise UserError(
-            f"{path} holds no weights whose names begin with '{prefix}'; it has {', '.join(list(plain)[:3])} ..."
+            f"{path} has no weights whose names begin with '{prefix}'; it has {', '.join(list(plain)[:3])} ..."
         )
     return weights
 
 
 def find_resumable(folder: str | Path) -> Path | None:
-    """The newest `last.ckpt` in a folder or anywhere below it; None where there is none."""
+    """The newest `last.ckpt` in a folder or anywhere below it; None if there is none."""
     found = [path for path in Path(folder).rglob(LAST) if checkpoint_exists(path)]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)

@@ -1,7 +1,7 @@
-"""What a training step of an encoder will need of a GPU's memory: BERT with any of its heads, classifiers of sequences.
+"""Estimated GPU memory of an encoder's training step: BERT with any of its heads, and sequence classifiers.
 
-What it keeps for its backward is counted tensor by tensor, as tests/training/test_encoder_memory.py counts what
-autograd saves. Letters as in memory.py.
+Tensors saved for the backward are counted one by one; tests/training/test_encoder_memory.py compares the count with
+what autograd saves. Letters as in memory.py.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from flashtrain.training.memory import (
 )
 from flashtrain_kernels.loss_head import default_chunk
 
-GATED_EXTRA = 2  # beside GELU's two tensors of width F: the up projection is twice as wide, and both halves multiply
+GATED_EXTRA = 2  # in addition to GELU's two tensors of width F: the up projection is twice as wide, its halves multiply
 OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the weights' type where autocast is on
 HEAD_STATES_KEPT = 4  # a head that predicts tokens: input, before and after its activation, after its norm
 
 
 @dataclass(frozen=True)
 class PredictingHead:
-    """A head that predicts tokens, or bins of grey levels: `rows` of its matrix, at `positions` of what is computed."""
+    """A head that predicts tokens or bins of grey levels, at `positions` of them, with a matrix of `rows` rows."""
 
     rows: int
     positions: int
@@ -52,9 +52,12 @@ def estimate_encoder_memory(
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW or LAMB, in bytes on one device.
 
-    parameters: P. tokens: T, padding and what is read twice included. longest: S, for "standard" attention, which
-    stores a score matrix for each sequence. head: None for a head on pooled states, which needs next to nothing.
-    master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong.
+    Args:
+        parameters: P.
+        tokens: T, with padding and tokens that are read twice.
+        longest: S, for "standard" attention, which stores a score matrix for each sequence.
+        head: None for a head on pooled states, which needs next to nothing.
+        master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
     """
     savings = savings or MemorySavings()
     weight, copy, activation = PRECISIONS[precision]
@@ -87,11 +90,11 @@ def estimate_encoder_memory(
 
 
 def _of_head(head: PredictingHead | None, embed: int, activation: int, loss_chunk: int | None) -> tuple[int, int]:
-    """What a predicting head keeps of its positions, and what its loss stores at once: the logits of one piece, its
-    matrix in the activations' type, the matrix's gradient in float32 and what the gradient is added to."""
+    """(bytes saved for the backward, bytes that the loss stores at once) of a predicting head."""
     if head is None:
         return 0, 0
     chunk = min(head.positions, loss_chunk or default_chunk(head.rows))
+    # The matrix in the activations' type, its gradient in float32, and the gradient that this one is added to.
     matrices = head.rows * embed * (activation + 8)
     states = HEAD_STATES * head.positions * embed * activation
     return HEAD_STATES_KEPT * head.positions * embed * activation, chunk * head.rows * activation + matrices + states

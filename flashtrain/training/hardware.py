@@ -1,7 +1,4 @@
-"""What this machine offers: CPU or GPU, its memory, its peak rate, and the precision and attention that suit it.
-
-What a result was measured with: the device's name and the versions of what computes.
-"""
+"""The machine that a run uses: its device, memory, peak rate and software versions."""
 
 from __future__ import annotations
 
@@ -54,18 +51,31 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bT4\b", 65e12),
 )
 
+# The last two are baselines of benchmarks.
+_DISTRIBUTIONS = ("torch", "triton", "pytorch-lightning", "flashtrain", "flash-attn", "flash-attn-4")
+
+# The share of the device's rate that a compiled training step reaches: on an H200 about 0.4 of the dense peak for
+# GPT-2 124M (recipes/results/gpt2-h200.json); on a CPU, half the rate of a large matrix product is a cautious guess.
+GPU_EFFICIENCY = 0.4
+CPU_EFFICIENCY = 0.5
+VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}  # "huggingface": as many as its model has
+
 
 @dataclass(frozen=True)
 class Hardware:
     """One kind of device of this machine, as a run uses it.
 
-    kind: "cpu" or "cuda". name: the vendor's. count: GPUs visible, or CPU cores this process may use.
-    capability: a GPU's compute capability, (9, 0) for sm_90; None on a CPU.
-    total_memory_bytes, free_memory_bytes: of one GPU (the one this process will use), or of the machine; None where
-    the system does not say.
-    peak_flops: dense bf16/fp16 tensor-core FLOP/s of one GPU; None where unknown (MFU is then left out).
-    precision: Lightning's name of the precision to train in. attention: the model's attention to choose.
-    host_memory_bytes: free main memory of the machine, which a GPU's activations may be moved to; None where unknown.
+    Attributes:
+        kind: "cpu" or "cuda".
+        name: the vendor's name.
+        count: visible GPUs, or the CPU cores that this process may use.
+        capability: a GPU's compute capability, (9, 0) for sm_90; None on a CPU.
+        total_memory_bytes: of the GPU that this process uses, or of the machine; None if unknown.
+        free_memory_bytes: likewise.
+        peak_flops: dense bf16/fp16 tensor-core FLOP/s of one GPU; None if unknown (MFU is then left out).
+        precision: Lightning's name of the precision to train in.
+        attention: the attention to use, "flash" or "sdpa".
+        host_memory_bytes: free main memory, to which a GPU's activations may be offloaded; None if unknown.
     """
 
     kind: str
@@ -81,9 +91,13 @@ class Hardware:
 
 
 def detect_hardware(accelerator: str = "auto") -> Hardware:
-    """The hardware a run would train on. accelerator: "auto" (a GPU if there is one), "cpu" or "gpu".
+    """The hardware that a run would train on.
 
-    Raises UserError for another name, and for "gpu" where torch sees no NVIDIA GPU.
+    Args:
+        accelerator: "auto" (a GPU if there is one), "cpu" or "gpu".
+
+    Raises:
+        UserError: another name, or "gpu" without an NVIDIA GPU that torch can use.
     """
     if accelerator not in ("auto", "cpu", "gpu"):
         raise unknown("accelerator", accelerator, ("auto", "cpu", "gpu"))
@@ -94,14 +108,14 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
             if torch.version.cuda is None
             else "PyTorch finds no usable NVIDIA GPU or driver"
         )
-        raise UserError(f"accelerator=gpu was asked for, but {reason}; use accelerator=cpu or accelerator=auto")
+        raise UserError(f"hardware=gpu, but {reason}. Use hardware=cpu or hardware=auto.")
     if accelerator == "cpu" or not available:
         return _cpu()
     return _gpu()
 
 
 def peak_flops_of(name: str) -> float | None:
-    """Dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this name, None where unknown."""
+    """Dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this name; None if unknown."""
     if "Laptop" in name or "Max-Q" in name:  # same name, other clocks
         return None
     for pattern, peak in PEAK_FLOPS:
@@ -111,14 +125,14 @@ def peak_flops_of(name: str) -> float | None:
 
 
 def precision_for(capability: tuple[int, int] | None) -> str:
-    """bf16 where the tensor cores have it (sm_80 and later), fp16 with loss scaling below, float32 on a CPU."""
+    """bf16 from sm_80 on, whose tensor cores have it; fp16 with loss scaling on older GPUs; float32 on a CPU."""
     if capability is None:
         return "32-true"
     return "bf16-mixed" if capability >= (8, 0) else "16-mixed"
 
 
 def attention_for(capability: tuple[int, int] | None) -> str:
-    """Our Triton kernels ("flash") on sm_80 and later where Triton is installed, else torch's ("sdpa")."""
+    """flashtrain's kernels ("flash") on sm_80 and later if Triton is installed, else torch's attention ("sdpa")."""
     has_triton = importlib.util.find_spec("triton") is not None
     return "flash" if capability is not None and capability >= (8, 0) and has_triton else "sdpa"
 
@@ -191,18 +205,14 @@ def _machine_memory() -> tuple[int | None, int | None]:
 
 
 def _read_int(path: str) -> int | None:
-    """The integer in a small system file; None where the file is missing or says "max"."""
+    """The integer in a small system file; None if the file is missing or says "max"."""
     file = Path(path)
     text = file.read_text().strip() if file.is_file() else ""
     return int(text) if text.isdigit() else None
 
 
-# The last two are what benchmarks compare with.
-_DISTRIBUTIONS = ("torch", "triton", "pytorch-lightning", "flashtrain", "flash-attn", "flash-attn-4")
-
-
 def device_name() -> str:
-    """The GPUs of this machine ("2 x NVIDIA H200"), or where it has none its processor and cores."""
+    """The GPUs of this machine ("2 x NVIDIA H200"), or without GPUs its processor and cores."""
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         name = torch.cuda.get_device_name(0)
@@ -211,7 +221,7 @@ def device_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of python, cuda and the distributions above; what is not there is left out."""
+    """Installed versions of python, cuda and _DISTRIBUTIONS, by name."""
     found = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:
@@ -225,15 +235,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-# The part of the device's rate that a compiled training step reaches: on an H200 about 0.4 of the dense peak for
-# GPT-2 124M (recipes/results/gpt2-h200.json); on a CPU, half of what one large matrix product does is a careful guess.
-GPU_EFFICIENCY = 0.4
-CPU_EFFICIENCY = 0.5
-VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}  # the last: as many as its model knows
-
-
 def expected_rate(hardware: Hardware) -> tuple[float, str]:
-    """FLOP/s that a training step may be expected to reach on one device, and where the figure comes from."""
+    """(FLOP/s that a training step should reach on one device, the source of this figure in words)."""
     if hardware.peak_flops is not None:
         return GPU_EFFICIENCY * hardware.peak_flops, f"at {GPU_EFFICIENCY:.0%} of the device's peak"
     device, dtype = hardware.kind, torch.float32 if hardware.kind == "cpu" else torch.float16
@@ -244,11 +247,11 @@ def expected_rate(hardware: Hardware) -> tuple[float, str]:
     for _ in range(repeats):
         float((matrix @ matrix)[0, 0])  # reading a number waits for the device
     rate = repeats * 2 * size**3 / (time.perf_counter() - began)
-    return CPU_EFFICIENCY * rate, f"at {CPU_EFFICIENCY:.0%} of a matrix product's rate measured now"
+    return CPU_EFFICIENCY * rate, f"at {CPU_EFFICIENCY:.0%} of this machine's matmul rate, measured now"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
+    """A time in seconds as text, in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -32,15 +32,20 @@ def make_loggers(
     config: dict[str, Any] | None = None,
     mode: str = "auto",
 ) -> list[Logger]:
-    """The loggers of a training run. Every run writes run_dir/metrics.jsonl; kind="wandb" adds Weights & Biases, and
-    "tensorboard" the events that it reads, in run_dir/tensorboard.
+    """The loggers of a training run. Every run writes run_dir/metrics.jsonl.
 
-    kind: one or several; "none" writes the file only. run_id: the W&B run to continue; None takes the one
-    that an earlier run in run_dir left in wandb_id.txt, or begins a new one. group: what W&B lists together.
-    config: logged as the run's configuration. mode: "auto" is online where a W&B key is configured, else offline with
-    one line that says how to send the run later; the environment's WANDB_MODE decides over "auto". Driven by a
-    `wandb sweep` agent, the run keeps the id that the agent gave it.
-    Raises UserError for an unknown kind, ModuleNotFoundError where the package is not installed.
+    Args:
+        kind: one or several of KINDS. "wandb" adds Weights & Biases, "tensorboard" events in run_dir/tensorboard.
+        project, name, group: the run's in W&B.
+        run_id: the W&B run to continue; None: the one in run_dir/wandb_id.txt, or a new one. Under a `wandb sweep`
+            agent the run always has the agent's id.
+        config: logged as the run's configuration.
+        mode: W&B's mode. "auto": the environment's WANDB_MODE if set, else online if a W&B key is configured, else
+            offline, with one line on how to upload the run later.
+
+    Raises:
+        UserError: an unknown kind.
+        ModuleNotFoundError: the logger's package is not installed.
     """
     kinds = [kind] if isinstance(kind, str) else list(kind)
     for name_of_one in kinds:
@@ -65,10 +70,12 @@ def has_wandb_key() -> bool:
 
 
 def log_figure(project: str, *, group: str | None, folder: str | Path, figure: str | Path, mode: str = "auto") -> None:
-    """Log a sweep's figure (a PNG file) to Weights & Biases, as a run of its own in the sweep's group.
+    """Log a sweep's figure to Weights & Biases, as a separate run. No other W&B run may be active.
 
-    folder: the sweep's, in which wandb keeps its files. mode: as for `make_loggers`. Call it when no other W&B run is
-    under way.
+    Args:
+        folder: the sweep's folder, where wandb stores its files.
+        figure: a PNG file.
+        project, group, mode: as for `make_loggers`.
     """
     import wandb
 
@@ -87,7 +94,7 @@ def log_figure(project: str, *, group: str | None, folder: str | Path, figure: s
 
 
 def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
-    """Put a run's summary row into the loggers that keep one."""
+    """Log a run's summary row to TensorBoard and W&B."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("summary", _markdown(["", "value"], list(row.items())))
@@ -96,16 +103,14 @@ def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
 
 
 def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows into the loggers that keep tables: a column for each key of any row.
-
-    A column of numbers and words, such as lengths of 128 and of a "paragraph", becomes words: theirs have one type.
-    """
+    """Log rows as a table to TensorBoard and W&B, with a column for each key of any row."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    worded = {key for key in columns if any(isinstance(row.get(key), str) for row in rows)}
+    # W&B's columns have one type: numbers among texts (lengths 128 and "paragraph") become texts.
+    texts = {key for key in columns if any(isinstance(row.get(key), str) for row in rows)}
 
     def cell(row: Mapping[str, Any], key: str) -> Any:
         value = row.get(key)
-        return str(value) if key in worded and value is not None else value
+        return str(value) if key in texts and value is not None else value
 
     data = [[cell(row, key) for key in columns] for row in rows]
     for logger in loggers:
@@ -121,7 +126,7 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def log_image(loggers: list[Logger], name: str, path: Path) -> None:
-    """Put a PNG file into the loggers that keep images."""
+    """Log a PNG file to TensorBoard and W&B."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             import matplotlib.image
@@ -132,7 +137,7 @@ def log_image(loggers: list[Logger], name: str, path: Path) -> None:
 
 
 def close_loggers(loggers: list[Logger]) -> None:
-    """End the Weights & Biases run, so that the next run of this process begins its own, and TensorBoard's file."""
+    """Close the Weights & Biases run, so that the next run of this process starts its own, and TensorBoard's file."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.close()
@@ -141,8 +146,8 @@ def close_loggers(loggers: list[Logger]) -> None:
 
 
 def _silence() -> None:
-    """W&B prints nothing from now on, where the environment says no else: its greetings, warnings of what Lightning
-    passes to it, and charts at the end. What a user needs of it is said in a line of our own."""
+    """Stop W&B's output (greetings, warnings, charts at the end), unless WANDB_SILENT is set: a line of ours replaces
+    it."""
     import wandb
 
     if "WANDB_SILENT" not in os.environ:
@@ -150,14 +155,14 @@ def _silence() -> None:
 
 
 def _wandb_mode(mode: str, folder: Path, run_id: str = "") -> str:
-    """The mode to give to wandb.init, after saying how to sync where "auto" became offline."""
+    """The mode for wandb.init. If "auto" means offline, print how to upload the run."""
     chosen = os.environ.get("WANDB_MODE") if mode == "auto" else mode
     if chosen:
         return chosen
     if has_wandb_key():
         return "online"
     which = f"{folder / 'wandb'}/offline-run-*{run_id}"
-    say(f"Weights & Biases: no key configured, logging offline; send the run later with: wandb sync {which}")
+    say(f"Weights & Biases: no key configured, logging offline. Upload the run later with: wandb sync {which}")
     return "offline"
 
 
@@ -177,9 +182,9 @@ def _wandb(
     if config is not None:
         options.update(config=config, allow_val_change=True)
     if os.environ.get("WANDB_SWEEP_ID"):
-        run_id = None  # the agent has put its run's id into the environment, where wandb finds it
+        run_id = None  # wandb reads the agent's id from the environment
     else:
-        run_id = _remembered_id(run_dir, run_id)
+        run_id = _stored_id(run_dir, run_id)
         options["id"] = run_id
 
     options["mode"] = _wandb_mode(mode, run_dir, run_id or "")
@@ -188,7 +193,7 @@ def _wandb(
 
 
 class _AnnouncedWandb(WandbLogger):
-    """Says where the run is to be seen, once it has begun online."""
+    """Prints the run's address once it has started online."""
 
     @property
     def experiment(self) -> Any:
@@ -199,8 +204,8 @@ class _AnnouncedWandb(WandbLogger):
         return run
 
 
-def _remembered_id(run_dir: Path, run_id: str | None) -> str:
-    """The W&B id of the run in this folder, written down so that resuming continues the same W&B run."""
+def _stored_id(run_dir: Path, run_id: str | None) -> str:
+    """The W&B id of the run in this folder, stored so that a resumed run continues the same W&B run."""
     file = run_dir / RUN_ID
     if run_id is None and file.exists():
         run_id = file.read_text(encoding="utf-8").strip()

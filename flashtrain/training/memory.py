@@ -1,10 +1,8 @@
-"""What a training step will need of a GPU's memory, from the model's numbers alone.
+"""Estimated GPU memory of a language model's training step, from the model's sizes alone.
 
-Of language models; encoders are in encoder_memory.py.
-
-An estimate on the safe side, not a measurement: the constants below are kept in one place to be calibrated against
-measured peaks. Letters: B micro-batch, S sequence, E embedding width, F feed-forward width, H query heads, V rows of
-the embedding table, P parameters, T = B*S tokens.
+The estimate errs on the high side; its constants are calibrated against measured peaks. Letters: B micro-batch,
+S sequence, E embedding width, F feed-forward width, H query heads, K key/value heads, D head dimension, V rows of the
+embedding table, P parameters, T = B*S tokens. Encoders are in encoder_memory.py.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from flashtrain_kernels.loss_head import default_chunk
 
 GIB = 2**30
 
-# Bytes of one element, by precision: (weight, the copy of it that matrix products read, activation).
+# Bytes of one element, by precision: (weight, the copy of it that matmuls read, activation).
 PRECISIONS: dict[str, tuple[int, int, int]] = {
     "32-true": (4, 0, 4),
-    "bf16-mixed": (4, 2, 2),  # autocast keeps the half-precision copies of the weights until the backward has used them
+    "bf16-mixed": (4, 2, 2),  # autocast holds the half-precision copies of weights until the backward has used them
     "16-mixed": (4, 2, 2),
     "bf16-true": (2, 0, 2),
     "64-true": (8, 0, 8),
@@ -28,16 +26,16 @@ PRECISIONS: dict[str, tuple[int, int, int]] = {
 RESIDUAL_BYTES = 4  # autocast leaves the residual stream in float32
 ADAMW_STATES = 2  # first and second moment, each in the precision of the weights that are updated
 
-# Tensors of width F that one block keeps for its backward:
+# Tensors of width F that one block saves for its backward:
 FFN_TENSORS_KEPT = 2  # before and after the activation function
-EAGER_EXTRA = 1.35  # without torch.compile the intermediate results of norms, activation and casts are kept as well
+EAGER_EXTRA = 1.35  # without torch.compile intermediate results of norms, activation and casts are saved too
 STANDARD_BYTES_PER_SCORE = 8  # S x S attention: float32 scores and softmax, and their half-precision copies
-# Gradients that live beside them while one block goes backward, in units of E (or F) per token:
+# Gradients that are live at the same time in one block's backward, in units of E (or F) per token:
 RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input before they are added
 FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
-ADAPTER_TENSORS = 1  # of width F: what an adapter adds, beside what the frozen matrix gives
-CHUNK_TENSORS = 4  # a piece of the feed-forward: output and input of the activation, and their gradients
-GATED_CHUNK_TENSORS = 7  # of a gated one, where autograd goes through it; our operator reuses them
+ADAPTER_TENSORS = 1  # of width F: the adapter's output, in addition to the frozen matrix's
+CHUNK_TENSORS = 4  # of a feed-forward chunk: output and input of the activation, and their gradients
+GATED_CHUNK_TENSORS = 7  # of a gated chunk differentiated by autograd; our operator reuses them
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
 HEAD_STATES = 2  # the output head's input and its gradient
 
@@ -48,10 +46,11 @@ FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
 @dataclass(frozen=True)
 class Growth:
-    """How the gradients of a step come where none are left of the step before.
+    """When gradients are allocated in a backward whose step began without any (zero_grad(set_to_none=True)).
 
-    head: bytes of those that are there before the blocks' backward; embedding: of those that come after it, when
-    at_embedding bytes are at work. The rest comes evenly with the layers.
+    Attributes:
+        head, embedding: bytes allocated before and after the blocks' backward; the rest comes evenly with the `layers`.
+        at_embedding: bytes of temporary buffers while `embedding` is allocated.
     """
 
     layers: int
@@ -62,14 +61,17 @@ class Growth:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one device in a training step, by what they hold.
+    """Bytes of one device in a training step. Only one of `logits`, `block` and `updating` is live at a time.
 
-    gradients: all, as the step takes them. activations: kept from forward to backward. logits: what the output head
-    and its loss store at once; block: what the backward of one block needs beside the kept (its own activations, where
-    they are computed again, and its gradients); updating: what the optimiser's step does. Of these three one is there
-    at a time. growth: None where all gradients are there all the time. host: pinned main memory for offloaded
-    activations, not in the total. exchange: the part of block that devices sharing a sequence need for what they send
-    each other.
+    Attributes:
+        weights: with the copies that are computed with.
+        optimizer: the optimiser's states and float32 copies of weights.
+        activations: saved in the forward for the backward.
+        logits, block, updating: temporary buffers of the output head with its loss, of one block's backward (its
+            gradients and recomputed activations), and of the optimiser's step.
+        host: pinned main memory for offloaded activations, not in the total.
+        exchange: the part of `block` for what devices that share a sequence send each other.
+        growth: when gradients are allocated; None: all are allocated at any time.
     """
 
     weights: int
@@ -90,20 +92,20 @@ class MemoryEstimate:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Bytes at the peak by what they hold; their sum is the peak."""
-        gradients, activations, at_work = max(self._moments(), key=sum)
+        """Bytes at the peak, by use; their sum is the peak."""
+        gradients, activations, temporary = max(self._moments(), key=sum)
         return {
             "weights": self.weights,
             "gradients": gradients,
             "optimizer": self.optimizer,
             "activations": activations,
-            "at work": at_work,
-            "other": self.other,
+            "temporary buffers": temporary,
+            "CUDA context and reserve": self.other,
         }
 
     def _moments(self) -> list[tuple[int, int, int]]:
-        """(gradients, kept activations, at work) of a step's moments, one of which is the peak: gradients come block by
-        block while what the blocks kept goes, so that in between both change at an even rate."""
+        """(gradients, saved activations, temporary buffers) at the points of a step that can be its peak."""
+        # Between these points gradients grow, and activations shrink, at an even rate from block to block.
         grown, update = self.growth, (self.gradients, 0, self.updating)
         if grown is None:
             return [(self.gradients, self.activations, max(self.logits, self.block)), update]
@@ -152,18 +154,26 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Memory of one training step with AdamW, in bytes on one device.
 
-    parameters: P, all of them; frozen: of these, the ones that get no gradient, in half precision where any is computed
-    in, and `quantized` of them in 4 bits. outside: those of no block (None: V*E). states: of the optimiser, "full",
-    "8bit" or on the "host". kv_width: K*D of grouped-query attention, query_width: H*D (None: E). gated: a SwiGLU
-    feed-forward, which keeps one tensor of width F more. checkpointing, offload, ffn_chunk, loss_chunk: as in
-    MemorySavings. attention: "standard" adds its S x S matrices. residual: "weights" or "compute", as GPT2's.
-    master_weights: float32 copies of half-precision weights, to which the optimiser's states then belong. rotary:
-    positions turn queries and keys, whose turned copies are kept beside what they were made from: the projection that
-    the values lie in too, or a norm's input. shards: devices that weights, gradients and optimiser states are divided
-    among (FSDP2). context_degree: devices that share each sequence, so that one computes a part of its tokens.
-    exchange: bytes that a layer's attention holds beside, for what they send each other. gradients_stay: all are there
-    at any time, added up over micro-batches or in DDP's buckets; else a step begins with none, as TrainingTask's does.
-    pieces_by_autograd: of the feed-forward, not by our operator.
+    Args:
+        parameters: P, frozen ones included.
+        embed, heads, ffn, vocab_rows, context, micro_batch: E, H, F, V, S, B.
+        kv_width, query_width: K*D and H*D; None: E.
+        gated: a SwiGLU feed-forward, which saves one more tensor of width F.
+        frozen: parameters without a gradient, stored in half precision if any is used.
+        quantized: frozen parameters stored in 4 bits.
+        outside: parameters outside the blocks; None: V*E.
+        states: the optimiser's: "full", "8bit" or on the "host".
+        checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings.
+        attention: "standard" adds its S x S matrices.
+        residual: "weights" or "compute", as GPT2's.
+        rotary: RoPE; the rotated queries and keys are saved in addition to their inputs.
+        master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
+        shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
+        context_degree: devices that share each sequence.
+        exchange: bytes that one layer's attention needs for what these devices send each other.
+        gradients_stay: gradients are allocated at any time (gradient accumulation, DDP's buckets); otherwise a step
+            begins without any, as TrainingTask's does.
+        pieces_by_autograd: feed-forward chunks are differentiated by autograd, not by our operator.
     """
     savings = MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)
     weight, copy, activation = PRECISIONS[precision]
@@ -190,8 +200,8 @@ def estimate_memory(
     head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
     part = 1 - frozen / parameters  # of the weights that get gradients
     head = int(part * min(vocab_rows * embed, outside))
-    # The loss computes its gradients to the head's weights (in float32) and inputs along with it. The former is then
-    # copied in the weights' type, where that is another, and in the backward scaled.
+    # The loss's forward also computes the gradients of the head's weights (in float32) and inputs. The former is then
+    # copied to the weights' type, if that is another one, and scaled in the backward.
     gradient = computed if shards > 1 else weight
     logits = max(head_tokens * vocab_rows * activation + head * 4, head * ((4 if gradient < 4 else 0) + gradient))
     logits = max(logits, 2 * head * gradient) + HEAD_STATES * tokens * embed * activation
@@ -200,20 +210,20 @@ def estimate_memory(
     updated = ADAMW_STATES * each_state + (4 if masters and states != "host" else 0)
     trained, of_frozen = parameters - frozen, 2 if copy or weight < 4 else weight
     stored = trained * weight + (frozen - quantized) * of_frozen + int(quantized * BYTES_OF_4_BITS)
-    # Weights in the type that is computed in, whole: of one block at a time while the next one's are on their way, and
-    # of the embedding. Where nothing is sharded, autocast keeps its copies of all: uncompiled until the loss is there,
-    # and for the backward of what is not computed again.
+    # Unsharded weights in the compute type: those of one block, of the next block that is being gathered, and of the
+    # embedding. Without sharding, autocast holds copies of all weights: until the loss is computed (without
+    # torch.compile), and for the backward of whatever is not recomputed.
     gathered, of_embedding = 2 * of_block + outside, int(part * outside * weight)
     if shards == 1:
         gathered = trained if checkpointing == "none" or not compiled else min(trained, gathered)
-        of_embedding -= head * weight  # nothing where both are one matrix, to whose gradient the embedding's is added
+        of_embedding -= head * weight  # 0 for tied weights: the embedding's gradient is added to the head's
         at_embedding = 0 if of_embedding >= head * weight else head * weight
         growth = Growth(layers, head * weight, of_embedding, at_embedding)
     else:
         gathered = min(parameters, gathered)
-        block += of_block * computed  # the buffer that the next block's are received in
-        # Gradients before they are shared out: the head's, a block's, and the latter's copy as it is sent; at the end
-        # those of what is in no block, when no block's weights are gathered any more.
+        block += of_block * computed  # the buffer that receives the next block's weights
+        # Gradients before the reduce-scatter: the head's, one block's, and the latter's copy that is sent. At the end
+        # those outside the blocks, when no block's weights are gathered any more.
         sent = 4 if copy else weight
         block += head * computed + int(part * of_block * (computed + sent))
         at_embedding = int(part * outside * (computed + sent)) - gathered * computed
@@ -234,10 +244,13 @@ def estimate_memory(
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """The sizes that count. gated: a feed-forward of two inner matrices. rotary: positions turn queries and keys.
+    """The sizes that memory depends on.
 
-    dropout: whether any is in force. residual: "weights" or "compute", as BertEncoder's. kv_width, query_width: None
-    for E.
+    Attributes:
+        embed, heads, ffn: E, H, F.
+        gated: a feed-forward with two inner matrices.
+        residual: "weights" or "compute", as BertEncoder's.
+        kv_width, query_width: K*D and H*D; None: E.
     """
 
     layers: int
@@ -268,11 +281,16 @@ def block_bytes(
     exchange: int = 0,
     chunk_tensors: int = CHUNK_TENSORS,
 ) -> tuple[float, int]:
-    """(bytes that one token of one block keeps for the backward, bytes that one block's backward needs of all tokens).
+    """(bytes that one block saves for the backward per token, bytes of temporary buffers of one block's backward).
 
-    stream: a token's bytes of the residual stream; activation: of another number. ffn_kept, ffn_gradients: tensors of
-    width F, kept and computed in the backward. extra: what is kept where nothing fuses it. fused: attention is compiled
-    along with the rest. exchange: as in estimate_memory. chunk_tensors: of width F, of a piece of the feed-forward.
+    Args:
+        tokens, longest: T and S.
+        stream, activation: bytes of one token's residual stream, and of one element of an activation.
+        ffn_kept, ffn_gradients: tensors of width F that are saved, and that the backward computes.
+        extra: factor for intermediate results that no compiler fuses.
+        fused: attention is compiled together with the rest of the block.
+        attention, exchange: as in estimate_memory.
+        chunk_tensors: tensors of width F per feed-forward chunk.
     """
     embed, ffn = shape.embed, shape.ffn
     kv_width = embed if shape.kv_width is None else shape.kv_width
@@ -280,8 +298,8 @@ def block_bytes(
     dropped = shape.dropout * embed
     chunk = savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
 
-    # One token's bytes in one block: of its two halves, what a backward needs beside the block's input: its norm's
-    # output (and the feed-forward's its norm's input), dropout's mask of one byte an element.
+    # One token's bytes in each half of a block, in addition to the block's input: the norm's output (and its input in
+    # the feed-forward) and the dropout mask of one byte an element.
     qkv = (query + 2 * kv_width + shape.rotary * (query + kv_width)) * activation
     attended = query * activation + 4 * shape.heads  # output and float32 LSE
     normalized = embed * activation
@@ -290,13 +308,13 @@ def block_bytes(
     attention_half = (normalized + qkv + attended) * extra + dropped + scores
     ffn_half = (stream + normalized) * extra + dropped + wide
     whole = stream * extra + attention_half + ffn_half
-    # Selective checkpointing finds nothing to keep of standard attention but its S x S matrices, and leaves them.
+    # Selective checkpointing saves nothing of standard attention: its S x S matrices are too large.
     keeps_attention = savings.checkpointing == "selective" and attention != "standard"
     selective = stream + (attended if keeps_attention else 0)
     kept = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
 
-    # One block's backward, at its two peaks: in the feed-forward, and, when that is done, in attention. What was not
-    # kept is computed again; attention's half not before its turn where compiled code need not have its result.
+    # One block's backward has two peaks: in the feed-forward, and then in attention. What was not saved is recomputed;
+    # attention's half only when it is needed, if compiled code does not need its result earlier.
     again_in_ffn = again_in_attention = stream if savings.offload else 0.0
     if savings.checkpointing != "none":
         attention_again = attention_half - (attended if keeps_attention else 0)
@@ -305,8 +323,8 @@ def block_bytes(
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
     of_attended = query * (activation + QUERY_GRADIENT_BYTES)
-    # A piece of the feed-forward is gone before attention begins. What devices exchange meets the gradients of the
-    # block's output and of what attention gave, not yet those of queries, keys and values as the block takes them.
+    # A feed-forward chunk is freed before attention begins. During the exchange between devices the gradients of the
+    # block's output and of attention's output are live, those of queries, keys and values not yet.
     pieces = (chunk or 0) * chunk_tensors * ffn * activation
     at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + pieces
     at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended))
@@ -315,6 +333,6 @@ def block_bytes(
 
 
 def host_bytes(size: int) -> int:
-    """What `size` offloaded bytes take of host memory, whose allocator rounds each piece up to a power of two."""
+    """Host memory for `size` offloaded bytes: the allocator rounds each piece up to a power of two."""
     rest = size % HOST_PIECE
     return size - rest + (1 << (rest - 1).bit_length() if rest else 0)

@@ -1,7 +1,7 @@
-"""Which memory savings a run takes: the cheapest in time whose estimate fits, in a fixed order that a user can print.
+"""The choice of memory savings for a run: the fastest option whose estimate fits.
 
-The order is none, selective, full (each a little slower than the one before), full with the feed-forward and the loss
-in pieces, and at last with the blocks' inputs in host memory.
+From fast to slow: activation checkpointing none, selective, full, full with feed-forward and loss in chunks, and the
+last one with the blocks' inputs offloaded to host memory. mode=plan prints them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flashtrain.models.memory_savings import CHECKPOINTING, MemorySavings
 from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate
 
 AUTO = "auto"
-# Pieces large enough that their matrix products run at full rate, and small beside any model's activations.
+# Tokens: enough for matmuls at full rate, and few compared with any model's activations.
 FFN_CHUNK = 16384
 LOSS_CHUNK = 2048
 
@@ -23,13 +23,13 @@ Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch wi
 
 @dataclass(frozen=True)
 class Room:
-    """Free memory in bytes: of the device, and of its host (None where unknown, 0 where nothing may be offloaded)."""
+    """Free memory in bytes of the device and of its host (None: unknown; host 0: nothing may be offloaded)."""
 
     device: int | None
     host: int | None = None
 
     def holds(self, estimate: MemoryEstimate) -> bool:
-        """Whether the estimate fills no more than FREE_SHARE of either."""
+        """Whether the estimate fills at most FREE_SHARE of both."""
         device = self.device is None or estimate.total <= FREE_SHARE * self.device
         return device and self.holds_host(estimate)
 
@@ -39,7 +39,7 @@ class Room:
 
 @dataclass(frozen=True)
 class MemoryOption:
-    """One way to run: these savings with this micro-batch, what it is estimated to need, and whether that fits."""
+    """Memory savings with a micro-batch, the memory that they are estimated to need, and whether that fits."""
 
     savings: MemorySavings
     micro_batch: int
@@ -47,7 +47,7 @@ class MemoryOption:
     fits: bool
 
     def line(self) -> str:
-        """Name, estimate and micro-batch, as mode=plan prints them."""
+        """The option as mode=plan prints it: settings, estimate and micro-batch."""
         host = f", {self.estimate.host / GIB:.1f} GiB in host memory" if self.estimate.host else ""
         verdict = "" if self.fits else " - does not fit"
         return (
@@ -59,7 +59,7 @@ class MemoryOption:
 def candidates(
     checkpointing: str = AUTO, *, offload: bool = False, ffn_chunk: int | None = None, loss_chunk: int | None = None
 ) -> list[MemorySavings]:
-    """The savings to try, cheapest first; only one where `checkpointing` names a kind. What is given stays."""
+    """The savings to try, fastest first; a single one if `checkpointing` names a kind. Given values are not changed."""
     if checkpointing != AUTO:
         return [MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)]
     pieces = (ffn_chunk or FFN_CHUNK, loss_chunk or LOSS_CHUNK)
@@ -71,7 +71,7 @@ def candidates(
 def memory_options(
     tried: Sequence[MemorySavings], sizes: Sequence[int], room: Room, estimate: Estimate
 ) -> list[MemoryOption]:
-    """Each of the savings with the largest of `sizes`, which ascend, that fits, or the smallest where none does."""
+    """Each of the savings with the largest micro-batch of `sizes` (ascending) that fits, or the smallest."""
     return [_with_largest(savings, sizes, room, estimate) for savings in tried]
 
 
@@ -84,9 +84,10 @@ def _with_largest(savings: MemorySavings, sizes: Sequence[int], room: Room, esti
 
 
 def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
-    """The first that fits; else the last whose part in host memory does, for estimates are on the safe side.
+    """The first option that fits; otherwise the last that fits in host memory, because estimates err on the high side.
 
-    Raises UserError where only more host memory than there is would do.
+    Raises:
+        UserError: every option needs more host memory than is free.
     """
     for option in options:
         if option.fits:
@@ -95,15 +96,15 @@ def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
     if not possible:
         needed = options[-1].estimate.host
         raise UserError(
-            f"memory.offload=true would put {needed / GIB:.1f} GiB into host memory, of which "
-            f"{(room.host or 0) / GIB:.1f} GiB are free here (on a CPU there is nothing to offload): choose "
-            "memory.offload=false, a shorter context or fewer samples at once (trainer.micro_batch)."
+            f"memory.offload=true needs {needed / GIB:.1f} GiB of host memory, and {(room.host or 0) / GIB:.1f} GiB "
+            "are free (on a CPU nothing can be offloaded). Set memory.offload=false, a shorter context= or a smaller "
+            "trainer.micro_batch=."
         )
     return possible[-1]
 
 
 def option_words(savings: MemorySavings) -> str:
-    """The settings that ask for these savings, such as "memory=full memory.ffn_chunk=16384"."""
+    """The settings of these savings, such as "memory=full memory.ffn_chunk=16384"."""
     words = [f"memory={savings.checkpointing}"]
     words += ["memory.offload=true"] if savings.offload else []
     words += [f"memory.ffn_chunk={savings.ffn_chunk}"] if savings.ffn_chunk else []

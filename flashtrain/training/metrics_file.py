@@ -1,4 +1,4 @@
-"""metrics.jsonl: every number that a run logged, a JSON object a step, through kills and resumes."""
+"""metrics.jsonl: every number that a run logged, one JSON object per step, across kills and resumes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STEP, EPOCH = "step", "epoch"
 
 
 class MetricsFile(Logger):
-    """A Lightning logger that appends what is logged for a step to a file, as one line of JSON.
+    """A Lightning logger that appends each step's metrics to a file, as one line of JSON.
 
-    Steps are counted as Lightning's loggers have them, from 0. A run that continues from an earlier step cuts the lines
-    from that step on, since it logs them again. `flush` writes the line of a step that may still gain values.
-    Lightning's own CSVLogger (2.6.6) begins a new file where a run is resumed: its rows before are lost.
+    Steps count from 0, as in Lightning's loggers. A run that resumes from an earlier step removes the lines from that
+    step on, because it logs them again. (Lightning's own CSVLogger, 2.6.6, starts a new file when a run resumes, and
+    loses the earlier rows.)
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -44,49 +44,49 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run folder's config.yaml has them."""
+        """Does nothing: config.yaml in the run folder has them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         step = 0 if step is None else int(step)
         self.continue_from(step)
-        # The same again is no other row: the learning rate comes with every micro-batch of a step.
+        # Repeated values start no new row: the learning rate is logged with every micro-batch of a step.
         changed = any(str(self._row.get(name, value)) != str(value) for name, value in metrics.items() if name != EPOCH)
         if self._row and (self._row[STEP] != step or changed):
             self.flush()
             self._row, self._row_at = {}, self.path.stat().st_size
-        # The epoch is that of the row's step: the validation after the last one comes when the epoch is over.
+        # The row keeps its first epoch: the validation after the last step comes when the epoch is over.
         epoch = {EPOCH: self._row[EPOCH]} if EPOCH in self._row else {}
         self._row = {**self._row, STEP: step, **metrics, **epoch}
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write the last line, which a validation that follows the fit may still add to."""
+        """Write the last line. A validation after the fit may still add values to it."""
         self.flush()
 
     @rank_zero_only
     def continue_from(self, done: int) -> None:
-        """A run goes on after so many optimiser steps: the lines of those stay, the last of them may gain values."""
+        """Remove the lines after the first `done` optimiser steps. The last remaining line may still gain values."""
         if self._begun:
             return
         self._begun = True
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
             file.seek(0)
-            kept = 0
+            size = 0
             for begins, ends, row in _whole_lines(file):
                 if row[STEP] >= done:
                     break
                 if row[STEP] == done - 1:
                     self._row, self._row_at = row, begins
-                kept = ends
-            file.truncate(kept)
+                size = ends
+            file.truncate(size)
         if not self._row:
-            self._row_at = kept
+            self._row_at = size
 
     @rank_zero_only
     def flush(self) -> None:
-        """Have the line of the step in progress in the file: what a checkpoint of this step does not log again."""
+        """Write the line of the current step, which may still gain values."""
         if not self._row:
             return
         with self.path.open("r+b") as file:
@@ -96,14 +96,13 @@ class MetricsFile(Logger):
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl, a dictionary a step: what was logged, by name. A last line that a kill cut short is
-    passed over."""
+    """The rows of a metrics.jsonl, one dictionary per step. An incomplete last line, after a kill, is skipped."""
     with Path(path).open("rb") as file:
         return [row for _, _, row in _whole_lines(file)]
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(first byte, byte after the last, row) of each line that has its end."""
+    """(first byte, byte after the last, row) of each complete line."""
     begins = 0
     for line in file:
         if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Optimisers of a model: AdamW, Muon and LAMB, each also for half-precision weights with float32 copies."""
+"""Optimisers: AdamW, Muon and LAMB, each also with float32 master copies of half-precision weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 
+# Devices whose AdamW has a fused implementation in every torch that flashtrain supports.
+FUSED_DEVICES = ("cuda", "cpu")
+AT_ONCE = 2**26  # elements of the parameters that LAMB updates together, with two temporaries of this size
+HALF = (torch.bfloat16, torch.float16)
+COPIED_AT_ONCE = 2**28  # elements of the gradients that a step of MasterWeights holds in float32: 1 GiB
+
 
 class Stepping(torch.optim.Optimizer):
-    """An optimiser whose step is `_update`, after the closure that torch's optimisers take."""
+    """An optimiser whose step is `_update`, after the optional closure of torch's interface."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run closure, if any, then update every parameter that has a gradient."""
+        """Run the closure, if any, then update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -30,8 +36,10 @@ class Stepping(torch.optim.Optimizer):
 
 
 class SharedState(Stepping):
-    """The parameter groups of several optimisers, one after the other, with one state: what schedules a group, saves or
-    loads it, sees one optimiser. Each steps its own groups."""
+    """Several optimisers as one, with all their parameter groups and one state; each steps its own groups.
+
+    Schedules and checkpoints see a single optimiser.
+    """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
@@ -39,7 +47,7 @@ class SharedState(Stepping):
         self._share()
 
     def _share(self) -> None:
-        """Let every optimiser work on this one's groups and state."""
+        """Make every optimiser use this one's groups and state."""
         at = 0
         for one in self.optimizers:
             count = len(one.param_groups)
@@ -54,25 +62,24 @@ class SharedState(Stepping):
             one.step()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a saved state."""
+        """Load a saved state into all optimisers."""
         super().load_state_dict(state_dict)
         self._share()
 
 
-# Devices whose AdamW has a fused implementation in every torch that flashtrain supports.
-FUSED_DEVICES = ("cuda", "cpu")
-
-
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimiser groups of the model's trainable parameters: matrices that decay, and the rest that does not.
+    """Optimiser groups of the model's trainable parameters: those with weight decay, and those without.
 
-    The rule is GPT-2's, as nanoGPT and llm.c apply it: a parameter with two or more dimensions (linear weights and
-    both embedding tables) decays; biases and norm weights do not. A tied parameter counts once. An empty group is
-    left out. Raises UserError for a model with nothing to train.
+    The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear weights and both
+    embedding tables) decay; biases and norm weights do not. A tied parameter counts once.
+    An empty group is left out.
+
+    Raises:
+        UserError: no parameter has requires_grad.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        raise UserError(f"{type(model).__name__} has no parameter that is trained (requires_grad is False everywhere)")
+        raise UserError(f"{type(model).__name__} has no trainable parameter: requires_grad is False everywhere")
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
@@ -90,9 +97,12 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) over `parameter_groups(model, weight_decay)`.
 
-    fused: "auto" takes the fused implementation where all parameters lie on a device that has it. Repeated runs are
-    bitwise equal with either choice; fused and unfused differ from each other in the last bits. Clip gradients with
-    `flashtrain.training.steps`: Lightning's own clipping refuses a fused optimiser under mixed precision.
+    Clip gradients with `flashtrain.training.steps.clip_gradients`: Lightning's own clipping rejects a fused optimiser
+    under mixed precision.
+
+    Args:
+        fused: use the fused implementation; "auto": if all parameters lie on a device that has it. Either choice is
+            bitwise reproducible; they differ from each other in the last bits.
     """
     groups = parameter_groups(model, weight_decay)
     if fused == "auto":
@@ -101,13 +111,19 @@ def adamw(
 
 
 def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
-    """AdamW whose two moments are kept in 8 bits, 256 numbers to a scale (Dettmers et al. 2021, arXiv 2110.02861), by
-    torchao. options: lr, betas and eps, as adamw's. UserError: no torchao, a tensor that devices share unevenly."""
+    """torchao's AdamW with both moments in 8 bits, one scale per 256 numbers (Dettmers et al. 2021, arXiv 2110.02861).
+
+    Args:
+        options: lr, betas and eps, as in `adamw`.
+
+    Raises:
+        UserError: torchao is not installed, or devices cannot share a weight's rows evenly.
+    """
     try:
         from torchao.optim import AdamW8bit
     except ImportError as error:
         raise UserError(
-            "optimizer.states=8bit needs the package torchao: pip install 'flashtrain[low-bit]'."
+            "optimizer.states=8bit needs the package torchao. Install it: pip install 'flashtrain[low-bit]'."
         ) from error
     for name, one in model.named_parameters():
         if one.requires_grad:
@@ -118,7 +134,7 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
         return x.to_local() if isinstance(x, DTensor) else x
 
     class Resumable(AdamW8bit):
-        """Takes states as numbers too, as checkpoints of sharded ones hold them (distributed/sharded_strategy.py)."""
+        """Also loads unquantised states, which checkpoints of sharded runs hold (distributed/sharded_strategy.py)."""
 
         @torch.no_grad()
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -134,8 +150,9 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
 
 
 def _check_even(name: str, parameter: torch.Tensor) -> None:
-    """Each rank's own number of rows says whether torchao puts a tensor's states into 8 bits, and a checkpoint cannot
-    gather states of two kinds (torchao 0.18)."""
+    """Raise UserError if the devices cannot share the parameter's rows evenly."""
+    # torchao 0.18 decides by each rank's own number of rows whether a state is stored in 8 bits, and a checkpoint
+    # cannot gather states of two kinds.
     from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(parameter, DTensor):
@@ -145,12 +162,12 @@ def _check_even(name: str, parameter: torch.Tensor) -> None:
         if isinstance(place, Shard) and parameter.shape[place.dim] % devices:
             raise UserError(
                 f"optimizer.states=8bit needs weights whose rows the {devices} devices share evenly, and {name} has "
-                f"{parameter.shape[place.dim]}. Possible: optimizer.states=full, trainer.strategy=ddp."
+                f"{parameter.shape[place.dim]}. Use optimizer.states=full or trainer.strategy=ddp."
             )
 
 
 def inner_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """The weights of linear layers that are trained, without embeddings, tied to them or not, and the output head."""
+    """The trainable weights of linear layers, except the output head and weights tied to embeddings."""
     head = getattr(model, "output_weight", None)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
@@ -168,12 +185,16 @@ def muon(
 ) -> SharedState:
     """Muon (Jordan et al. 2024, torch.optim.Muon) for the matrices inside the model, AdamW for all else.
 
-    lr serves both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
-    momentum is Muon's; the other arguments are as in `adamw`. Raises UserError for a model without such matrices.
+    Args:
+        lr: of both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
+        momentum: Muon's. The other arguments are as in `adamw`.
+
+    Raises:
+        UserError: the model has no such matrices.
     """
     matrices = inner_matrices(model)
     if not matrices:
-        raise UserError(f"{type(model).__name__} has no linear layers inside for muon to train; use adamw")
+        raise UserError(f"{type(model).__name__} has no linear layers inside for muon to train. Use optimizer=adamw.")
     rest = adamw(model, lr, betas, eps, weight_decay, fused)
     chosen = {id(matrix) for matrix in matrices}
     for group in rest.param_groups:
@@ -185,19 +206,19 @@ def muon(
     return SharedState([first, rest])
 
 
-AT_ONCE = 2**26  # elements of the parameters updated together: what two temporaries of each are taken for
-
-
 class Lamb(Stepping):
-    """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", arXiv 1904.00962): Adam's update, scaled for
-    each parameter tensor to the size of its weights, so that batches of tens of thousands train. Its algorithm 2 with
-    Adam's bias correction, many tensors a launch, waiting for nothing.
+    """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", arXiv 1904.00962), for very large batches.
 
-    m and v are Adam's moments; u = m' / (sqrt(v') + eps) + weight_decay * w, of the corrected ones; then
-    w -= lr * |w| / |u| * u, where the ratio is 1 if either norm is 0, and in groups with adapt=False.
+    Algorithm 2 of the paper with Adam's bias correction: with Adam's corrected moments m' and v',
+    u = m' / (sqrt(v') + eps) + weight_decay * w and w -= lr * |w| / |u| * u, per parameter tensor. The ratio is 1 if
+    either norm is 0, and in groups with adapt=False. A step updates many tensors per launch and never waits for the
+    device.
 
-    params: as torch's optimisers take them; a group may have lr, betas, eps, weight_decay and adapt of its own.
-    UserError: sharded parameters (FSDP2), whose norms would be those of one shard.
+    Args:
+        params: as torch's optimisers take them; a group may set its own lr, betas, eps, weight_decay and adapt.
+
+    Raises:
+        UserError: in a step, for sharded parameters (FSDP2), whose norms would be those of one shard.
     """
 
     def __init__(
@@ -219,7 +240,7 @@ class Lamb(Stepping):
                 self._update_alike(some, group)
 
     def _update_alike(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """One step of parameters of one device and dtype, at one count of steps."""
+        """One step of parameters with the same device, dtype and step count."""
         states = [self._state_of(parameter) for parameter in parameters]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         means, squares = ([state[name] for state in states] for name in ("mean", "square"))
@@ -245,7 +266,7 @@ class Lamb(Stepping):
         state = self.state[parameter]
         if not state:
             if hasattr(parameter, "full_tensor"):
-                raise UserError("lamb cannot train sharded weights (strategy fsdp). Possible: ddp, or adamw.")
+                raise UserError("lamb cannot train sharded weights. Use trainer.strategy=ddp or optimizer=adamw.")
             state["step"] = 0
             state["mean"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["square"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -259,11 +280,11 @@ def lamb(
     eps: float = 1e-6,
     weight_decay: float = 0.01,
 ) -> Lamb:
-    """LAMB over the model's parameters, biases and norm weights without decay and without adaptation.
+    """LAMB over the model's parameters; biases and norm weights have neither weight decay nor adaptation.
 
-    The defaults are those of the MLPerf BERT reference, as FlagPerf's configurations of it give them (betas 0.9 and
-    0.999, weight decay 0.01) and You et al. 2020 (eps 1e-6); its learning rate depends on the batch size. Clip the
-    gradients' global norm at 1 before each step, as the reference does.
+    Defaults are those of the MLPerf BERT reference in FlagPerf's configurations (betas 0.9 and 0.999, weight decay
+    0.01) and of You et al. 2020 (eps 1e-6). The learning rate depends on the batch size. Clip the gradients' global
+    norm at 1 before each step, as the reference does.
     """
     groups = parameter_groups(model, weight_decay)
     for group in groups:
@@ -272,13 +293,13 @@ def lamb(
 
 
 def _ratios(parameters: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
-    """|w| / |u| of each pair, 1 where either is 0: scalars on the device."""
+    """|w| / |u| of each pair, 1 if either is 0, as scalars on the device."""
     weight, update = (torch.stack(torch._foreach_norm(list(tensors))) for tensors in (parameters, updates))
     return list(torch.where((weight > 0) & (update > 0), weight / update, 1.0).unbind())
 
 
 def _bundles(parameters: Sequence[Tensor], at_once: int) -> Iterator[list[Tensor]]:
-    """Parameters of one device and dtype together, so many elements at most, or one that is larger."""
+    """Groups of parameters of one device and dtype: at most `at_once` elements, or a single larger parameter."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)
@@ -294,23 +315,21 @@ def _bundles(parameters: Sequence[Tensor], at_once: int) -> Iterator[list[Tensor
         yield bundle
 
 
-HALF = (torch.bfloat16, torch.float16)
-COPIED_AT_ONCE = 2**28  # elements of the gradients that a step of MasterWeights holds in float32: 1 GiB
-
-
 class MasterWeights(SharedState):
-    """An optimiser of half-precision parameters that keeps, and updates, a float32 copy of each: updates too small for
-    bfloat16's 8 bits add up all the same (Micikevicius et al. 2018, "Mixed Precision Training", section 3.1).
+    """An optimiser that updates float32 master copies of half-precision parameters, then rounds them.
 
-    inner: any optimiser that has not stepped yet; it goes on with the copies in the parameters' places. After each step
-    the parameters are the copies, rounded. What is saved is `inner`'s state, and the copies under "masters".
-    host: of all parameters, the copies and so the states lie in host memory, where the step is computed (Ren et al.
-    2021, "ZeRO-Offload"); two copies of the parameters go over the bus each step.
+    Updates too small for bfloat16's 8 bits thus add up (Micikevicius et al. 2018, "Mixed Precision Training", section
+    3.1). The saved state is the inner optimiser's, with the copies under "masters".
+
+    Args:
+        inner: an optimiser that has not stepped yet; its parameters are replaced by the copies.
+        host: the copies of all parameters, and so the states, lie in host memory, where the step is computed (Ren et
+            al. 2021, "ZeRO-Offload"). Each step moves two copies of the parameters over the bus.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, host: bool = False) -> None:
         self.host = host
-        self._saved: dict[str, Any] | None = None  # a state that is taken up at the next step
+        self._saved: dict[str, Any] | None = None  # a state to load before the next step
         self.pairs: list[tuple[Tensor, Tensor]] = []
         for group in inner.param_groups:
             group["params"] = [self._master_of(parameter) for parameter in group["params"]]
@@ -325,13 +344,13 @@ class MasterWeights(SharedState):
         return master
 
     def _update(self) -> None:
-        """A step of the copies. Parameters without a gradient stay as they are."""
-        self._take_up()
-        # The copies have no gradient: what has one is trained as it is, in the first of the steps below.
+        """Step the copies. Parameters without a gradient do not change."""
+        self._load_saved()
+        # Parameters without a copy have their gradient here: the first of the steps below trains them.
         others = [(one, one.grad) for group in self.param_groups for one in group["params"] if one.grad is not None]
         copies = {id(parameter): master for parameter, master in self.pairs}
         moved = [parameter for parameter, _ in self.pairs if parameter.grad is not None]
-        # A part at a time, so that not all gradients are there in float32 at once. What has no gradient is passed over.
+        # One bundle at a time, so that not all gradients exist in float32 at once. A step skips what has no gradient.
         for parameters in list(_bundles(moved, COPIED_AT_ONCE)) or [[]]:
             masters = [copies[id(parameter)] for parameter in parameters]
             for parameter, master in zip(parameters, masters, strict=True):
@@ -345,7 +364,7 @@ class MasterWeights(SharedState):
             one.grad = gradient
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of the parameters: the copies have a gradient only within a step."""
+        """Clear the parameters' gradients; the copies have gradients only within a step."""
         super().zero_grad(set_to_none)
         for parameter, _ in self.pairs:
             if set_to_none:
@@ -354,22 +373,22 @@ class MasterWeights(SharedState):
                 parameter.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimiser's state and the copies."""
-        self._take_up()
+        """The inner optimiser's state, and the copies under "masters"."""
+        self._load_saved()
         return {**super().state_dict(), "masters": [master.detach() for _, master in self.pairs]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up a saved state; from one without copies the weights as they are."""
+        """Load a saved state; without copies in it, the copies become the current weights."""
         masters = state_dict.get("masters", [parameter for parameter, _ in self.pairs])
         self._saved = {name: value for name, value in state_dict.items() if name != "masters"}
-        if not self.host:  # else Lightning would move it to the parameters' device as soon as it is there
-            self._take_up()
+        if not self.host:  # a loaded state would be moved to the parameters' device by Lightning
+            self._load_saved()
         with torch.no_grad():
             for (parameter, master), saved in zip(self.pairs, masters, strict=True):
                 master.copy_(saved)
                 parameter.copy_(master)
 
-    def _take_up(self) -> None:
+    def _load_saved(self) -> None:
         saved, self._saved = self._saved, None
         if saved is not None:
             super().load_state_dict(saved)

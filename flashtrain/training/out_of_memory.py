@@ -1,4 +1,4 @@
-"""What a run says that ran out of memory: how much was requested and free, the estimate by part, what to change."""
+"""The error of a run that ran out of memory: what was requested and free, the estimate, and settings to change."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from flashtrain.errors import UserError
 from flashtrain.training.memory import GIB, MemoryEstimate
 from flashtrain.training.memory_choice import MemoryOption, option_words
 
-# How PyTorch, CUDA and cuBLAS say it where they do not raise torch.OutOfMemoryError.
-_SAID = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "cudaErrorMemoryAllocation")
+# Messages of PyTorch, CUDA and cuBLAS in errors other than torch.OutOfMemoryError.
+_MESSAGES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "cudaErrorMemoryAllocation")
 SUGGESTIONS = 3
 OTHERWISE = "a shorter context=, a smaller model.size=, or trainer.strategy=fsdp (or context) on more devices"
 
 
 class OutOfMemory(UserError):
-    """The device's memory did not suffice. One line; the run's last checkpoint is untouched."""
+    """The device ran out of memory. The run's last checkpoint is intact."""
 
     status = 3
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory ran out, on a GPU or in main memory."""
+    """Whether the error means that a GPU or the host ran out of memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _MESSAGES)
 
 
 def out_of_memory_line(
@@ -41,11 +41,15 @@ def out_of_memory_line(
     saved: Path | None = None,
     advice: str = OTHERWISE,
 ) -> str:
-    """The one line to end with.
+    """The one line that a run which ran out of memory ends with.
 
-    estimate: of the run, None where its model has none. free_bytes: when the run began. micro_batch: the run's.
-    alternatives: ways to run that need less, the cheapest in time first. saved: the run folder, where it holds a
-    checkpoint to go on from. advice: what else to change.
+    Args:
+        estimate: the run's; None if its model has none.
+        free_bytes: free memory when the run began; None if unknown.
+        micro_batch: the run's.
+        alternatives: options that need less memory, fastest first.
+        saved: the run folder, if it holds a checkpoint to resume from.
+        advice: other settings to change.
     """
     parts = [f"out of memory: {_what_happened(str(error))}"]
     if estimate is not None:
@@ -56,7 +60,7 @@ def out_of_memory_line(
     changes = [_words(option, micro_batch) for option in alternatives[:SUGGESTIONS]]
     parts.append(f"To change: {' or '.join([*changes, advice])}")
     if saved is not None:
-        parts.append(f"The last checkpoint is saved: resume={saved} goes on from it")
+        parts.append(f"The last checkpoint is saved: continue from it with resume={saved}")
     return ". ".join(parts) + "."
 
 
@@ -66,10 +70,10 @@ def _words(option: MemoryOption, micro_batch: int) -> str:
 
 
 def _what_happened(text: str) -> str:
-    """PyTorch's long report in a few words: how much was asked for, and how much of what was free."""
-    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
+    """PyTorch's long message in short: how much was requested, and how much was free."""
+    requested = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", text)
     free = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
-    if asked is None:
+    if requested is None:
         return text.splitlines()[0].rstrip(". ") if text else "no memory left"
-    told = f"{asked[1]} more were asked for"
-    return told if free is None else f"{told} with {free[2]} of {free[1]} free"
+    request = f"{requested[1]} more were requested"
+    return request if free is None else f"{request} with {free[2]} of {free[1]} free"

@@ -1,4 +1,4 @@
-"""What a user sees while a run trains: a bar in a terminal, plain lines in a log."""
+"""Progress of a run: a bar in a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from flashtrain.announce import is_quiet
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 from flashtrain.training.throughput import Throughput
 
-VALIDATION_SECONDS = 10.0  # between two lines about a validation that takes long
+VALIDATION_SECONDS = 10.0  # between two lines of a long validation
 
 
 def make_progress(every_n_steps: int | None = None, terminal: bool | None = None) -> ProgressBar:
-    """The progress callback that suits where the output goes: StepBar in a terminal, else LineProgress.
+    """The progress callback for the output: StepBar in a terminal, else LineProgress.
 
-    every_n_steps: optimiser steps between two readings of the loss; None takes the trainer's log interval. terminal:
-    None looks whether standard error is one.
+    Args:
+        every_n_steps: optimiser steps between two readings of the loss; None: the trainer's log interval.
+        terminal: whether standard error is a terminal; None: look.
     """
     if terminal is None:
         terminal = sys.stderr.isatty()
@@ -33,16 +34,16 @@ def make_progress(every_n_steps: int | None = None, terminal: bool | None = None
 
 
 class StepReader:
-    """Loss, learning rate and speed of every N-th optimiser step, of the first and of the last.
+    """Reads loss, learning rate and speed of the first, the last and every N-th optimiser step.
 
-    Reading the loss makes the host wait for the device, so it is done at the interval only.
+    It reads no others, because reading a loss makes the host wait for the device.
     """
 
     def __init__(self, every_n_steps: int | None) -> None:
         self.every_n_steps = every_n_steps
         self.first_step = 0
         self._steps = OptimizerStepCounter()
-        # Of the current step's micro-batches; Lightning has divided each by their number, so that the sum is the mean.
+        # Of the current step's micro-batches. Lightning has divided each by their number, so the sum is the mean.
         self._losses: list[torch.Tensor] = []
         self._rate: float | None = None
 
@@ -56,7 +57,7 @@ class StepReader:
         self._rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
 
     def end_batch(self, trainer: pl.Trainer, outputs: Any) -> dict[str, str] | None:
-        """The texts to show by name, {} where none are due; None within a step."""
+        """The texts to show, by name; {} if none are due, None within a step."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
             self._losses.append(loss)
@@ -69,7 +70,7 @@ class StepReader:
         return shown
 
     def _read(self, trainer: pl.Trainer) -> dict[str, str]:
-        # The logged one is that of all ranks, of which each computed another part of the step.
+        # With several ranks the logged loss is the mean over all; this rank has computed only its part of the step.
         step = trainer.global_step
         logged = trainer.world_size > 1 and (step % log_interval(trainer) == 0 or step == 1)
         loss = trainer.callback_metrics.get("train_loss") if logged else None
@@ -87,8 +88,8 @@ class StepReader:
 class LineProgress(ProgressBar):
     """Plain lines, for logs: "step 100/500 loss 2.345 lr 3.0e-04 tokens/s 450,123 0:12:03 left".
 
-    One line for the first step, one every N steps, one for the last. Lines go to standard error. A bar of Lightning's
-    (2.6.6) into a pipe or a file is 146 bytes for 60 steps (rich), or one line of carriage returns (tqdm): no loss.
+    There is one line for the first step, one every N steps and one for the last, on standard error. Written to a pipe
+    or a file, Lightning's own bars (2.6.6) show no loss: 146 bytes for 60 steps (rich) or carriage returns (tqdm).
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -96,7 +97,7 @@ class LineProgress(ProgressBar):
         self._enabled = True
         self._reader = StepReader(every_n_steps)
         self._read_step, self._read_time = 0, 0.0
-        self._validation_began = self._validation_said = 0.0
+        self._validation_began = self._validation_printed = 0.0
 
     def disable(self) -> None:
         """Called by Lightning on every rank but the first."""
@@ -122,14 +123,14 @@ class LineProgress(ProgressBar):
             step, total, now = trainer.global_step, total_steps(trainer), time.perf_counter()
             parts = [f"step {step}" if total is None else f"step {step}/{total}"]
             parts += [f"{name} {text}" for name, text in shown.items()]
-            # The first step compiles: what is left is not guessed from it.
+            # The first step compiles: no remaining time is estimated from it.
             if total is not None and step > self._reader.first_step + 1:
                 parts.append(_left((now - self._read_time) / (step - self._read_step) * (total - step)))
             self.print(*parts)
             self._read_step, self._read_time = step, now
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._validation_began = self._validation_said = time.perf_counter()
+        self._validation_began = self._validation_printed = time.perf_counter()
 
     def on_validation_batch_end(
         self,
@@ -141,9 +142,9 @@ class LineProgress(ProgressBar):
         dataloader_idx: int = 0,
     ) -> None:
         now = time.perf_counter()
-        if trainer.sanity_checking or now - self._validation_said < VALIDATION_SECONDS:
+        if trainer.sanity_checking or now - self._validation_printed < VALIDATION_SECONDS:
             return
-        self._validation_said = now
+        self._validation_printed = now
         done, total = batch_idx + 1, trainer.num_val_batches[dataloader_idx]
         left = _left((now - self._validation_began) / done * (total - done))
         self.print(*_step(trainer), f"validating {done}/{total} {left}")
@@ -161,7 +162,7 @@ class LineProgress(ProgressBar):
 class StepBar(RichProgressBar):
     """Lightning's bar over the run's optimiser steps, with loss, learning rate and tokens/s.
 
-    Theirs (2.6.6) counts an epoch's micro-batches, and waits for the device at each of them to read what it shows.
+    Lightning's own (2.6.6) counts an epoch's micro-batches, and waits for the device at each to read its figures.
     """
 
     def __init__(self, every_n_steps: int | None = None) -> None:
@@ -178,7 +179,7 @@ class StepBar(RichProgressBar):
         return "step"
 
     def configure_columns(self, trainer: pl.Trainer) -> list[Any]:
-        """All but the last, steps a second, and a bar that leaves the figures room."""
+        """Lightning's columns without steps per second, and a shorter bar."""
         columns = super().configure_columns(trainer)[:-1]
         columns[1].bar_width = 16
         return columns
@@ -190,7 +191,7 @@ class StepBar(RichProgressBar):
             self.progress.speed_estimate_period = 3600  # seconds: a step may take minutes, and rich looks 30 s back
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The bar goes on through all epochs."""
+        """Keep one bar through all epochs."""
         if self.train_progress_bar_id is None:
             super().on_train_epoch_start(trainer, pl_module)
             self._update(self.train_progress_bar_id, trainer.global_step)
@@ -219,7 +220,7 @@ class StepBar(RichProgressBar):
 
 
 def total_steps(trainer: pl.Trainer) -> int | None:
-    """Optimiser steps at which the fit will have ended, None where it has no end."""
+    """The number of optimiser steps at which the fit ends; None if it has no end."""
     total = trainer.estimated_stepping_batches
     return int(total) if total != float("inf") and total > 0 else None
 

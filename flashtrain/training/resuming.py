@@ -1,4 +1,4 @@
-"""How a run goes on exactly where its checkpoint stands: learning rates of its own length, the next random numbers."""
+"""What a resumed run restores besides Lightning's state: its own learning rates, and the random generators."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ KEY = "random_states"
 
 
 def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
-    """The optimiser steps that the checkpoint has made. Raises UserError for one of weights alone, as best.ckpt is."""
+    """The optimiser steps of the checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
     missing = [
         words for key, words in (("optimizer_states", "optimiser"), ("lr_schedulers", "schedule")) if not saved.get(key)
     ]
     if missing:
         raise UserError(
-            f"{checkpoint} has no state of the {' and '.join(missing)}: a run that went on from it would be another "
-            f"one. Its weights can be trained further: weights={checkpoint}, without resume=."
+            f"{checkpoint} has no state of the {' and '.join(missing)}, so a run cannot be resumed from it. "
+            f"To train its weights further, use weights={checkpoint} without resume=."
         )
     return saved["global_step"]
 
 
 class RatesOfThisRun(pl.Callback):
-    """Gives a run that goes on the learning rates that its own schedule has from this step on.
+    """Gives a resumed run the learning rates of its own schedule.
 
-    What a checkpoint has of schedule and rates is of the earlier run: where that was shorter, its rates are at their
-    end. So the new schedule is stepped to where the checkpoint stands, unless it follows a figure (ReduceLROnPlateau).
+    A checkpoint holds the earlier run's schedule and rates; if that run was shorter, they are at their end. The new
+    schedule is therefore stepped to the checkpoint's step, unless it follows a metric (ReduceLROnPlateau).
     """
 
     _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimiser's groups
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Between the making of optimisers and schedules and the restoring of their states.
+        # Called after optimisers and schedules are made, and before their states are restored.
         schedules: list[Any] = [one.scheduler for one in trainer.lr_scheduler_configs if not one.reduce_on_plateau]
         self._new = tuple((one, copy.deepcopy(one.state_dict()), _rates(one)) for one in schedules)
 
@@ -56,10 +56,10 @@ class RatesOfThisRun(pl.Callback):
         for schedule, state, rates in self._new:
             done = schedule.last_epoch
             schedule.load_state_dict(state)
-            schedule.optimizer.state_dict()  # MasterWeights in host memory take up what was restored only now
+            schedule.optimizer.state_dict()  # MasterWeights in host memory load the restored state only now
             for group, own in zip(schedule.optimizer.param_groups, rates, strict=True):
                 group.update(own)
-            with warnings.catch_warnings():  # that the optimiser has made no step
+            with warnings.catch_warnings():  # "lr_scheduler.step() before optimizer.step()"
                 warnings.simplefilter("ignore")
                 for _ in range(done):
                     schedule.step()
@@ -71,12 +71,15 @@ def _rates(schedule: Any) -> list[dict[str, Any]]:
 
 
 class RandomState(pl.Callback):
-    """Keeps the state of each rank's generators in every checkpoint; a resumed run's first step draws from it.
+    """Saves the state of each rank's random generators in every checkpoint, and restores it when a run resumes.
 
-    Python's, NumPy's, torch's on the CPU and, on a GPU, its device's: what dropout draws from. They are written as
-    tensors and whole numbers, which load without running code. Where the ranks or the kind of device are not those of
-    the checkpoint, the generators are seeded from the run's seed and the step: another stream of numbers, yet the same
-    each time. seed: the run's. Lightning (2.6.6) has nothing for it: a resumed run's dropout was another.
+    The generators are Python's, NumPy's, torch's on the CPU and, on a GPU, the device's, from which dropout draws.
+    Their states are saved as tensors and integers, which load without running code. If the number of ranks or the kind
+    of device has changed, the generators are seeded from the run's seed and the step: another stream of numbers, but
+    deterministic. (Lightning 2.6.6 saves no generators: a resumed run has other dropout.)
+
+    Args:
+        seed: the run's.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -84,7 +87,7 @@ class RandomState(pl.Callback):
         self.seed = seed
         self._loaded: list[dict[str, Any]] | None = None
         self._pending = False
-        self._ended: tuple[int, Any] = (-1, None)  # the last step that was completed, and the generators there
+        self._ended: tuple[int, Any] = (-1, None)  # the last completed step, and the generators' states after it
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -96,7 +99,7 @@ class RandomState(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         step, drawn = self._ended
-        # After an exception the step that it ended has drawn some numbers, and is made again.
+        # The step that an exception interrupted has drawn numbers already; it is repeated when the run resumes.
         here = _states(
             drawn if trainer.interrupted and step == trainer.global_step else _drawn(trainer.strategy.root_device)
         )
@@ -115,7 +118,7 @@ class RandomState(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if not self._pending:  # as late as this: a validation that was still due came first
+        if not self._pending:  # restored this late because a missing validation comes first
             return
         self._pending = False
         device, states = trainer.strategy.root_device, self._loaded or []
@@ -124,17 +127,18 @@ class RandomState(pl.Callback):
             _restore(states[trainer.global_rank], device)
             return
         if trainer.is_global_zero:
-            log.info("the checkpoint is of other devices: what is random (dropout) is drawn from the seed and the step")
+            log.info("the checkpoint is from other devices: random generators (dropout) are seeded from seed and step")
         _seed(self.seed, trainer.global_step)
 
 
 def _drawn(device: torch.device) -> tuple[Any, ...]:
-    """The generators' states as they come, which takes the least time."""
+    """The generators' states in their own form, the fastest to take."""
     states = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()
     return (*states, torch.cuda.get_rng_state(device)) if device.type == "cuda" else states
 
 
 def _states(drawn: tuple[Any, ...]) -> dict[str, Any]:
+    """The generators' states as tensors and plain values, as a checkpoint holds them."""
     (version, words, gauss), (kind, keys, position, has_gauss, cached), *of_torch = drawn
     return {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
@@ -160,7 +164,7 @@ def _restore(states: dict[str, Any], device: torch.device) -> None:
 
 
 def _seed(seed: int, step: int) -> None:
-    """Seed all generators from both numbers, alike on every rank, as a run's seed is."""
+    """Seed all generators from both numbers, the same on every rank."""
     drawn = int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest(), "big")
     random.seed(drawn)
     np.random.seed(drawn)

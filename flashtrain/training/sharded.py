@@ -1,14 +1,13 @@
-"""Checkpoints that are folders, for models that no single process should hold: every rank writes its own part of the
-tensors, while training goes on.
+"""Sharded checkpoints: folders into which every rank writes its own part of the tensors while training continues.
 
     last.ckpt/
-      current.json      which of the folders beside it is the checkpoint
-      120-0/            that of step 120: plain.ckpt, and every rank's shards as safetensors files
+      current.json      names the folder that is the checkpoint
+      120-0/            the checkpoint of step 120: plain.ckpt, and every rank's shards as safetensors files
 
-torch.distributed.checkpoint plans, writes and reads the shards, and joins them for any other number of ranks. Ours
-around it, for what torch 2.13 lacks: its own form has a .metadata that is unpickled, which can run code, so here shards
-are safetensors, and plain.ckpt has all else; and neither form survives a kill while a folder is written over (21 and 13
-of 40 were unreadable), so each checkpoint is a new folder, and current.json is replaced in one step once it is whole.
+torch.distributed.checkpoint plans, writes and reads the shards, for any number of ranks. This module closes two gaps of
+torch 2.13. Its own format has a pickled .metadata, which can run code: here shards are safetensors, and plain.ckpt has
+the rest. And a kill while a folder is overwritten damages either format (21 and 13 of 40 were unreadable): here each
+checkpoint is a new folder, and current.json is replaced in one step once the folder is complete.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ from flashtrain.files.disk import flush, os_errors, replacing
 
 CURRENT = "current.json"
 PLAIN = "plain.ckpt"
-BESIDE = ".parts"  # ends the name under which a first one is written where a file has the checkpoint's
-TIED = "tied_weights"  # of plain.ckpt: names of weights that are another's, and whose
-PARTS = ("state_dict", "optimizer_states")  # of a checkpoint: whose tensors are sharded
-FILE_BYTES = 2**31  # of one file's tensors, of all ranks together: what is written at once is copied in host memory
+BESIDE = ".parts"  # suffix of the first sharded checkpoint's folder while a file has the checkpoint's name
+TIED = "tied_weights"  # key of plain.ckpt: names of tied weights -> the weight that each is tied to
+PARTS = ("state_dict", "optimizer_states")  # keys of a checkpoint whose tensors are sharded
+FILE_BYTES = 2**31  # of one file's tensors over all ranks; what is written together is copied in host memory
 _GENERATION = re.compile(r"\d{1,15}-\d{1,9}")
 
 
 def is_sharded(path: str | Path) -> bool:
-    """Whether a checkpoint of this kind lies there, whole."""
+    """Whether a complete sharded checkpoint lies there."""
     return (Path(path) / CURRENT).is_file() and (current(path) / PLAIN).is_file()
 
 
 def current(path: str | Path) -> Path:
-    """The folder of the checkpoint that is whole. UserError: none is there."""
+    """The folder of the complete checkpoint. Raises UserError if there is none."""
     file = Path(path) / CURRENT
     if not file.is_file():
-        raise UserError(f"{path} is a folder, not a checkpoint file; give one of its .ckpt files")
+        raise UserError(f"{path} is a folder, not a checkpoint file. Give one of its .ckpt files.")
     return Path(path) / Path(json.loads(file.read_text())["folder"]).name
 
 
 def next_generation(path: Path, step: int) -> str:
-    """A name for the next checkpoint of this step in the folder, which none there has."""
+    """An unused folder name for the next checkpoint of this step."""
     taken = {entry.name for place in (path, _beside(path)) if place.is_dir() for entry in place.iterdir()}
     return next(name for name in (f"{step}-{number}" for number in range(10**9)) if name not in taken)
 
@@ -59,9 +58,11 @@ def next_generation(path: Path, step: int) -> str:
 def split(
     checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """(checkpoint with its sharded tensors on the meta device, where they have a shape alone; these tensors by name).
+    """(the checkpoint with its sharded tensors on the meta device, which have a shape only; these tensors by name).
 
-    tied: names of weights that are the same as another's, such as those of a tied head: only the other is kept.
+    Args:
+        checkpoint: as Lightning makes it.
+        tied: names of tied weights -> the weight that each is tied to; only the latter is saved.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -79,7 +80,7 @@ def split(
 
 
 def joined(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The checkpoint whose tensors were split off, with those that are given; the others stay on the meta device."""
+    """The checkpoint that `split` took apart, with the given tensors; the others stay on the meta device."""
     parts = {part: plain[part] for part in PARTS if part in plain}
     checkpoint = {**plain, **_mapped(parts, lambda name, tensor: tensors.get(name, tensor))}
     for name, other in plain.get(TIED, {}).items():
@@ -88,9 +89,15 @@ def joined(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dic
 
 
 def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Read these tensors, each by its name, from the shards into their own memory: a DTensor's local part alone.
+    """Read tensors from the shards, in place.
 
-    UserError: a tensor that the checkpoint has not, or has in another shape, or whose parts are not all there.
+    Args:
+        folder: of the checkpoint.
+        plain: its plain.ckpt.
+        tensors: the tensors to fill, by name; of a DTensor only the local part is read.
+
+    Raises:
+        UserError: a tensor is missing in the checkpoint, has another shape, or some of its parts are missing.
     """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
@@ -99,20 +106,20 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
     _, known = split(plain)
     for name, tensor in tensors.items():
         if name not in known or known[name].shape != tensor.shape:
-            there = f"of shape {tuple(known[name].shape)}" if name in known else "missing"
-            raise UserError(f"{folder} is of another model: {name} is {there}, and {tuple(tensor.shape)} here.")
+            there = f"has shape {tuple(known[name].shape)}" if name in known else "is missing"
+            raise UserError(f"{folder} is of another model: {name} {there}, expected {tuple(tensor.shape)}.")
     _check_parts(folder, tensors)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            # Each rank reads what it needs by itself: nothing is exchanged.
+            # Each rank reads its own part: no communication.
             dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    except CheckpointException as error:  # no Exception
+    except CheckpointException as error:  # a BaseException
         raise RuntimeError(" ".join(str(one) for one, _ in error.failures.values())) from error
 
 
 def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
-    """The checkpoint with the tensors of these parts whole in host memory. Errors as `load`."""
+    """The checkpoint with the unsharded tensors of these parts in host memory. Raises as `load`."""
     _, known = split({part: plain[part] for part in parts if part in plain})
     tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in known.items()}
     load(folder, plain, tensors)
@@ -120,7 +127,7 @@ def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS
 
 
 def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimiser's state whose parameters have names as the optimiser's own, in which they have numbers."""
+    """An optimiser's state with parameters numbered, as torch's optimisers have it, from one with named parameters."""
     groups = optimizer_state["param_groups"]
     names = [name for group in groups for name in group["params"]]
     number = {name: index for index, name in enumerate(names)}
@@ -131,11 +138,11 @@ def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ShardWriter:
-    """Writes checkpoints of this kind, one at a time, in a thread. Every rank has one and calls it alike.
+    """Writes sharded checkpoints in a thread, one at a time. Every rank must make the same calls.
 
-    Tensors are copied to host memory (page-locked for a GPU's, and kept for the next) before `start` returns, so that
-    training may go on. A checkpoint takes its place once every rank has written its part. What goes wrong is raised by
-    `finish`, on every rank.
+    `start` copies the tensors to host memory (pinned for a GPU's, and reused by the next checkpoint) before it returns,
+    so that training can continue. A checkpoint becomes the current one when every rank has written its part. Errors are
+    raised by `finish`, on every rank.
     """
 
     def __init__(self) -> None:
@@ -145,15 +152,15 @@ class ShardWriter:
         self._group: Any = None
 
     def start(self, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor], path: Path, generation: str) -> None:
-        """Begin to write `generation` of the checkpoint `path`; finish() comes before the next one."""
+        """Start writing the folder `generation` of the checkpoint `path`, after the one before is finished."""
         from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
         self.finish()
         on_gpu = any(tensor.is_cuda for tensor in tensors.values())
         if self._stager is None:
-            # What the public DefaultStager uses, and torch 2.11's closes: its second call ends in a KeyError.
+            # Used by the public DefaultStager, which torch 2.11 closes too early: its second call raises KeyError.
             self._stager = StateDictStager(pin_memory=on_gpu)
-            if torch.distributed.is_initialized():  # the thread's messages must not come between the training's
+            if torch.distributed.is_initialized():  # separates the thread's messages from the training's
                 self._group = torch.distributed.new_group(backend="gloo")
         staged = self._stager.stage(tensors, non_blocking=on_gpu)
         if on_gpu:
@@ -163,7 +170,7 @@ class ShardWriter:
         self._running = self._thread.submit(self._write, values.getvalue(), staged, path, generation)
 
     def finish(self) -> None:
-        """Wait for what is being written. UserError: it could not be; the checkpoint before is as it was."""
+        """Wait for the current write. Raises UserError if it failed; the earlier checkpoint is then intact."""
         running, self._running = self._running, None
         if running is not None:
             running.result()
@@ -187,7 +194,7 @@ class ShardWriter:
                 (folder / PLAIN).write_bytes(values)
                 flush(folder / PLAIN)
                 _take_place(home, path, generation)
-        except (CheckpointException, OSError, UserError) as error:  # the former of any rank's
+        except (CheckpointException, OSError, UserError) as error:  # CheckpointException: of any rank
             problem = str(not_written(error, path))
         if several:
             found = [problem]
@@ -200,11 +207,11 @@ class ShardWriter:
 
 
 def _take_place(home: Path, path: Path, generation: str) -> None:
-    """Let `generation`, which is whole, be the checkpoint; then what was there before goes."""
+    """Make the complete folder `generation` the checkpoint, then delete the earlier ones."""
     flush(home / generation)
     with replacing(home / CURRENT, sync=True) as unfinished:
         unfinished.write_text(json.dumps({"folder": generation}))
-    if home != path:  # a file of this name was written by a run that gathered it; it has whole successors by now
+    if home != path:  # replaces a checkpoint that was a single file
         path.unlink()
         home.rename(path)
     for entry in path.iterdir():
@@ -217,7 +224,7 @@ def _beside(path: Path) -> Path:
 
 
 def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """In which of its files a rank writes its part of each tensor, the same on all ranks; counted from 1."""
+    """The number, from 1, of the file into which each rank writes its part of each tensor."""
     number, held, files = 1, 0, {}
     for name, tensor in tensors.items():
         if held and held + tensor.nbytes > FILE_BYTES:
@@ -228,7 +235,7 @@ def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str = "") -> Any:
-    """A copy of nested dictionaries and lists in which function(name, tensor) stands in place of every tensor."""
+    """A copy of nested dictionaries and lists with every tensor replaced by function(name, tensor)."""
     if isinstance(value, torch.Tensor):
         return function(name, value)
     if isinstance(value, Mapping):
@@ -240,20 +247,20 @@ def _mapped(value: Any, function: Callable[[str, torch.Tensor], Any], name: str 
 
 
 def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """UserError unless all parts of each tensor lie there: torch reads on without those that no file has."""
+    """Raise UserError if a part of a tensor is missing, which torch's reader does not notice."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     found: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
         if name not in found or sum(chunk.sizes.numel() for chunk in found[name].chunks) != tensor.numel():
             raise UserError(
-                f"{folder} has not all parts of {name}: several machines need a disk in common, and a copy every file"
+                f"{folder} is missing parts of {name}. Copy all its files; several machines need a shared disk."
             )
 
 
 def not_written(error: BaseException, path: Path) -> UserError:
-    """What is said where a checkpoint could not be written, on the full disk of any rank above all."""
+    """The error of a checkpoint that could not be written, for example because a rank's disk is full."""
     failures = [one for one, _ in getattr(error, "failures", {}).values()] or [error]
     cause = next((found for one in failures for found in os_errors(one)), failures[0])
-    kept = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
-    return UserError(f"could not write checkpoint {path}: {getattr(cause, 'strerror', None) or cause}; {kept}")
+    earlier = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"
+    return UserError(f"could not write checkpoint {path}: {getattr(cause, 'strerror', None) or cause}; {earlier}")

@@ -1,7 +1,7 @@
-"""Around an optimiser step: when it ends, its gradients' norm, its learning rate.
+"""Parts of an optimiser step: its end, gradient clipping, and the learning rate's schedule.
 
-Schedules are torch's LambdaLR; in Lightning give them with interval "step". The optimiser's learning rate is the peak.
-(transformers' begin with a step at a rate of 0, and have no minimum for the linear one.)
+Schedules are torch's LambdaLR, for Lightning's interval "step"; the optimiser's learning rate is the peak.
+(transformers' schedules begin with a step at rate 0, and its linear one has no minimum.)
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 class OptimizerStepCounter:
-    """Tells, after each training batch, whether that batch ended an optimiser step.
+    """Detects whether a training batch ended an optimiser step.
 
-    Lightning calls `on_train_batch_end` for every micro-batch; with accumulate_grad_batches=4 only every fourth ends
-    a step (and the last of an epoch). The trainer's global_step advances exactly then.
+    Lightning calls `on_train_batch_end` for every micro-batch; with accumulate_grad_batches=4 only every fourth (and
+    the last of an epoch) ends a step. Exactly then the trainer's global_step advances.
     """
 
     def __init__(self) -> None:
         self.seen = 0
 
     def start(self, trainer: pl.Trainer) -> None:
-        """To be called in on_train_start: a resumed run begins at its restored step."""
+        """Call in on_train_start: a resumed run begins at its restored step."""
         self.seen = trainer.global_step
 
     def ended(self, trainer: pl.Trainer) -> bool:
-        """True once after each optimiser step; to be called once in each on_train_batch_end."""
+        """True once after each optimiser step. Call once in each on_train_batch_end."""
         advanced = trainer.global_step != self.seen
         self.seen = trainer.global_step
         return advanced
 
 
 def log_interval(trainer: pl.Trainer) -> int:
-    """Optimiser steps between two readings: Trainer(log_every_n_steps=...), or 50 where logging is off (0)."""
+    """Optimiser steps between two readings: Trainer(log_every_n_steps=...), or 50 if logging is off (0)."""
     return getattr(trainer, "log_every_n_steps", 0) or 50
 
 
@@ -51,12 +51,16 @@ def clip_gradients(
 ) -> torch.Tensor:
     """Scale the gradients in place so that their Euclidean norm over all parameters is at most max_norm.
 
-    module: a module or its parameters, ordinary or sharded by FSDP2 (DTensor; the norm is then that over all shards,
-    and every rank must call this). max_norm None, 0 or infinite only measures. scale: what the gradients are multiplied
-    by at present (fp16 loss scaling); they stay so multiplied.
+    Pascanu et al. 2013, arXiv 1211.5063. A NaN or infinite norm makes the gradients NaN, so that it shows.
 
-    Returns the norm before clipping, unscaled: a float32 scalar on the gradients' device, not read by the host.
-    A NaN or infinite norm makes the gradients NaN rather than being hidden. Pascanu et al. 2013, arXiv 1211.5063.
+    Args:
+        module: a module or its parameters. If FSDP2 shards them (DTensor), the norm is over all shards, and every rank
+            must call this.
+        max_norm: None, 0 or infinity: only measure.
+        scale: the current factor of the gradients (fp16 loss scaling), which stays in them.
+
+    Returns:
+        The norm before clipping, without `scale`: a float32 scalar on the gradients' device, not read by the host.
     """
     parameters = list(module.parameters() if isinstance(module, nn.Module) else module)
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
@@ -65,7 +69,7 @@ def clip_gradients(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, norm_type=2.0)
     full_tensor = getattr(norm, "full_tensor", None)
-    if full_tensor is not None:  # a DTensor: the sum over the shards is still to be made
+    if full_tensor is not None:  # a DTensor: sums over the shards
         norm = full_tensor()
     norm = norm.float() / scale
     if max_norm and max_norm != float("inf"):

@@ -1,6 +1,6 @@
-"""How fast a run trains: tokens a second, seconds a step, model TFLOP/s, MFU and peak memory, as a Lightning callback.
+"""A run's speed and peak memory, as a Lightning callback.
 
-Usable in any Lightning program: `Trainer(callbacks=[Throughput(flops_per_token=model.flops_per_token())])`.
+It works in any Lightning program: `Trainer(callbacks=[Throughput(flops_per_token=model.flops_per_token())])`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from flashtrain.training.steps import OptimizerStepCounter, log_interval
 GIB = 2**30
 
 
-# Lightning 2.6.6's ThroughputMonitor needs a function for each batch's samples, waits for the device at each step, and
-# knows no peak of an H200 by its usual name.
+# Lightning 2.6.6's ThroughputMonitor needs a function that counts each batch's samples, waits for the device at each
+# step, and has no peak for an H200 under its usual name.
 class Throughput(pl.Callback):
     """Logs tokens_per_second, step_seconds, model_tflops, mfu and peak_memory_gib at the trainer's log interval.
 
-    A step's time runs from the end of one optimiser step to the end of the next, data loading and logging included;
-    validation, checkpointing and sanity checking are left out. On a GPU the times come from CUDA events that are read
-    once they have passed, so that measuring never waits for the device.
-
-    flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`); None leaves out
-        model_tflops and mfu. Counted from the architecture: torch's counter sees nothing inside a custom op.
-    tokens_per_step: tokens of one optimiser step over all devices; None counts batch["tokens"] of each micro-batch
-        times the devices, or its number "real_tokens" where it has one: what of them is no padding. Where devices share
-        their sequences (ContextParallelStrategy) each is counted once.
-    peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None leaves out mfu.
-    warmup_steps: first steps left out of `summary()` (compilation, allocator, caches); None means the first
-        max(10, a tenth), but never more than half of the steps measured.
+    A step's time runs from the end of one optimiser step to the end of the next, with data loading and logging, without
+    validation, checkpoints and sanity checks. On a GPU it comes from CUDA events that are read after they have passed,
+    so that measuring never waits for the device.
 
     tokens_per_second is of all devices together; model_tflops (10^12 FLOP/s), mfu (0 to 1) and peak_memory_gib are of
     one device. peak_memory_gib is torch's allocated peak on a GPU, the process's peak resident size on a CPU.
+
+    Args:
+        flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`), counted from
+            the architecture: torch's counter sees nothing inside a custom op. None: no model_tflops and no mfu.
+        tokens_per_step: tokens of one optimiser step over all devices. None: count each micro-batch's "real_tokens"
+            (without padding), or else its "tokens", times the devices. Sequences that devices share
+            (ContextParallelStrategy) are counted once.
+        peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None: no mfu.
+        warmup_steps: first steps (compilation, allocator, caches) that `summary()` leaves out; None: a tenth of the
+            steps and at least 10, but at most half of them.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class Throughput(pl.Callback):
         self.warmup_steps = warmup_steps
         self.step_seconds: list[float] = []  # of every step measured, in order
         self.step_tokens: list[int] = []  # tokens of the same steps, all devices together
-        self.latest: dict[str, float] = {}  # what was logged last
+        self.latest: dict[str, float] = {}  # the values logged last
         self._steps = OptimizerStepCounter()
         self._clock: _Clock | None = None
-        self._open = False  # a mark stands where the current step began
+        self._open = False  # the current step's begin is marked
         self._tokens = 0
         self._micro_batches = 0  # seen of the current step
         self._logged = 0
@@ -91,7 +92,7 @@ class Throughput(pl.Callback):
             self._open = True
         self._micro_batches += 1
         if self.tokens_per_step is None:
-            # A strategy whose devices share a sequence knows how long it is: parts need not be of one length.
+            # If devices share a sequence, the strategy knows its length; the parts may differ in length.
             shared = getattr(trainer.strategy, "tokens_of_batch", None)
             self._tokens += _tokens_of(batch) * self._devices if shared is None else shared
         else:
@@ -128,18 +129,19 @@ class Throughput(pl.Callback):
         self._stop_watch()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        # Only what is already there: after an error the device may never answer.
+        # No _collect(wait=True): after an error the device may never answer.
         self._stop_watch()
 
     # ---------------------------------------------------------------- results
     def summary(self) -> dict[str, float | None]:
-        """The run in one row: tokens_per_second (from the median step after warm-up, all devices), step_seconds_median,
-        model_tflops and mfu (one device), peak_memory_gib, seconds (the whole fit, everything included).
+        """The run in one row.
 
-        A figure that is not known (no step measured, no FLOPs given) is None.
+        Returns:
+            tokens_per_second (of the median step after warm-up, all devices), step_seconds_median, model_tflops and mfu
+            (one device), peak_memory_gib, and seconds (the whole fit). Unknown values are None.
         """
-        kept = slice(self._warmup(len(self.step_seconds)), None)
-        seconds, tokens = self.step_seconds[kept], self.step_tokens[kept]
+        measured = slice(self._warmup(len(self.step_seconds)), None)
+        seconds, tokens = self.step_seconds[measured], self.step_tokens[measured]
         row: dict[str, float | None] = {
             "tokens_per_second": None,
             "step_seconds_median": None,
@@ -155,7 +157,7 @@ class Throughput(pl.Callback):
         return row
 
     def columns(self) -> dict[str, float | None]:
-        """What of the summary a run's row has, by the row's names."""
+        """The part of `summary()` that is in a run's row, under the row's names."""
         row = self.summary()
         names = {"step_seconds": "step_seconds_median"}
         return {
@@ -163,12 +165,12 @@ class Throughput(pl.Callback):
         }
 
     def seconds(self) -> float:
-        """Seconds of the whole fit so far: set-up, compilation, validation and checkpoints included."""
+        """Seconds of the whole fit so far, with set-up, compilation, validation and checkpoints."""
         running = 0.0 if self._fit_started is None else time.perf_counter() - self._fit_started
         return self._fit_seconds + running
 
     def peak_memory_gib(self) -> float | None:
-        """Peak memory in GiB: allocated on the GPU, or resident in this process; None where the system does not say."""
+        """Peak memory in GiB: allocated on the GPU, or resident in this process; None if unknown."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) / GIB
         return _peak_resident_gib()
@@ -275,7 +277,7 @@ _Clock = _HostClock | _CudaClock
 
 
 def _tokens_of(batch: Any) -> int:
-    """Tokens of one micro-batch: its "real_tokens", else its "tokens" tensor's elements; 0 where it has neither."""
+    """Tokens of one micro-batch: its "real_tokens", else the elements of its "tokens"; 0 if it has neither."""
     real = batch.get("real_tokens") if isinstance(batch, dict) else None
     if isinstance(real, int):
         return real

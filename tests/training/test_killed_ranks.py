@@ -45,7 +45,7 @@ def test_a_killed_rank_is_named_and_noted(capsys) -> None:
     name_killed_ranks()
     name_killed_ranks(noted.append)
     observe("pass", "os.kill(os.getpid(), signal.SIGKILL)")
-    line = "rank 2 was killed (SIGKILL, as the system does where host memory runs out)"
+    line = "rank 2 was killed by SIGKILL (often: out of host memory)"
     assert capsys.readouterr().err == f"flashtrain: {line}. The job ends.\n"
     assert noted == [line]
 
@@ -62,7 +62,7 @@ def test_who_lost_a_peer_names_the_rank_that_was_killed() -> None:
     codes = ("time.sleep(3600)", "time.sleep(0.2); os.kill(os.getpid(), signal.SIGSEGV)")
     ranks = [subprocess.Popen([sys.executable, "-c", f"import os, signal, time; {code}"]) for code in codes]
     try:
-        assert killed_rank(ranks, seconds=600) == "rank 2 was killed (SIGSEGV)"
+        assert killed_rank(ranks, seconds=600) == "rank 2 was killed by SIGSEGV"
     finally:
         ranks[0].kill()
         ranks[0].wait()
@@ -75,7 +75,7 @@ def test_who_lost_a_peer_names_the_rank_that_was_killed() -> None:
             "os.kill(os.getpid(), signal.SIGTERM)",
             RuntimeError("reset by peer"),
             RunFailed,
-            r"rank 1 was killed \(SIGTERM",
+            r"rank 1 was killed by SIGTERM",
         ),
         ("os.kill(os.getpid(), signal.SIGTERM)", RuntimeError("CUDA out of memory"), RuntimeError, "out of memory"),
         ("raise SystemExit(2)", RuntimeError("reset by peer"), RuntimeError, "reset by peer"),

@@ -99,7 +99,7 @@ def test_the_embeddings_gradients_are_shared_out_when_the_blocks_are_done():
                     checkpointing="full")  # fmt: skip
     assert large().parts()["gradients"] == 200_000_000 * 4 // 2
     gathered = 150_000 * 768 + 2 * ((200_000_000 - 150_000 * 768) // 12)
-    assert large().parts()["at work"] == 150_000 * 768 * (2 + 4) - 2 * gathered
+    assert large().parts()["temporary buffers"] == 150_000 * 768 * (2 + 4) - 2 * gathered
 
 
 def test_a_step_of_float32_copies_holds_a_part_of_the_gradients_in_float32():

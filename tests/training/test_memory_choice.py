@@ -66,9 +66,7 @@ def test_where_nothing_fits_the_last_that_the_host_has_room_for_is_tried():
 
 
 def test_offloading_without_room_in_the_host_is_one_line():
-    with pytest.raises(
-        UserError, match=r"memory.offload=true would put 6\.0 GiB into host memory, of which 5\.0"
-    ) as error:
+    with pytest.raises(UserError, match=r"memory.offload=true .* 6\.0 GiB .* 5\.0") as error:
         chosen(Room(GIB, 5 * GIB), checkpointing="full", offload=True)
     assert "\n" not in str(error.value)
 

@@ -33,7 +33,7 @@ def test_frozen_parameters_are_left_out():
 
 
 def test_nothing_to_train_is_a_mistake():
-    with pytest.raises(UserError, match="no parameter that is trained"):
+    with pytest.raises(UserError, match="no trainable parameter"):
         parameter_groups(nn.Flatten(), 0.1)
 
 

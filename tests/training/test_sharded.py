@@ -148,7 +148,7 @@ def test_parts_that_the_first_process_does_not_see_are_no_checkpoint(last, monke
             file.unlink()
 
     monkeypatch.setattr(dcp, "save", saved_elsewhere)
-    with pytest.raises(UserError, match=r"could not write .*several machines need a disk in common"):
+    with pytest.raises(UserError, match=r"could not write .*several machines need a shared disk"):
         write(last, 8)
     assert read_checkpoint(last)["global_step"] == 7
 
@@ -206,7 +206,7 @@ def test_current_json_leads_nowhere_else(last) -> None:
 def test_a_copy_that_lacks_a_shard_is_noticed(last, folder) -> None:
     """torch would leave what it holds as it was in memory."""
     next(folder.glob("*.safetensors")).unlink()
-    with pytest.raises(UserError, match=r"has not all parts of state_dict/model"):
+    with pytest.raises(UserError, match=r"missing parts of state_dict/model"):
         read_checkpoint(last)
     (folder / "plain.ckpt").unlink()
     assert find_resumable(last.parent) is None

@@ -22,10 +22,9 @@ def test_what_was_asked_for_is_read_and_a_bound_of_its_own_holds() -> None:
 
 
 def test_the_line_names_the_setting_only_where_the_number_was_chosen() -> None:
-    assert describe_validation(1920, None, 100, "data.validation_tokens") == (
-        "validation: 1,920 held-out samples every 100 steps, at most about a tenth of the training's time; "
-        "data.validation_tokens= reads others"
-    )
+    line = describe_validation(1920, None, 100, "data.validation_tokens")
+    assert line.startswith("validation: 1,920 held-out samples every 100 steps (")
+    assert "data.validation_tokens=" in line
     assert describe_validation(512, 512, 100, "data.validation_tokens") == (
         "validation: 512 held-out samples every 100 steps"
     )
