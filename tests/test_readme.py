@@ -58,11 +58,6 @@ def test_the_hugging_face_code_of_the_readme_runs(capsys: pytest.CaptureFixture[
     assert "routed 1 calls" in capsys.readouterr().out
 
 
-def test_the_quick_start_is_two_commands() -> None:
-    quick_start = README.split("<!-- quick start -->")[1].split("<!-- end quick start -->")[0]
-    assert len(re.findall(r"^python3 ", quick_start, flags=re.MULTILINE)) == 2
-
-
 RESULTS = ROOT / "recipes" / "results"
 
 

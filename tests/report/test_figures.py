@@ -75,11 +75,6 @@ def test_a_job_out_of_memory_is_marked_at_the_top_of_every_panel(tmp_path: Path,
     assert cross.get_color() == drawn[0].axes[0].lines[1].get_color()
 
 
-def test_a_panel_without_values_says_so(tmp_path: Path, drawn: list):
-    sweep_figure([row(8, peak_memory_gib=None), row(16, peak_memory_gib=None)], tmp_path / "sweep.png")
-    assert texts(drawn[0].axes[1]) == ["not measured"]
-
-
 def test_a_sweep_in_which_every_job_failed_still_gives_a_figure(tmp_path: Path, drawn: list):
     sweep_figure([OUT_OF_MEMORY], tmp_path / "sweep.png")
     assert texts(drawn[0].axes[0]) == ["not measured", "out of memory"]
