@@ -47,6 +47,8 @@ def test_a_model_without_an_estimate_is_told_what_happened_and_what_always_helps
     line = out_of_memory_line(RuntimeError("CUDA error: out of memory\nCompile with"), None, free_bytes=None)
     assert line.startswith("out of memory: CUDA error: out of memory. To change: a shorter context=")
     assert "checkpoint" not in line
+    own = out_of_memory_line(MemoryError(), None, free_bytes=None, advice="a smaller masked.token_budget=")
+    assert own.endswith("a smaller masked.token_budget=.")
 
 
 @pytest.mark.parametrize(
