@@ -41,7 +41,7 @@ def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
             return None
         if not (x.is_cuda or x.is_cpu) or not torch._C._has_storage(x) or torch._is_functional_tensor(x):
             return None  # wrappers of vmap and the like, which outlive their transform
-        # Have queries and keys one cu_seqlens? Hopper's dropout asks (backends/hopper/draws.py).
+        # Have queries and keys one cu_seqlens? Hopper's dropout asks (backends/hopper/dropout_rng.py).
         one = boundaries.setdefault(x.data_ptr(), len(boundaries)) if x.dtype is torch.int32 else 0
         signs.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % 16, one))
     return tuple(signs)

@@ -8,8 +8,7 @@ transforms, and where no kernels run, `joined` is a formula that torch different
 B batch, Sq queries, H query heads, D head dimension.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from . import dispatch
-from .eager import COMPUTES, Pass, pass_of, without_derivative
+from .eager import BACKWARD_OF, COMPUTES, computed, pass_of
 from .launch_cache import on_device, signature
 from .ops import BACKWARDS, FORWARD_OF, unit_stride
 from .options import Options, Packed, pack
@@ -38,13 +37,8 @@ def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 
 def attention(tensors: tuple[Tensor, ...], options: Options, sink: Tensor) -> tuple[Tensor, Tensor]:
     """`ops.attention` with a sink (H,), outside of compilers and transforms."""
-    inputs = (sink, *tensors, *pack(options))
-    operator = FORWARD_OF[len(tensors)]
-    call, given = pass_of(("with a sink", operator), inputs, _with_sink(operator))
-    signed = signature(given)
-    if torch.is_grad_enabled():
-        return (_Attention.apply if signed is None else _apply_plain)(call, operator, signed, *given)
-    return _results(call, given, signed)
+    call, given = pass_of(_WITH_SINK[len(tensors)], (*tensors, sink, *pack(options)))
+    return computed(call, given, signature(given))
 
 
 def join(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,78 +74,36 @@ def _gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink:
     return -(weight * delta).sum((0, 2)).to(sink.dtype)
 
 
-@cache
-def _with_sink(operator: Any) -> Callable:
-    """What computes the forward operator's (out, lse) with a sink before its arguments."""
+def _register(forward_op: Any) -> Any:
+    """The forward operator with a sink after its tensors; its backward gives the sink's gradient, too.
 
-    def forward(sink: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
-        out, lse = COMPUTES[operator](*inputs)
-        return _joined_in_place(out, lse, sink)
+    Called as operators they go by formulas, which modes may watch or change; COMPUTES has the kernels.
+    """
+    backward_op = BACKWARDS[forward_op]
+    compute_forward, compute_backward = COMPUTES[forward_op], COMPUTES[backward_op]
 
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        *tensors, sink = inputs[:-_OPTIONS]
+        return joined(*forward_op(*tensors, *inputs[-_OPTIONS:]), sink)
+
+    def computed_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        *tensors, sink = inputs[:-_OPTIONS]
+        return _joined_in_place(*compute_forward(*tensors, *inputs[-_OPTIONS:]), sink)
+
+    def with_gradient(function: Callable, kernels: bool, inputs: tuple) -> tuple[Tensor, ...]:
+        *tensors, sink, out, lse, wants_bias = inputs[:-_OPTIONS]
+        *gradients, dbias = function(*tensors, out, lse, wants_bias, *inputs[-_OPTIONS:])
+        return (*gradients, _gradient(tensors[0], tensors[1], out, lse, sink, kernels), dbias)
+
+    def backward(*inputs: Any) -> tuple[Tensor, ...]:
+        return with_gradient(backward_op, False, inputs)
+
+    def computed_backward(*inputs: Any) -> tuple[Tensor, ...]:
+        return with_gradient(compute_backward, True, inputs)
+
+    COMPUTES[forward], COMPUTES[backward], BACKWARD_OF[forward] = computed_forward, computed_backward, backward
     return forward
 
 
-@cache
-def _with_sinks_gradient(operator: Any) -> Callable:
-    """What computes the backward operator's results, and the sink's gradient, with the sink before its arguments."""
-
-    def backward(sink: Tensor, dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
-        out, lse = inputs[-len(Packed._fields) - 3 : -len(Packed._fields) - 1]
-        return (*COMPUTES[operator](dout, dlse, *inputs), _gradient(dout, dlse, out, lse, sink, True))
-
-    return backward
-
-
-def _results(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> Any:
-    """A pass's results: by the operator itself, and by formulas, where somebody may watch or change them."""
-    if signed is not None:
-        return call(tensors, signed)
-    sink, *inputs = call.filled(tensors)
-    _, operator = call.operator
-    results = operator(*inputs)
-    if operator in BACKWARDS:
-        out, lse = results
-        return joined(out, lse, sink)
-    dout, dlse, *_ = inputs
-    out, lse = inputs[-len(Packed._fields) - 3 : -len(Packed._fields) - 1]
-    return (*results, _gradient(dout, dlse, out, lse, sink, False))
-
-
-class _Attention(torch.autograd.Function):
-    """Autograd of `attention`. What it saves is the same however it computes."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Pass, operator: Any, signed: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        output = _results(call, tensors, signed)
-        ctx.save_for_backward(*tensors, *output)
-        ctx.call, ctx.operator = call, operator
-        # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
-        ctx.set_materialize_grads(False)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
-        saved = ctx.saved_tensors  # read once: activation checkpointing allows no second time
-        *tensors, out, lse = saved
-        if dout is None and dlse is None:
-            return (None,) * (3 + len(tensors))
-        dout = torch.zeros_like(out) if dout is None else dout
-        arguments = ctx.call.filled(tensors)
-        count = len(arguments) - len(Packed._fields)
-        sink, inputs, packed = arguments[0], arguments[1:count], Packed(*arguments[count:])
-        wants_bias = packed.bias is not None and ctx.needs_input_grad[3 + count]
-        backward = BACKWARDS[ctx.operator]
-        given = (sink, dout, dlse, *inputs, out, lse, wants_bias, *packed)
-        call, given_tensors = pass_of(("with a sink", backward), given, _with_sinks_gradient(backward))
-        with torch.no_grad():
-            *gradients, dbias, dsink = _results(call, given_tensors, signature(given_tensors))
-        made = [dsink, *gradients, *([dbias] if wants_bias else [])]
-        if torch.is_grad_enabled():
-            made = list(without_derivative(made, given_tensors))
-        if packed.bias is not None and not wants_bias:
-            made.append(None)
-        return (None, None, None, *made, *(None,) * (len(tensors) - len(made)))
-
-
-# Function.apply looks for transforms first, which a signature says there are none of.
-_apply_plain = super(torch.autograd.Function, _Attention).apply
+_OPTIONS = len(Packed._fields)
+_WITH_SINK = {count: _register(operator) for count, operator in FORWARD_OF.items()}

@@ -43,7 +43,7 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     counters = torch.full((2 * halves + 2,), 7, dtype=torch.int32)  # flags, a ticket and counters, and one beyond
     prepare_kernel[(places,)](
         out, dout, lse, lse, rows, work, counters, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
-        halves, ends[0], number, HAS_DLSE=False, CAREFUL=True, WHOLE=False, PACKED=True,
+        halves, ends[0], number, HAS_DLSE=False, RECOMPUTE=True, WHOLE=False, PACKED=True,
         DETERMINISTIC=True, D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
     assert work.eq(0).all()
@@ -56,7 +56,7 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     finish_kernel[(places + halves,)](
         work, rows, flags, q, k, v, dout, *gradients, *map(strides_of, (q, k, v, dout, *gradients)), options.scale,
         scale_log2, places, heads[0], *totals, options.left or 0, options.right or 0, query_tiles, key_tiles, lse,
-        number, 0, lse, 0, *tables, CAREFUL=True, WHOLE=False, PACKED=True, GROUP=heads[0] // heads[1],
+        number, 0, lse, 0, *tables, RECOMPUTE=True, WHOLE=False, PACKED=True, GROUP=heads[0] // heads[1],
         F=features_of(options), D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
     for got, want in zip(gradients, wanted, strict=True):

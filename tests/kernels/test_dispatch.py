@@ -13,7 +13,7 @@ from flashtrain_kernels.masks import Mask
 
 @pytest.fixture
 def table_as_it_is(monkeypatch):
-    """The tiles of a release for which the table has no others (test_releases.py: those of releases that need some)."""
+    """The tiles of a release for which the table has no others (others: test_triton_compat.py)."""
     monkeypatch.setattr(environment, "release", lambda: (3, 7))
     tile_table.table_row.cache_clear()
     yield

@@ -182,9 +182,9 @@ def test_ten_runs_are_equal_bit_for_bit(case, path):
     the_same_ten_times(inputs, {**case.options(DEVICE), "deterministic": path == "hopper"})
 
 
-# Where the Hopper kernels add dQ up in turns: masks of every kind that they do so with, grouped heads, both warpgroups'
-# ways at D = 128 (a tile late or not), and more items than run at once.
-IN_TURN = [
+# Where the Hopper kernels add dQ up in one order: every mask that they do so with, grouped heads, both warpgroups' ways
+# at D = 128 (a tile late or not), and more items than run at once.
+DETERMINISTIC = [
     Case(2, 1000, 1000, 4, 2, 64, "causal"),
     Case(2, 700, 1300, 4, 4, 64, "window"),
     Case(1, 1300, 700, 4, 1, 64, "full"),
@@ -200,8 +200,8 @@ IN_TURN = [
 ]
 
 
-@pytest.mark.parametrize("case", IN_TURN, ids=str)
-def test_the_hopper_kernels_add_up_in_turns_and_are_as_exact_and_the_same_ten_times(case, path):
+@pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
+def test_the_hopper_kernels_add_up_in_one_order_and_are_as_exact_and_the_same_ten_times(case, path):
     if path != "hopper":
         pytest.skip("about the Hopper kernels")
     inputs = case.inputs(BF16, DEVICE)

@@ -269,7 +269,7 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
     # their programs have an item each, and take turns.
     from flashtrain_kernels.backends.hopper.backward import choices
 
-    for given, options, in_turn in (
+    for given, options, deterministic in (
         (many, {"right": 0}, False),
         (many, {"right": -1}, True),
         (many, {"left": -64, "right": 0}, True),
@@ -279,7 +279,7 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
         ((tensors(seqlen=8192, heads=132)[0], *many[1:]), {"right": 0}, True),
     ):
         chosen = choices(*given[:2], Options(0.125, deterministic=True, **options), given)
-        assert (chosen.whole, chosen.deterministic) == (not in_turn, in_turn)
+        assert (chosen.whole, chosen.deterministic) == (not deterministic, deterministic)
 
 
 def test_forcing_the_portable_kernels_is_a_reason(gpu):

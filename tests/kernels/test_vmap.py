@@ -5,7 +5,7 @@ import torch
 from torch.func import grad, jacrev, vmap
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, masks, ops
+from flashtrain_kernels import dispatch, masks
 from flashtrain_kernels.masks.mask import PLAN, Plan, build_plan_reference
 
 N, B, S, H, K, D = 3, 2, 21, 4, 2, 4  # N samples
@@ -235,16 +235,6 @@ def test_jacobians_by_reverse_mode():
     wanted = torch.autograd.functional.jacobian(attend, q)
     torch.testing.assert_close(jacrev(attend)(q), wanted)
     torch.testing.assert_close(torch.autograd.functional.jacobian(attend, q, vectorize=True), wanted)
-
-
-@pytest.mark.parametrize(("options", "calls"), [({"causal": True}, 1), ({"dropout_p": 0.2, "dropout_seed": 1}, N)])
-def test_the_samples_are_one_call_but_with_dropout_one_each(monkeypatch, options, calls):
-    run = []
-    for name in ("forward", "backward"):
-        real = getattr(ops, name)
-        monkeypatch.setattr(ops, name, lambda *args, n=name, real=real: (run.append(n), real(*args))[1])
-    vmap(grad(lambda q, k, v: both(fk.flash_attn_func, q, k, v, **options)))(*qkv(N))
-    assert run == ["forward"] * calls + ["backward"] * calls
 
 
 def test_dropout_without_a_seed_goes_by_the_randomness_of_vmap():

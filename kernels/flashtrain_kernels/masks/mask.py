@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .operators import packed_rows
+from .operators import packed_rows, register_vmap
 from .rows import HIGH, HIGH2, LOW, LOW2
 
 COLUMNS = 16
@@ -78,6 +78,7 @@ def build_plan_reference(
 
 
 torch.library.impl("flashtrain_kernels::plan", "cpu", build_plan_reference)
+register_vmap("flashtrain_kernels::plan", PLAN)
 
 
 def _kinds(

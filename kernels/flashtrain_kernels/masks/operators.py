@@ -4,7 +4,7 @@ B batch, S sequence, T packed tokens, N sequences. PyTorch computes them (rows.p
 ops.py registers. Both wait for nothing, and give the same numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,22 +73,31 @@ def packed_rows(
     return _operators.packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right)
 
 
-def _register(name: str, fake: Callable) -> None:
-    def vmapped(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
-        """A call for each sample: sequences are numbered within each."""
-        called = [
-            getattr(_operators, name)(
-                *[x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)]
-            )
-            for i in range(info.batch_size)
-        ]
-        if isinstance(called[0], Tensor):
-            return torch.stack(called), 0
-        return tuple(torch.stack(list(each)) for each in zip(*called, strict=True)), (0,) * len(called[0])
+def a_call_for_each_sample(call: Callable, samples: int, in_dims: Sequence[Any], inputs: Sequence[Any]) -> tuple:
+    """torch.vmap of an operator as a loop would run it: its outputs stacked, and where their new dimension is."""
+    called = []
+    for sample in range(samples):
+        # The dimensions of a list of numbers are a list.
+        own = [x.select(dim, sample) if isinstance(dim, int) else x for x, dim in zip(inputs, in_dims, strict=True)]
+        called.append(call(*own))
+    if isinstance(called[0], Tensor):
+        return torch.stack(called), 0
+    return tuple(torch.stack(list(each)) for each in zip(*called, strict=True)), (0,) * len(called[0])
 
+
+def register_vmap(name: str, operator: Any) -> None:
+    """Let torch.vmap make a call of the operator for each sample."""
+
+    def vmapped(info: Any, in_dims: tuple, *inputs: Any) -> tuple:
+        return a_call_for_each_sample(operator, info.batch_size, in_dims, inputs)
+
+    torch.library.register_vmap(name, vmapped)
+
+
+def _register(name: str, fake: Callable) -> None:
     torch.library.impl(f"flashtrain_kernels::{name}", "default", getattr(rows, name))
     torch.library.register_fake(f"flashtrain_kernels::{name}")(fake)
-    torch.library.register_vmap(f"flashtrain_kernels::{name}")(vmapped)
+    register_vmap(f"flashtrain_kernels::{name}", getattr(_operators, name))
 
 
 def _pair(like: Tensor, *shape: int) -> tuple[Tensor, Tensor]:

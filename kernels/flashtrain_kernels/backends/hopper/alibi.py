@@ -2,7 +2,7 @@
 
 A score loses slope * |p - j|, p being the query's position among the keys. Distances are counted from the tile's first
 column and are one multiplication of whole numbers below 2^24; the eight neighbouring numbers that a thread holds of an
-accumulator (draws.py) differ from the first one's by 1, 7, 8 or 9 slopes.
+accumulator (dropout_rng.py) differ from the first one's by 1, 7, 8 or 9 slopes.
 """
 
 from torch import Tensor

@@ -17,8 +17,8 @@ from .. import Call, Direction
 from ..portable import tile_table
 
 NAME, TITLE = "hopper", "Hopper kernels"
-# Releases of Triton for whose Gluon the kernels were written; it is experimental and changes (releases.py). With 3.6
-# they were run and measured on a GPU; with the others they were compiled only, to code that hardly spills in its loops.
+# Releases of Triton for whose Gluon the kernels were written: it is experimental and changes (triton_compat.py). They
+# were measured on a GPU with 3.6; with the others they were compiled, to code that hardly spills in its loops.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
 _LOGGER = logging.getLogger(__name__)
 
@@ -65,10 +65,10 @@ def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
 
 
 def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_in_turn
+    from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_deterministic
 
     if not has_whole_heads(q, k, options):
-        reason = why_not_in_turn(q, options) if is_deterministic(options) else None
+        reason = why_not_deterministic(q, options) if is_deterministic(options) else None
         if reason is not None:
             return reason
         if environment.forced_implementation() is None and _is_faster_portable(q, k, options):

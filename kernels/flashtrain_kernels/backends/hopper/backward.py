@@ -15,10 +15,10 @@ from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, str
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
-from .draws import keep_scale_of, why_not_change, with_changes
+from .dropout_rng import keep_scale_of, why_not_change, with_changes
 from .launch import descriptor, multiprocessors, run, scale_of, why_not, workspace
-from .releases import backward_options
 from .sequences import slots
+from .triton_compat import backward_options
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
 PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
@@ -33,7 +33,7 @@ LATE_QUERIES = 512
 PACKED_HEADS = {64: 16, 128: 8}
 # And where dQ is added up in one order: the more heads, the fewer items of a head wait for each other; the fewer, the
 # more of them share what they read of the second-level cache. Simulated (kernels/OPTIMISATION.md), unmeasured.
-IN_TURN_HEADS = 32
+DETERMINISTIC_HEADS = 32
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -97,8 +97,8 @@ def is_deterministic(options: Options) -> bool:
     return options.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
-def why_not_in_turn(q: Tensor, options: Options) -> str | None:
-    """None, or why the kernel cannot add this call's dQ up in one order (backward_in_turn.py)."""
+def why_not_deterministic(q: Tensor, options: Options) -> str | None:
+    """None, or why the kernel cannot add this call's dQ up in one order (backward_deterministic.py)."""
     if isinstance(options.mask, (Mask, BlockMask)):  # a table tells its tiles, not who else visits them
         return "deterministic, and with a mask their dQ is added up in any order"
     if q.shape[3] > 128:
@@ -202,7 +202,7 @@ def backward_launches(
             heads, seqlen_q, query_tiles, halves, cu_seqlens_q, sequences,
         ),
         constants={
-            "HAS_DLSE": dlse is not None, "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
+            "HAS_DLSE": dlse is not None, "RECOMPUTE": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
             "DETERMINISTIC": constants.deterministic, "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
@@ -212,7 +212,7 @@ def backward_launches(
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
     together = 1 if constants.whole else _heads_together(key_tiles, width, options)
     if constants.deterministic:
-        together = IN_TURN_HEADS
+        together = DETERMINISTIC_HEADS
     fused = Launch(
         kernel=backward_kernel,
         grid=(programs,),
@@ -239,7 +239,7 @@ def backward_launches(
             query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={
-            "CAREFUL": masked, "WHOLE": constants.whole, "PACKED": constants.packed, "GROUP": constants.group,
+            "RECOMPUTE": masked, "WHOLE": constants.whole, "PACKED": constants.packed, "GROUP": constants.group,
             "F": features_of(options), "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},

@@ -14,7 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from .alibi import lean
-from .backward_in_turn import await_taken, hand_over
+from .backward_deterministic import await_taken, hand_over
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -39,7 +39,7 @@ from .backward_parts import (
 )
 from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, own_number, share, tile_of, work_of
 from .dq_short import settle
-from .draws import kept_weights, mark_dropped, score_gradients
+from .dropout_rng import kept_weights, mark_dropped, score_gradients
 
 
 @gluon.jit

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..portable.tiles import Bounds
 from .backward_consumers import narrow_consumer, wide_consumer
 from .backward_consumers_d256 import gradient_consumer, score_consumer
-from .backward_in_turn import add_in_turn
+from .backward_deterministic import add_in_order
 from .backward_parts import LOADED, RING, await_release
 from .backward_schedule import (
     BAND,
@@ -39,7 +39,7 @@ from .backward_schedule import (
     work_of,
 )
 from .dq_short import NOTES, note_whole
-from .releases import load_tile
+from .triton_compat import load_tile
 
 
 class Choices(NamedTuple):
@@ -52,9 +52,9 @@ class Choices(NamedTuple):
     the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
     (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
     packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
-    stride_mask the threshold. alibi: they are the slopes and their stride (draws.with_changes). softcap: scale_log2 is
-    a tuple (launch.scale_of). deterministic: dQ is added up in one order, and each program has one item
-    (backward_in_turn); with bands and packed sequences, and D of 64 and 128.
+    stride_mask the threshold. alibi: they are the slopes and their stride (dropout_rng.with_changes). softcap:
+    scale_log2 is a tuple (launch.scale_of). deterministic: dQ is added up in one order, and each program has one item
+    (backward_deterministic); with bands and packed sequences, and D of 64 and 128.
     """
 
     stages: int
@@ -215,8 +215,8 @@ def backward_kernel(
                 (narrow_consumer if D == 64 else wide_consumer, (memory, bars, call, 0, C)),
                 (narrow_consumer if D == 64 else wide_consumer, (memory, bars, call, 1, C)),
                 (_producer, (descs, memory, bars, call, D, C)),
-                (add_in_turn, (memory, call, 0, D, C)),
-                (add_in_turn, (memory, call, 1, D, C)),
+                (add_in_order, (memory, call, 0, D, C)),
+                (add_in_order, (memory, call, 1, D, C)),
             ],
             [4, 1, 1, 1],
             [240, 24, 24, 24],

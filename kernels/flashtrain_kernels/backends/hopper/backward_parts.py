@@ -9,12 +9,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from ..portable.draws import load_stream
+from ..portable.dropout_rng import load_stream
 from .alibi import load_slope
 from .assembly import capped, exp2_few, opaque
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
-from .draws import draws_of, keep_scale
-from .releases import reinterpreted
+from .dropout_rng import draws_of, keep_scale
+from .triton_compat import reinterpreted
 
 HALF = gl.constexpr(64)
 # Numbers of hardware barriers, of which Triton uses the first few: between the warpgroups, one a stage of a ring, and
@@ -224,7 +224,7 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def threshold_of(notes):
-    """Dropout's, of a call with it (draws.with_changes)."""
+    """Dropout's, of a call with it (dropout_rng.with_changes)."""
     return noted(notes, 10).to(gl.int32)
 
 

@@ -1,4 +1,4 @@
-"""Tiles of gradients computed again because a NaN came out: slow, and rare. See the portable kernels' careful pass.
+"""Tiles of gradients computed again because a NaN came out: slow, and rare. See the portable kernels' second pass.
 
 In the fused kernel a masked pair's weight is 0, and 0 times NaN or inf is NaN. Here masked pairs stay out altogether,
 and visible values that are not finite give NaN.
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ..portable.draws import kept_pairs, load_stream
+from ..portable.dropout_rng import kept_pairs, load_stream
 from ..portable.tiles import is_finite, key_position, query_rows, sees, tanh
 
 ROWS = tl.constexpr(64)

@@ -21,14 +21,14 @@ FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 @triton.jit(do_not_specialize=["heads", "seqlen_q", "query_tiles", "flags_before", "sequences"])
 def prepare_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
-    query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr,
+    query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr,
     PACKED: tl.constexpr, DETERMINISTIC: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
-    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if the call is CAREFUL
-    (see finish_kernel) and so has any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
+    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if with RECOMPUTE
+    (see finish_kernel) there are any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
     cu_ptr says.
-    DETERMINISTIC: also sets to 0 what backward_in_turn counts with, behind the flags: one more than these.
+    DETERMINISTIC: also sets to 0 what backward_deterministic counts with, behind the flags: one more than these.
     """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -72,7 +72,7 @@ def prepare_kernel(
             tl.store(flags_ptr + flags_before + counter, 0, mask=counter <= flags_before)
             counter += tl.num_programs(0) * FLAGS
     if WHOLE:
-        if CAREFUL:
+        if RECOMPUTE:
             tl.store(flags_ptr + flags_before + place, 0)
     else:
         cells = tl.arange(0, BLOCK_Q * D)
@@ -196,11 +196,11 @@ def finish_kernel(
     v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2, places, heads, seqlen_q, seqlen_k,
     band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
     table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh, stride_ur,
-    keys_list_ptr, CAREFUL: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
+    keys_list_ptr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """dQ from its float32 workspace: scaled, in its dtype and place. CAREFUL: pairs may be masked, so a NaN need not be
-    one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
+    """dQ from its float32 workspace: scaled, in its dtype and place. RECOMPUTE: pairs may be masked, so a NaN need not
+    be one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
 
     PACKED: tiles of both sides are slots. table_ptr and keys_table_ptr say where sequences' keys end, the lists where
     their queries do, and mask_plane is N.
@@ -241,10 +241,10 @@ def finish_kernel(
             own, queries_at, _ = _of_sequence(number, inputs, list_ptr, table_ptr, False)
             target = _moved(dq_target, queries_at)
         first_query = tile * BLOCK_Q
-        if CAREFUL:  # noqa: SIM102 - decided while compiling; while running
+        if RECOMPUTE:  # noqa: SIM102 - decided while compiling; while running
             if _has_nan(dq):
                 dq = _queries_again(program, first_query, own, table, D, HEAD_DIM, GROUP, F)
         _store_queries(program, first_query, dq * scale, own, target, D, HEAD_DIM)
-    elif CAREFUL:  # noqa: SIM102
+    elif RECOMPUTE:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
             _keys_again(program - places, scale, of_keys, D, HEAD_DIM, GROUP, F, PACKED)

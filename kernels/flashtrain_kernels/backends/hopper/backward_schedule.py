@@ -21,7 +21,7 @@ BLOCK_K = gl.constexpr(128)
 BAND = gl.constexpr(0)
 PLAN = gl.constexpr(1)
 BLOCKS = gl.constexpr(2)
-# Where with C.deterministic `notes` has a program's number, and from where on its barriers (backward_in_turn.py).
+# Where with C.deterministic `notes` has a program's number, and from where on its barriers (backward_deterministic.py).
 TICKET = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
 NEVER = gl.constexpr(1 << 30)  # more steps than any item has

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from .assembly import opaque
 from .backward_parts import HALF, add_directly, gradient_scale, in_register_order, threshold_of
 from .backward_schedule import BLOCK_K, BLOCK_Q, note, noted
-from .draws import keep_scale
+from .dropout_rng import keep_scale
 
 D = gl.constexpr(64)
 PART = gl.constexpr(32)  # queries of a tile whose dQ^T a warpgroup computes

@@ -15,7 +15,7 @@ from ...masks import Sequences
 from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
 from ..portable.tiles import Bounds
-from .draws import with_changes
+from .dropout_rng import with_changes
 from .forward_recompute_nonfinite import note
 from .forward_schedule import MaskTables, Work, divisor
 from .forward_tiles import ForwardTile, serves_forward

@@ -9,10 +9,10 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..portable.draws import kept_pairs, load_stream
+from ..portable.dropout_rng import kept_pairs, load_stream
 from .alibi import load_slope
 from .assembly import exp2_few, opaque, reciprocal
-from .draws import keep_scale
+from .dropout_rng import keep_scale
 from .forward_schedule import interval_rows, key_position, origin, pieces_of, place, sees
 
 _NOTHING = gl.constexpr(-3.0e38)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
-from . import releases
-from .draws import why_not_change
+from . import triton_compat
+from .dropout_rng import why_not_change
 from .launch import why_not
 
 
@@ -92,7 +92,7 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
     """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (PLANNED)."""
-    return releases.forward_tile(_measured_tile(q, k, options))
+    return triton_compat.forward_tile(_measured_tile(q, k, options))
 
 
 def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
@@ -107,7 +107,7 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
         if width == 64 and options.dropout_p > 0:
             return (_MIDDLE if short else _TWO[64])._replace(programs=0)
         causal = options.right is not None and options.left is None
-        ranked = causal and mask.number <= RANKED_MOST and releases.ranks_tiles()
+        ranked = causal and mask.number <= RANKED_MOST and triton_compat.ranks_tiles()
         if ranked and not short and not options.dropout_p:
             return RANKED[width]
         return PACKED[width][short]

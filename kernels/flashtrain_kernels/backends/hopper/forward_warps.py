@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ..portable.draws import load_stream
+from ..portable.dropout_rng import load_stream
 from .alibi import lean, load_slope
 from .assembly import (
     barrier_signal,
@@ -25,10 +25,10 @@ from .assembly import (
     stores_done,
     unpacked,
 )
-from .draws import drop, first_round, keep_scale
+from .dropout_rng import drop, first_round, keep_scale
 from .forward_recompute_nonfinite import attend_again, rows_of
 from .forward_schedule import hand_over, handed_over, hide, origin, pieces_of, place, rounds, work_item
-from .releases import AGAIN, load_tile, store_tile
+from .triton_compat import AGAIN, load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = gl.constexpr(-3.0e38)

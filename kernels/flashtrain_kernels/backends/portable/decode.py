@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ...environment import INTERPRETED, release
 from .launch import Launch, ceil_div
-from .tiles import CAREFUL_BLOCK, has_nan, is_finite
+from .tiles import RECOMPUTE_BLOCK, has_nan, is_finite
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = tl.constexpr(-3.0e38)
@@ -111,9 +111,9 @@ def append_kernel(
 @triton.jit
 def _over_keys(
     q, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high, position, slope,
-    scale_log2, cap_in, cap_log2, CAREFUL: tl.constexpr, STEP: tl.constexpr, C: tl.constexpr,
+    scale_log2, cap_in, cap_log2, RECOMPUTE: tl.constexpr, STEP: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The sums, maxima and products of the keys [first, past). CAREFUL: with masked values that are not finite kept
+    """The sums, maxima and products of the keys [first, past). RECOMPUTE: with masked values that are not finite kept
     out, and how many such each number of the output sees, which is else 0."""
     ROWS: tl.constexpr = C.rows
     BLOCK_D: tl.constexpr = C.block_d
@@ -143,7 +143,7 @@ def _over_keys(
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         row_max = new_max
         v = tl.load((v_base + page * v_strides[0] + place * v_strides[1])[:, None] + d, mask=mask, other=0.0)
-        if CAREFUL:
+        if RECOMPUTE:
             wrong = tl.where(is_finite(v), 0.0, 1.0).to(v.dtype)
             reached = tl.dot(seen.to(v.dtype), wrong, reached, input_precision=C.precision)
             v = tl.where(is_finite(v), v, 0.0).to(v.dtype)
@@ -212,7 +212,7 @@ def attend_kernel(
         if has_nan(acc):
             acc, row_sum, row_max, reached = _over_keys(
                 q_tile, first, past, k_base, v_base, k_strides, v_strides, table, size, pages, pad, length, low, high,
-                position, slope, scale_log2, cap_in, cap_log2, True, CAREFUL_BLOCK, C,
+                position, slope, scale_log2, cap_in, cap_log2, True, RECOMPUTE_BLOCK, C,
             )  # fmt: skip
             acc = tl.where(reached > 0, float("nan"), acc)
 

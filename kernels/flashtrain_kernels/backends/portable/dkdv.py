@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .launch import NOT_SPECIALISED, Call, Table
 from .tiles import (
-    CAREFUL_BLOCK,
+    RECOMPUTE_BLOCK,
     Strided,
     bounds_of,
     has_nan,
@@ -57,18 +57,18 @@ class Queries(NamedTuple):
 @triton.jit
 def _keys_loop(
     dk, dv, own, queries, bounds, pieces, intervals, head, call, table, MASKED: tl.constexpr,
-    CAREFUL: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+    RECOMPUTE: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Add what the masked (or the unmasked) query tiles of one head give to dK (unscaled) and dV."""
-    block = listed_block(0, pieces, table.blocks, MASKED, CAREFUL, F, C.tiles)
+    block = listed_block(0, pieces, table.blocks, MASKED, RECOMPUTE, F, C.tiles)
     # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
     for i in tl.range(
         0,
-        steps(pieces, MASKED, CAREFUL, C.block_q // STEP),
-        num_stages=1 if MASKED and (CAREFUL or not F.intervals) else None,
+        steps(pieces, MASKED, RECOMPUTE, C.block_q // STEP),
+        num_stages=1 if MASKED and (RECOMPUTE or not F.intervals) else None,
     ):
-        first_query = position_of_step(i, block, pieces, table.blocks, MASKED, CAREFUL, F, C.tiles, C.block_q, STEP)
-        block = listed_block(i + 1, pieces, table.blocks, MASKED, CAREFUL, F, C.tiles)
+        first_query = position_of_step(i, block, pieces, table.blocks, MASKED, RECOMPUTE, F, C.tiles, C.block_q, STEP)
+        block = listed_block(i + 1, pieces, table.blocks, MASKED, RECOMPUTE, F, C.tiles)
         left = bounds.seqlen_q - first_query
         offset = tl.cast(first_query, tl.int64)
         row = tl.arange(0, STEP)
@@ -90,9 +90,9 @@ def _keys_loop(
             p = tl.exp2(products * head.scale_log2 - lse2[None, :])
         if MASKED:
             mask = sees(rows, own.key, own.position, bounds, False, F)
-            if CAREFUL:  # rows past Sq count here: their weight is 0, but 0 * NaN is NaN
+            if RECOMPUTE:  # rows past Sq count here: their weight is 0, but 0 * NaN is NaN
                 mask = mask & (rows.query < bounds.seqlen_q)
-            if CAREFUL and F.bias:
+            if RECOMPUTE and F.bias:
                 mask = mask & (load_bias(head, rows, own.key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)
         base = queries.dout + offset * queries.dout_row
@@ -110,7 +110,7 @@ def _keys_loop(
             ds *= 1.0 - capped * capped
         if F.dropout:
             p = tl.where(keep, p, 0.0)
-        if CAREFUL:
+        if RECOMPUTE:
             # Masked pairs give nothing; a visible NaN or inf of dO shows in delta, and reaches the keys it belongs to.
             ds = tl.where(mask, ds, 0.0)
             p = tl.where(mask & (is_finite(delta)[None, :] == 0), float("nan"), p)
@@ -124,7 +124,7 @@ def _keys_loop(
 @triton.jit
 def _add_heads(
     dk, dv, own, queries, q_head, dout_head, first_head, row, intervals, bias, table_base, bounds, call, table,
-    MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+    MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries of the group's heads give. queries: of the first head, but for lse2 and delta, which `row`
     is added to. q_head, dout_head: strides. intervals, bias, table_base: of the batch row."""
@@ -140,7 +140,7 @@ def _add_heads(
         )  # fmt: skip
         options = head_options(head, bias + head * call.bias_head, call, F)
         dk, dv = _keys_loop(
-            dk, dv, own, here, bounds, pieces, intervals, options, call, table, MASKED, CAREFUL, F, C, STEP
+            dk, dv, own, here, bounds, pieces, intervals, options, call, table, MASKED, RECOMPUTE, F, C, STEP
         )
         q_base += q_head
         dout_base += dout_head
@@ -197,7 +197,7 @@ def compute_dkdv(
             dv_tile = tl.zeros([BLOCK_K, BLOCK_D], tl.float32)
             dk_tile, dv_tile = _add_heads(
                 dk_tile, dv_tile, own, queries, q.head, dout.head, first_head, row, intervals, bias, table_base, bounds,
-                call, table, True, True, F, C, CAREFUL_BLOCK,
+                call, table, True, True, F, C, RECOMPUTE_BLOCK,
             )  # fmt: skip
 
     dk_base = dk.pointer + batch * dk.batch + kv_head * dk.head + offset * dk.row

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .launch import NOT_SPECIALISED, Call, Table
 from .tiles import (
-    CAREFUL_BLOCK,
+    RECOMPUTE_BLOCK,
     Strided,
     bounds_of,
     has_nan,
@@ -75,19 +75,19 @@ def rows_kernel(
 
 @triton.jit
 def _queries_loop(
-    dq, q, dout, lse2, delta, rows, keys, bounds, pieces, head, keep_scale, MASKED: tl.constexpr, CAREFUL: tl.constexpr,
-    F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
+    dq, q, dout, lse2, delta, rows, keys, bounds, pieces, head, keep_scale, MASKED: tl.constexpr,
+    RECOMPUTE: tl.constexpr, F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Add what the masked (or the unmasked) key tiles give to dQ (unscaled)."""
-    block = listed_block(0, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
+    block = listed_block(0, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles)
     # A band's masked loop is short: filling its pipeline costs more time, and registers, than it saves.
     for i in tl.range(
         0,
-        steps(pieces, MASKED, CAREFUL, C.block_k // STEP),
-        num_stages=1 if MASKED and (CAREFUL or not F.intervals) else None,
+        steps(pieces, MASKED, RECOMPUTE, C.block_k // STEP),
+        num_stages=1 if MASKED and (RECOMPUTE or not F.intervals) else None,
     ):
-        first_key = position_of_step(i, block, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles, C.block_k, STEP)
-        block = listed_block(i + 1, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
+        first_key = position_of_step(i, block, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles, C.block_k, STEP)
+        block = listed_block(i + 1, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles)
         offset = tl.cast(first_key, tl.int64)
         left = bounds.seqlen_k - first_key
         k = load_tile(keys.k + offset * keys.k_row, keys.k_row, left, MASKED, STEP, C.head_dim, C.block_d)
@@ -102,7 +102,7 @@ def _queries_loop(
             p = tl.exp2(scores * head.scale_log2 - lse2[:, None])
         if MASKED:
             mask = sees(rows, key, position, bounds, True, F)
-            if CAREFUL and F.bias:
+            if RECOMPUTE and F.bias:
                 mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             p = tl.where(mask, p, 0.0)
         dp = tl.dot(dout, tl.trans(v), input_precision=C.precision)
@@ -111,7 +111,7 @@ def _queries_loop(
         ds = p * (dp - delta[:, None])
         if F.softcap:
             ds *= 1.0 - capped * capped
-        if CAREFUL:
+        if RECOMPUTE:
             ds = tl.where(mask, ds, 0.0)
             k = tl.where(is_finite(k), k, 0.0).to(k.dtype)
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=C.precision)
@@ -171,7 +171,7 @@ def compute_dq(
         if has_nan(total):  # rare: see the forward kernel
             total = _queries_loop(
                 tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), q_tile, dout_tile, lse2, delta, row, keys, bounds, pieces,
-                options, call.keep_scale, True, True, F, C, CAREFUL_BLOCK,
+                options, call.keep_scale, True, True, F, C, RECOMPUTE_BLOCK,
             )  # fmt: skip
     dq_base = dq.pointer + batch * dq.batch + head * dq.head + offset * dq.row
     store_tile(dq_base, dq.row, left, total * scale, BLOCK_Q, C.head_dim, BLOCK_D)

@@ -25,7 +25,7 @@ from .launch import (
 )
 from .tile_table import Tile
 from .tiles import (
-    CAREFUL_BLOCK,
+    RECOMPUTE_BLOCK,
     Strided,
     bounds_of,
     has_nan,
@@ -50,14 +50,14 @@ _NOTHING = tl.constexpr(-3.0e38)
 
 @triton.jit
 def _attend(
-    acc, row_sum, row_max, q, rows, keys, bounds, pieces, head, MASKED: tl.constexpr, CAREFUL: tl.constexpr,
+    acc, row_sum, row_max, q, rows, keys, bounds, pieces, head, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr,
     F: tl.constexpr, C: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Take the masked (or the unmasked) key tiles into the running output, sum and maximum of each row."""
-    block = listed_block(0, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
-    for i in tl.range(0, steps(pieces, MASKED, CAREFUL, C.block_k // STEP)):
-        first_key = position_of_step(i, block, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles, C.block_k, STEP)
-        block = listed_block(i + 1, pieces, keys.blocks, MASKED, CAREFUL, F, C.tiles)
+    block = listed_block(0, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles)
+    for i in tl.range(0, steps(pieces, MASKED, RECOMPUTE, C.block_k // STEP)):
+        first_key = position_of_step(i, block, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles, C.block_k, STEP)
+        block = listed_block(i + 1, pieces, keys.blocks, MASKED, RECOMPUTE, F, C.tiles)
         offset = tl.cast(first_key, tl.int64)
         left = bounds.seqlen_k - first_key
         k = load_tile(keys.k + offset * keys.k_row, keys.k_row, left, MASKED, STEP, C.head_dim, C.block_d)
@@ -68,7 +68,7 @@ def _attend(
             scores, _ = logits(scores, head, rows, key, first_key, position, bounds, F)
         if MASKED:
             mask = sees(rows, key, position, bounds, True, F)
-            if CAREFUL and F.bias:
+            if RECOMPUTE and F.bias:
                 mask = mask & (load_bias(head, rows, key, bounds) != float("-inf"))
             scores = tl.where(mask, scores, float("-inf"))
         if F.softcap or F.alibi or F.bias:
@@ -84,7 +84,7 @@ def _attend(
         if F.dropout:
             weights = tl.where(kept(head, rows, first_key, position, False, F, C.block_q, STEP), weights, 0.0)
         v = load_tile(keys.v + offset * keys.v_row, keys.v_row, left, MASKED, STEP, C.head_dim, C.block_d)
-        if CAREFUL:
+        if RECOMPUTE:
             # 0 * NaN is NaN: keep inf and NaN out of the product; `_reached` gives them to the rows that do see them.
             v = tl.where(is_finite(v), v, 0.0).to(v.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=C.precision)
@@ -168,7 +168,7 @@ def forward_kernel(
             acc, row_sum, row_max = _attend(
                 tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
                 tl.full([BLOCK_Q], _NOTHING, tl.float32), q_tile, rows, keys, bounds, pieces, options, True, True, F,
-                C, CAREFUL_BLOCK,
+                C, RECOMPUTE_BLOCK,
             )  # fmt: skip
 
     empty = row_sum == 0
@@ -184,7 +184,7 @@ def forward_kernel(
     if HIDES:  # noqa: SIM102 - the first is decided while compiling, the second while running
         if wrong:  # a pass of its own: the two sums together would not fit the registers at D = 256
             zeros = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-            reached = _reached(zeros, rows, keys, bounds, pieces, options, F, C, CAREFUL_BLOCK)
+            reached = _reached(zeros, rows, keys, bounds, pieces, options, F, C, RECOMPUTE_BLOCK)
             column = tl.arange(0, BLOCK_D)
             pointers = out_base + tl.arange(0, BLOCK_Q)[:, None] * out.row + column[None, :]
             seen = (reached > 0) & (query[:, None] < call.seqlen_q) & (column[None, :] < C.head_dim)

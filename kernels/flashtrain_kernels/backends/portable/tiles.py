@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .draws import group_of, kept_pairs, stream_of, words
+from .dropout_rng import group_of, kept_pairs, stream_of, words
 
 # Keys (or queries) a step when a tile is computed again because of a NaN: small, so that this costs the fast path no
 # register.
-CAREFUL_BLOCK = tl.constexpr(16)
+RECOMPUTE_BLOCK = tl.constexpr(16)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 

@@ -121,9 +121,9 @@ def query_pieces(
 
 
 @triton.jit
-def steps(pieces, MASKED: tl.constexpr, CAREFUL: tl.constexpr, SUB: tl.constexpr):
-    """How many steps a loop takes. The careful loop visits every tile, in SUB parts."""
-    if CAREFUL:
+def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constexpr):
+    """How many steps a loop takes. RECOMPUTE: every tile, in SUB parts."""
+    if RECOMPUTE:
         count = (pieces.masked + pieces.full) * SUB
     elif MASKED:
         count = pieces.masked
@@ -134,14 +134,14 @@ def steps(pieces, MASKED: tl.constexpr, CAREFUL: tl.constexpr, SUB: tl.constexpr
 
 @triton.jit
 def listed_block(
-    i, pieces, list_ptr, MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
+    i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
     """The block of step i of a block-sparse mask; 0 without one, and past the list's end.
 
     Loops ask for a step ahead: K and V cannot be fetched before their place is known.
     """
     block = 0
-    if F.block_q and not CAREFUL:
+    if F.block_q and not RECOMPUTE:
         if MASKED:
             block = tl.load(list_ptr + pieces.p0 + i // TILES, mask=i < pieces.masked, other=0)
         else:
@@ -169,13 +169,13 @@ def _full_step(i, pieces, F: tl.constexpr):
 
 @triton.jit
 def position_of_step(
-    i, block, pieces, list_ptr, MASKED: tl.constexpr, CAREFUL: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
+    i, block, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The first position of the tile of step i. BLOCK: the tile's size; STEP: the loop's, smaller in the careful one.
+    """The first position of the tile of step i. BLOCK: the tile's size; STEP: the loop's, smaller with RECOMPUTE.
     block: `listed_block` of this step; TILES: tiles in a block.
     """
-    if CAREFUL:
+    if RECOMPUTE:
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
         if F.block_q:

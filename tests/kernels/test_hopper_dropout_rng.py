@@ -34,7 +34,7 @@ P = 0.4
 
 
 def interpreted(assembly: str, given: dict[int, int | float]) -> list[float]:
-    """The eight results of PTX of the few kinds that draws.py writes. given: operands by number."""
+    """The eight results of PTX of the few kinds that dropout_rng.py writes. given: operands by number."""
     registers: dict[str, int | float | bool] = {f"${number}": value for number, value in given.items()}
 
     def value(name):
@@ -72,7 +72,7 @@ def kept(sequence, head, queries, keys):
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (3, 6), (64 + 23, 128 + 2), (999, 48 + 4)])
 def test_the_forwards_ptx_drops_what_the_mask_says(row, column):
-    from flashtrain_kernels.backends.hopper import draws
+    from flashtrain_kernels.backends.hopper import dropout_rng
 
     key, first, second = stream(5, 7)
     product = philox.MULTIPLIER * ((group(row) + first) & WORD)
@@ -83,7 +83,7 @@ def test_the_forwards_ptx_drops_what_the_mask_says(row, column):
     weights = [1.0 + place for place in range(8)]
     # Every operand has eight numbers, of which the first are asked for.
     given = dict(enumerate(weights, 8)) | inputs
-    got = interpreted(draws._assembly(queries_are_rows=True), given)
+    got = interpreted(dropout_rng._assembly(queries_are_rows=True), given)
     rows, columns = (torch.tensor(side) for side in zip(*PLACES, strict=True))
     wanted = kept(5, 7, row + rows, column + columns)
     assert got == [weight if keep else 0.0 for weight, keep in zip(weights, wanted.tolist(), strict=True)]
@@ -91,14 +91,14 @@ def test_the_forwards_ptx_drops_what_the_mask_says(row, column):
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (3, 6), (64 + 23, 128 + 2), (999, 48 + 4)])
 def test_the_backwards_ptx_marks_what_the_mask_says(row, column):
-    from flashtrain_kernels.backends.hopper import draws
+    from flashtrain_kernels.backends.hopper import dropout_rng
 
     key, first, second = stream(0, 1)
     inputs = {
         16: (group(column) + first) & WORD, 24: (group(row) + second) & WORD, 32: key, 40: philox.threshold(P) << 16
     }  # fmt: skip
     weights = [1.0 + place for place in range(8)]
-    got = interpreted(draws._assembly(queries_are_rows=False), dict(enumerate(weights, 8)) | inputs)
+    got = interpreted(dropout_rng._assembly(queries_are_rows=False), dict(enumerate(weights, 8)) | inputs)
     rows, columns = (torch.tensor(side) for side in zip(*PLACES, strict=True))
     wanted = kept(0, 1, column + columns, row + rows)
     assert got == [weight if keep else -weight for weight, keep in zip(weights, wanted.tolist(), strict=True)]

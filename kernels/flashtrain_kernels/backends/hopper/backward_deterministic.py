@@ -76,7 +76,7 @@ def _count(counter, steps):
 
 
 @gluon.jit
-def add_in_turn(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
+def add_in_order(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
     """The warp that adds what a warpgroup hands over. It finds the tiles as the consumers do, in the same order."""
     _k_smem, _v_smem, _q_ring, _do_ring, _row_ring, _ds_smem, staging, target, notes = memory
     walk, _masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)

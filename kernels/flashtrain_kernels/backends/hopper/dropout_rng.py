@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from ... import philox
 from ...masks import Sequences
 from ...options import Options
-from ..portable.draws import group_of
+from ..portable.dropout_rng import group_of
 from .alibi import slope_row, why_not_lean
 from .assembly import opaque
 from .launch import why_no_softcap
