@@ -84,11 +84,13 @@ def _register(forward_op: Any) -> Any:
 
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         *tensors, sink = inputs[:-_OPTIONS]
-        return joined(*forward_op(*tensors, *inputs[-_OPTIONS:]), sink)
+        out, lse = forward_op(*tensors, *inputs[-_OPTIONS:])
+        return joined(out, lse, sink)
 
     def computed_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         *tensors, sink = inputs[:-_OPTIONS]
-        return _joined_in_place(*compute_forward(*tensors, *inputs[-_OPTIONS:]), sink)
+        out, lse = compute_forward(*tensors, *inputs[-_OPTIONS:])
+        return _joined_in_place(out, lse, sink)
 
     def with_gradient(function: Callable, kernels: bool, inputs: tuple) -> tuple[Tensor, ...]:
         *tensors, sink, out, lse, wants_bias = inputs[:-_OPTIONS]

@@ -1,26 +1,16 @@
 """Time candidate tiles on this machine's GPU and print the winners as rows for the tables of tile_table.py.
 
-    python -m flashtrain_kernels.tuning --head-dim 64 128 --out tiles.json
+    python -m flashtrain_kernels.tuning --head-dim 64 128
     python -m flashtrain_kernels.tuning --features rich
 
 Each of the three kernels (forward, dkdv, dq) is timed alone on the same shapes, for the calls of a class of features
-(CALLS): plain ones make a row of TILES, the others an entry of VARIANTS. Candidates are first compiled by several
-processes at once into Triton's cache; one that does not compile or needs more shared memory than the GPU has is left
-out, as is one of another size than the table's where a mask's plan fixes the size. A winner is the tile with the
-smallest sum of (its time / the best time) over the calls.
+(CALLS): plain ones make a row of TILES, the others an entry of VARIANTS. A candidate that needs more shared memory than
+the GPU has is left out. A winner is the tile with the smallest sum of (its time / the best time) over the calls.
 B batch, S sequence, H heads, D head dimension.
 """
 
 import argparse
-import itertools
-import json
 import math
-import os
-import statistics
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,7 +22,6 @@ from .masks.mask import build_plan
 from .options import Options
 
 KERNELS = ("forward", "dkdv", "dq")
-Job = tuple[str, Tile, str]  # kernel, tile, call
 # What is timed for each class of features.
 CALLS = {
     "plain": ("full", "causal"),
@@ -95,35 +84,22 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(_DTYPES))
     parser.add_argument("--seqlen", type=int, default=4096, help="tokens; batch * heads is chosen to fill the GPU")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds; candidates are interleaved within a round")
-    parser.add_argument("--processes", type=int, default=min(12, os.cpu_count() or 1), help="compile processes")
-    parser.add_argument("--out", type=Path, help="write every measurement to this JSON file")
     options = parser.parse_args(words)
     if not torch.cuda.is_available():
         parser.error("tuning needs an NVIDIA GPU")
     arch = tile_table.architecture(torch.cuda.get_device_capability())
-    results: list[dict[str, Any]] = []
-    winners: dict[int, dict[str, Tile]] = {}
+    dtype, rows = _DTYPES[options.dtype], []
     for head_dim in options.head_dim:
-        plain = tile_table.table_row(arch, head_dim, _DTYPES[options.dtype])
-        jobs = [
-            (name, tile, call)
+        plain = tile_table.table_row(arch, head_dim, dtype)
+        best = {
+            name: _winner(
+                name, candidates(name, head_dim, options.features, getattr(plain, name)), CALLS[options.features],
+                head_dim, options.dtype, options.seqlen,
+            )
             for name in options.kernels
-            for tile in candidates(name, head_dim, options.features, getattr(plain, name))
-            for call in CALLS[options.features]
-        ]
-        started = time.monotonic()
-        usable = _compile_all(jobs, head_dim, options.dtype, options.processes)
-        print(f"D={head_dim}: {len(usable)} of {len(jobs)} compiled, {time.monotonic() - started:.0f} s", flush=True)
-        rows = _time_all(usable, head_dim, options.dtype, options.seqlen, options.rounds)
-        results += rows
-        winners[head_dim] = _winners(rows, options.kernels)
-    if options.out:
-        report = {"device": torch.cuda.get_device_name(), "dtype": options.dtype, "rows": results}
-        options.out.write_text(json.dumps(report, indent=1))
-    print(f"\nrows for tile_table.{'TILES' if options.features == 'plain' else 'VARIANTS'}:")
-    for head_dim, best in winners.items():
-        print(row_of_table(arch, head_dim, _DTYPES[options.dtype], options.features, best))
+        }  # fmt: skip
+        rows.append(row_of_table(arch, head_dim, dtype, options.features, best))
+    print(f"\nrows for tile_table.{'TILES' if options.features == 'plain' else 'VARIANTS'}:", *rows, sep="\n")
 
 
 def candidates(name: str, head_dim: int, features: str, plain: Tile) -> list[Tile]:
@@ -198,100 +174,29 @@ def launch_for(
     return launches[1 if name == "dkdv" else 0]
 
 
-def _compile(name: str, tile: Tile, call: str, head_dim: int, dtype: str) -> None:
-    launch_for(name, tile, call, head_dim, dtype, seqlen=64, batch=1, heads=_GROUP).compile()
+def _winner(
+    name: str, tiles: list[Tile], calls: tuple[str, ...], head_dim: int, dtype: str, seqlen: int
+) -> Tile:  # fmt: skip
+    """The tile of a kernel that loses least, summed over the calls, of those that run in all of them."""
+    ratios = dict.fromkeys(tiles, 0.0)
+    for call in calls:
+        times = {tile: _milliseconds(name, tile, call, head_dim, dtype, seqlen) for tile in tiles}
+        for tile, milliseconds in sorted(times.items(), key=lambda item: item[1]):
+            print(f"  {name}, {call}, D={head_dim}: {tile}: {milliseconds:.3f} ms", flush=True)
+            ratios[tile] += milliseconds / min(times.values())
+    return min(ratios, key=lambda tile: ratios[tile])
 
 
-def _compile_all(jobs: list[Job], head_dim: int, dtype: str, processes: int) -> list[Job]:
-    """The jobs whose kernel compiles, compiled in fresh processes (CUDA does not survive a fork)."""
-    usable = []
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(_compile, *job, head_dim, dtype): job for job in jobs}
-        for future in as_completed(waiting):
-            problem = future.exception()
-            if problem is None:
-                usable.append(waiting[future])
-            else:
-                print(f"  left out: {_label(waiting[future])}: {type(problem).__name__}", flush=True)
-    return sorted(usable)
-
-
-def _time_all(jobs: list[Job], head_dim: int, dtype: str, seqlen: int, rounds: int) -> list[dict[str, Any]]:
-    """Medians of interleaved rounds, so that a clock that drifts hits every candidate alike."""
-    from triton.runtime.errors import OutOfResources
+def _milliseconds(name: str, tile: Tile, call: str, head_dim: int, dtype: str, seqlen: int) -> float:
+    """The median of a launch; infinite where it does not compile, or the GPU has not the shared memory."""
+    from triton.errors import TritonError
+    from triton.testing import do_bench
 
     batch, heads = 4, 2048 // head_dim  # enough programs for many waves at every tile
-    measured: list[dict[str, Any]] = []
-    for name, call in dict.fromkeys((job[0], job[2]) for job in jobs):
-        launches = {}
-        for job in jobs:
-            if (job[0], job[2]) == (name, call):
-                launch = launch_for(*job, head_dim, dtype, seqlen, batch, heads)
-                try:
-                    launch.run()
-                except OutOfResources:
-                    print(
-                        f"  left out: {_label(job)}: needs more shared memory or registers than the GPU has", flush=True
-                    )
-                    continue
-                launches[job[1]] = launch
-        samples: dict[Tile, list[float]] = {tile: [] for tile in launches}
-        for _ in range(rounds):
-            for tile, launch in launches.items():
-                samples[tile] += _milliseconds(launch)
-        products = {"forward": 2, "dkdv": 4, "dq": 3}[name]
-        flops = products * 2 * batch * heads * head_dim * seqlen * seqlen * _visible_share(call, seqlen)
-        for tile, times in sorted(samples.items(), key=lambda item: statistics.median(item[1])):
-            row: dict[str, Any] = {"kernel": name, "head_dim": head_dim, "call": call, "tile": list(tile)}
-            row |= {"milliseconds": statistics.median(times)}
-            row |= {"tflops": flops / row["milliseconds"] / 1e9}
-            measured.append(row)
-            print(
-                f"  {_label((name, tile, call))}: {row['milliseconds']:.3f} ms, {row['tflops']:.0f} TFLOP/s",
-                flush=True,
-            )
-        launches.clear()
-        torch.cuda.empty_cache()
-    return measured
-
-
-def _milliseconds(launch: Any, repeats: int = 6) -> list[float]:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    launch.run()
-    events[0].record()
-    for event in events[1:]:
-        launch.run()
-        event.record()
-    torch.cuda.synchronize()
-    return [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
-
-
-def _visible_share(call: str, seqlen: int) -> float:
-    if call == "global window":
-        mask = masks.global_window(seqlen, seqlen // 8, (seqlen // 4, 0), causal=True)
-        return mask.dense().float().mean().item()
-    return 0.5 if "causal" in call or call == "shuffled" else 1.0
-
-
-def _winners(rows: list[dict[str, Any]], kernels: list[str]) -> dict[str, Tile]:
-    """For each kernel the tile that loses least, summed over the calls, of those that ran in all of them."""
-    best: dict[str, Tile] = {}
-    for name in kernels:
-        own = [row for row in rows if row["kernel"] == name]
-        calls = {row["call"] for row in own}
-        scores: dict[Tile, list[float]] = {}
-        for row in own:
-            fastest = min(other["milliseconds"] for other in own if other["call"] == row["call"])
-            scores.setdefault(Tile(*row["tile"]), []).append(row["milliseconds"] / fastest)
-        all_calls = {tile: sum(ratios) for tile, ratios in scores.items() if len(ratios) == len(calls)}
-        if all_calls:
-            best[name] = min(all_calls, key=lambda tile: all_calls[tile])
-    return best
-
-
-def _label(job: Job) -> str:
-    name, tile, call = job
-    return f"{name}, {call}: {tile}"
+    try:
+        return do_bench(launch_for(name, tile, call, head_dim, dtype, seqlen, batch, heads).run, return_mode="median")
+    except TritonError:
+        return math.inf
 
 
 if __name__ == "__main__":

@@ -88,10 +88,6 @@ class Launch:
         device = torch.cuda.current_device()
         return (self.kernel, device, kinds, tuple(self.constants.values()), tuple(self.options.items()))
 
-    def compile(self) -> None:
-        """Compile into Triton's cache without launching (needs the GPU's driver)."""
-        self.kernel.warmup(*self.args, grid=self.grid, **self.constants, **self.options)
-
 
 def ceil_div(a: int, b: int) -> int:
     """triton.cdiv in plain Python: that one costs several microseconds a call on the host."""
