@@ -43,6 +43,84 @@ from .dropout_rng import kept_weights, mark_dropped, score_gradients
 
 
 @gluon.jit
+def keys_of_item(walk, masks, first_key, WG: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr):
+    """A warpgroup's keys, (64, 1), and their positions."""
+    key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    position = key
+    if C.key_positions:
+        position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
+    return key, position
+
+
+@gluon.jit
+def changes_of_item(keys, walk, masks, head_place, call, notes, C: gl.constexpr):
+    """ALiBi's slope, and dropout's threshold and draws, for the first head of the group; zeros without."""
+    slope = 0.0
+    threshold = 0
+    draws = 0
+    if C.alibi:
+        slope = item_slope(0, walk, masks, head_place, call, notes, C)
+    if C.dropout:
+        threshold = threshold_of(notes)
+        draws = item_draws(0, walk, masks, keys[0], head_place, call, C)
+    return slope, threshold, draws
+
+
+@gluon.jit
+def scores_of(
+    s, slope, rows, tile, masked, i, member, keys, walk, masks, head_place, call, notes, C: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Products -> exponents of the weights, with all that changes or hides them; and the slope of the step's head."""
+    key, position = keys
+    s = exponent(s, rows, call, C)
+    if C.alibi:
+        if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+            if C.deterministic or i == 0:
+                slope = item_slope(member, walk, masks, head_place, call, notes, C)
+        s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
+    if masked:
+        s = hide(s, tile, key, position, walk.bounds, masks, C, LAYOUT)
+    return s, slope
+
+
+@gluon.jit
+def dropped_weights_of(
+    s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, DTYPE: gl.constexpr,
+    C: gl.constexpr,
+):  # fmt: skip
+    """(P, with dropout marked; P for its product; what dP - delta is multiplied by; the draws of the step's head)."""
+    p, factor = weights_of(s, rows, call, C)
+    if C.dropout:
+        if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
+            if C.deterministic or i == 0:
+                draws = item_draws(member, walk, masks, keys[0], head_place, call, C)
+        p = mark_dropped(p, tile, draws, threshold)
+        p16 = kept_weights(p, DTYPE)
+    else:
+        p16 = p.to(DTYPE)
+    return p, p16, factor, draws
+
+
+@gluon.jit
+def score_gradients_of(p, factor, dp, threshold, rows, C: gl.constexpr, LAYOUT: gl.constexpr):
+    """dS of a tile."""
+    delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, LAYOUT))
+    if C.dropout:
+        ds = score_gradients(p, dp, delta[None, :], threshold)
+    else:
+        ds = factor * (dp - delta[None, :])
+    return ds
+
+
+@gluon.jit
+def following_stage(stage, phase, more, STAGES: gl.constexpr):
+    """The next stage of a ring and its phase; where there is no more, this one's."""
+    wraps = stage + 1 == STAGES
+    return gl.where(more, gl.where(wraps, 0, stage + 1), stage), gl.where(more & wraps, phase ^ 1, phase)
+
+
+@gluon.jit
 def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     """D = 64. K and V are left operands in registers. A tile's dQ^T is computed while the next tile's scores are, when
     the other warpgroup's dS has long been there: each waits for the other's signal instead of meeting it.
@@ -76,16 +154,9 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         v = left_keys(v_smem, slot, WG, D).load(left)
         dk = gl.zeros([HALF, D], gl.float32, mma)
         dv = gl.zeros([HALF, D], gl.float32, mma)
-        key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
-        position = key
-        if C.key_positions:
-            position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
+        keys = keys_of_item(walk, masks, first_key, WG, C, mma)
         count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
-        if C.alibi:
-            slope = item_slope(0, walk, masks, head_place, call, notes, C)
-        if C.dropout:
-            threshold = threshold_of(notes)
-            draws = item_draws(0, walk, masks, key, head_place, call, C)
+        slope, threshold, draws = changes_of_item(keys, walk, masks, head_place, call, notes, C)
         if count > 0:
             i = 0
             before = 0
@@ -111,44 +182,26 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dq = warpgroup_mma(
                     left_transposed(k_smem, slot + (j >> 30), WG, D), ds_all, zero_q, use_acc=False, is_async=True
                 )
-                s = exponent(s, rows, call, C)
-                if C.alibi:
-                    if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if C.deterministic or i == 0:
-                            slope = item_slope(member, walk, masks, head_place, call, notes, C)
-                    s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
-                if masked:
-                    s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
+                s, slope = scores_of(
+                    s, slope, rows, tile, masked, i, member, keys, walk, masks, head_place, call, notes, C, mma
+                )
                 if LATE:
                     dp = warpgroup_mma(v, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                p, factor = weights_of(s, rows, call, C)
-                if C.dropout:
-                    if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                        if C.deterministic or i == 0:
-                            draws = item_draws(member, walk, masks, key, head_place, call, C)
-                    p = mark_dropped(p, tile, draws, threshold)
-                    p16 = kept_weights(p, dtype)
-                else:
-                    p16 = p.to(dtype)
+                p, p16, factor, draws = dropped_weights_of(
+                    s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, dtype, C
+                )
                 dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
                 adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
                 # dK of the tile before is complete: nobody reads its Q and dO any more.
                 release(RING + before, j > 0)
-                delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-                if C.dropout:
-                    ds = score_gradients(p, dp, delta[None, :], threshold)
-                else:
-                    ds = factor * (dp - delta[None, :])
+                ds = score_gradients_of(p, factor, dp, threshold, rows, C, mma)
                 mine = ds_smem.index(j & 1).slice(WG * HALF, HALF)
                 mine.store(ds.to(dtype))
                 shared_stored()
                 signal(BETWEEN + 2 * (1 - WG) + (j & 1))
                 before = stage
                 # The next tile's scores; after the last tile once more this one's, whose Q is still there.
-                more = j + 1 < count
-                wraps = stage + 1 == STAGES
-                stage = gl.where(more, gl.where(wraps, 0, stage + 1), stage)
-                phase = gl.where(more & wraps, phase ^ 1, phase)
+                stage, phase = following_stage(stage, phase, j + 1 < count, STAGES)
                 mbarrier.wait(q_full.index(stage), phase)
                 following = q_ring.index(stage).reshape([BLOCK_Q, D])
                 s = warpgroup_mma(k, following.permute((1, 0)), zero_s, use_acc=False, is_async=True)
@@ -210,16 +263,9 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     dv = gl.zeros([HALF, D], gl.float32, mma_d)
 
     mbarrier.wait(kv_full.index(0), 0)
-    key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
-    position = key
-    if C.key_positions:
-        position = gl.load(masks.positions + key, mask=key < walk.bounds.seqlen_k, other=-2147483648)
+    keys = keys_of_item(walk, masks, first_key, WG, C, mma)
     count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
-    if C.alibi:
-        slope = item_slope(0, walk, masks, head_place, call, notes, C)
-    if C.dropout:
-        threshold = threshold_of(notes)
-        draws = item_draws(0, walk, masks, key, head_place, call, C)
+    slope, threshold, draws = changes_of_item(keys, walk, masks, head_place, call, notes, C)
     if count > 0:
         i = 0
         stage = 0
@@ -246,35 +292,20 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            s = exponent(s, rows, call, C)
-            if C.alibi:
-                if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if C.deterministic or i == 0:
-                        slope = item_slope(member, walk, masks, head_place, call, notes, C)
-                s = lean(s, key - (tile * BLOCK_Q + walk.first_position), slope)
-            if masked:
-                s = hide(s, tile, key, position, walk.bounds, masks, C, mma)
+            s, slope = scores_of(
+                s, slope, rows, tile, masked, i, member, keys, walk, masks, head_place, call, notes, C, mma
+            )
             if LATE:
                 dp = warpgroup_mma(
                     left_keys(v_smem, never, WG, D), do.permute((1, 0)), zero_s, use_acc=False, is_async=True
                 )
-            p, factor = weights_of(s, rows, call, C)
-            if C.dropout:
-                if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
-                    if C.deterministic or i == 0:
-                        draws = item_draws(member, walk, masks, key, head_place, call, C)
-                p = mark_dropped(p, tile, draws, threshold)
-                p16 = kept_weights(p, dtype)
-            else:
-                p16 = p.to(dtype)
+            p, p16, factor, draws = dropped_weights_of(
+                s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, dtype, C
+            )
             dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
             adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
             release(RING + before, (j > 0) & (j - 1 + STAGES < count))
-            delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
-            if C.dropout:
-                ds = score_gradients(p, dp, delta[None, :], threshold)
-            else:
-                ds = factor * (dp - delta[None, :])
+            ds = score_gradients_of(p, factor, dp, threshold, rows, C, mma)
             mine = ds_smem.index(slot).slice(WG * HALF, HALF)
             if C.late:
                 await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))
@@ -283,10 +314,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             if C.late:
                 signal(BETWEEN + 2 * (1 - WG) + (j & 1))
             before = stage
-            more = j + 1 < count
-            wraps = stage + 1 == STAGES
-            stage = gl.where(more, gl.where(wraps, 0, stage + 1), stage)
-            phase = gl.where(more & wraps, phase ^ 1, phase)
+            stage, phase = following_stage(stage, phase, j + 1 < count, STAGES)
             mbarrier.wait(q_full.index(stage), phase)
             following = q_ring.index(stage).reshape([BLOCK_Q, D])
             s = warpgroup_mma(

@@ -71,6 +71,24 @@ def _listed(row, TILES: tl.constexpr):
 
 
 @triton.jit
+def _in_band(
+    own, past, limit, before, after, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The tiles of the other side, up to `limit`, that the positions [own, past) meet: `before` to `after` of each."""
+    low = 0
+    full_low = 0
+    high = limit
+    full_high = limit
+    if HAS_BEFORE:
+        low = own + before
+        full_low = past - 1 + before
+    if HAS_AFTER:
+        high = tl.minimum(high, past + after)
+        full_high = tl.minimum(full_high, own + after + 1)
+    return _band(low, full_low, full_high, high, BLOCK)
+
+
+@triton.jit
 def key_pieces(
     query, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
@@ -80,18 +98,8 @@ def key_pieces(
     elif F.block_q:
         pieces = _listed(table + (query // F.block_q) * table_stride, F.block_k // BLOCK_K)
     else:
-        last = tl.minimum(query + BLOCK_Q, bounds.seqlen_q) - 1
-        low = 0
-        full_low = 0
-        high = bounds.seqlen_k
-        full_high = bounds.seqlen_k
-        if F.left:
-            low = query + bounds.left
-            full_low = last + bounds.left
-        if F.right:
-            high = tl.minimum(high, last + bounds.right + 1)
-            full_high = tl.minimum(full_high, query + bounds.right + 1)
-        pieces = _band(low, full_low, full_high, high, BLOCK_K)
+        past = tl.minimum(query + BLOCK_Q, bounds.seqlen_q)
+        pieces = _in_band(query, past, bounds.seqlen_k, bounds.left, bounds.right, F.left, F.right, BLOCK_K)
     return pieces
 
 
@@ -105,18 +113,8 @@ def query_pieces(
     elif F.block_q:
         pieces = _listed(table + (key // F.block_k) * table_stride, F.block_q // BLOCK_Q)
     else:
-        last = tl.minimum(key + BLOCK_K, bounds.seqlen_k) - 1
-        low = 0
-        full_low = 0
-        high = bounds.seqlen_q
-        full_high = bounds.seqlen_q
-        if F.right:
-            low = key - bounds.right
-            full_low = last - bounds.right
-        if F.left:
-            high = tl.minimum(high, last - bounds.left + 1)
-            full_high = tl.minimum(full_high, key - bounds.left + 1)
-        pieces = _band(low, full_low, full_high, high, BLOCK_Q)
+        past = tl.minimum(key + BLOCK_K, bounds.seqlen_k)
+        pieces = _in_band(key, past, bounds.seqlen_q, -bounds.right, -bounds.left, F.right, F.left, BLOCK_Q)
     return pieces
 
 
