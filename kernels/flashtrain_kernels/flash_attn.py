@@ -39,37 +39,48 @@ def flash_attn_func(
     softmax(softcap(q k^T * softmax_scale) - ALiBi + bias + mask) v, with dropout of the softmax. Names, order, defaults
     and meaning are flash-attn 2.8's; what follows the * is ours.
 
-    q: (B, Sq, H, D); k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1
-        to 256; float16, bfloat16 or float32 (on CPU tensors also float64), all three alike, as they are or as
-        torch.autocast makes them. Any strides; only a last dimension that is not contiguous is copied.
-    dropout_p: probability in [0, 1) of dropping an attention weight; the kept ones are divided by 1 - dropout_p,
-        which is first rounded to a multiple of 1/65536.
-    softmax_scale: positive; default 1 / sqrt(D).
-    causal: aligned bottom-right: query i stands at key position i + Sk - Sq and sees the keys up to there.
-    window_size: (left, right), inclusive: a query at key position p sees the keys p - left to p + right; -1: no bound.
-        Any two integers: a tuple, a list, or a tensor (a GPU's is waited for); None, as flash-attn 4 has it, is -1.
-    softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
-    alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409). With
-        a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
-    deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels, which then
-        add dQ up in one order, or, with a mask or D beyond 128, are left for the others. It is also asked for by
-        torch.use_deterministic_algorithms(True).
-    return_attn_probs: return (out, lse, S_dmask) as flash-attn does, for tests: S_dmask is empty without dropout, else
-        the attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it stores the whole matrix.
-    bias: broadcasts to (B, H, Sq, Sk), q's dtype or float32, added to the scores; has a gradient; -inf hides a pair.
-    mask: a Mask (flashtrain_kernels.masks), with which causal and window_size stay at their defaults, or a BlockMask
-        made with the same causal and window_size. Planned once (`mask.planned(D, dtype)`), it serves every layer.
-    dropout_seed: an integer, or an int64 tensor on q's device of 1 element, or of 3: seed, and what is added to the
-        numbers of sequences and heads, for a part of a batch. Default: drawn from torch's generator, so that
-        recomputation under activation checkpointing repeats it. One weight's draw depends on the seed and its
-        (sequence, head, query, key) alone.
-    return_lse: also return the natural-log row log-sum-exp (B, H, Sq), float32 (float64 for float64), differentiable.
-    learnable_sink: (H,), floating: one more score in each row of a head, whose value is nothing (gpt-oss; the name is
-        flash-attn 4's). The log-sum-exp holds it too, so a query that sees no key has the sink's. Has a gradient.
+    Args:
+        q: (B, Sq, H, D).
+        k, v: (B, Sk, K, D) with H a multiple of K (query head h reads key head h // (H / K)), D from 1 to 256; float16,
+            bfloat16 or float32 (on CPU tensors also float64), all three alike, as they are or as torch.autocast makes
+            them. Any strides; only a last dimension that is not contiguous is copied.
+        dropout_p: probability in [0, 1) of dropping an attention weight; the kept ones are divided by 1 - dropout_p,
+            which is first rounded to a multiple of 1/65536.
+        softmax_scale: positive; default 1 / sqrt(D).
+        causal: aligned bottom-right: query i stands at key position i + Sk - Sq and sees the keys up to there.
+        window_size: (left, right), inclusive: a query at key position p sees the keys p - left to p + right; -1: no
+            bound. Any two integers: a tuple, a list, or a tensor (a GPU's is waited for); None, as flash-attn 4 has it,
+            is -1.
+        softcap: scores become softcap * tanh(score / softcap); 0: none (Gemma 2, arXiv 2408.00118).
+        alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted from the scores (ALiBi, arXiv 2108.12409).
+            With a Mask the rows of (N, H) go by its sequences, and positions are the mask's.
+        deterministic: the backward gives the same bits every time, as it does anyway but on the Hopper kernels, which
+            then add dQ up in one order, or, with a mask or D beyond 128, are left for the others. It is also asked for
+            by torch.use_deterministic_algorithms(True).
+        return_attn_probs: return (out, lse, S_dmask) as flash-attn does, for tests: S_dmask is empty without dropout,
+            else the attention weights (B, H, Sq, Sk) before dropout, negative where dropped; it stores the whole
+            matrix.
+        bias: broadcasts to (B, H, Sq, Sk), q's dtype or float32, added to the scores; has a gradient; -inf hides a
+            pair.
+        mask: a Mask (flashtrain_kernels.masks), with which causal and window_size stay at their defaults, or a
+            BlockMask made with the same causal and window_size. Planned once (`mask.planned(D, dtype)`), it serves
+            every layer.
+        dropout_seed: an integer, or an int64 tensor on q's device of 1 element, or of 3: seed, and what is added to the
+            numbers of sequences and heads, for a part of a batch. Default: drawn from torch's generator, so that
+            recomputation under activation checkpointing repeats it. One weight's draw depends on the seed and its
+            (sequence, head, query, key) alone.
+        return_lse: also return the natural-log row log-sum-exp (B, H, Sq), float32 (float64 for float64),
+            differentiable.
+        learnable_sink: (H,), floating: one more score in each row of a head, whose value is nothing (gpt-oss; the name
+            is flash-attn 4's). The log-sum-exp holds it too, so a query that sees no key has the sink's. Has a
+            gradient.
 
-    Returns out (B, Sq, H, D) in q's dtype, or (out, lse). A query that sees no key gives output 0, log-sum-exp -inf
-    and no gradient. Masked keys contribute nothing, whatever they hold.
-    Raises TypeError or ValueError that names the argument, what it was and what it may be, before anything runs.
+    Returns:
+        out (B, Sq, H, D) in q's dtype, or (out, lse). A query that sees no key gives output 0, log-sum-exp -inf and no
+        gradient. Masked keys contribute nothing, whatever they hold.
+
+    Raises:
+        TypeError, ValueError: the message names the argument, what it was and what it may be, before anything runs.
     """
     requested = Requested(
         dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs, bias,
@@ -164,25 +175,32 @@ def flash_attn_varlen_func(
 ) -> Result:
     """`flash_attn_func` on N sequences packed one after the other; a query sees keys of its own sequence only.
 
-    q: (Tq, H, D); k, v: (Tk, K, D).
-    cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 on q's device: 0, then where each sequence's queries and keys end. Tokens
-        past the last end belong to no sequence: they see nothing, and get output 0.
-    max_seqlen_q, max_seqlen_k: the longest sequence's length, or more; an integer, or a tensor of one. Only the shape
-        of S_dmask depends on them.
-    causal, window_size: aligned bottom-right within each sequence. alibi_slopes: (H,) or (N, H).
-    bias: broadcasts to (1, H, Tq, Tk).
-    mask: a Mask of the packed row instead of the one that cu_seqlens, causal and window_size say, which must then stay
-        at their defaults: masks.varlen(...).planned(D, dtype), made once a batch, saves each layer making its own. On
-        Hopper GPUs, with D a multiple of 8 from 64 to 128 and without a bias, none is made at all, but for some calls
-        with ALiBi or dropout (kernels/README.md).
-    block_table: (N, pages) int32: k and v are pages (number of pages, page size, K, D) of any size, and a sequence's
-        keys lie in its row's pages one after the other. They are gathered first, with a gradient.
     Dropout draws for each weight what it would unpacked, with N sequences as the batch.
 
-    Returns out (Tq, H, D), with return_lse (out, lse (H, Tq)), with return_attn_probs (out, lse, S_dmask) where S_dmask
-    is empty without dropout, else (N, H, max_seqlen_q, max_seqlen_k).
-    Raises TypeError or ValueError that names the argument. The values of cu_seqlens are checked on a CPU; on a GPU,
-    where that means waiting for it, once for each tensor, and not under torch.compile or CUDA graph capture.
+    Args:
+        q: (Tq, H, D).
+        k, v: (Tk, K, D).
+        cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 on q's device: 0, then where each sequence's queries and keys end.
+            Tokens past the last end belong to no sequence: they see nothing, and get output 0.
+        max_seqlen_q, max_seqlen_k: the longest sequence's length, or more; an integer, or a tensor of one. Only the
+            shape of S_dmask depends on them.
+        causal, window_size: aligned bottom-right within each sequence.
+        alibi_slopes: (H,) or (N, H).
+        bias: broadcasts to (1, H, Tq, Tk).
+        mask: a Mask of the packed row instead of the one that cu_seqlens, causal and window_size say, which must then
+            stay at their defaults: masks.varlen(...).planned(D, dtype), made once a batch, saves each layer making its
+            own. On Hopper GPUs, with D a multiple of 8 from 64 to 128 and without a bias, none is made at all, but for
+            some calls with ALiBi or dropout (kernels/README.md).
+        block_table: (N, pages) int32: k and v are pages (number of pages, page size, K, D) of any size, and a
+            sequence's keys lie in its row's pages one after the other. They are gathered first, with a gradient.
+
+    Returns:
+        out (Tq, H, D), with return_lse (out, lse (H, Tq)), with return_attn_probs (out, lse, S_dmask) where S_dmask is
+        empty without dropout, else (N, H, max_seqlen_q, max_seqlen_k).
+
+    Raises:
+        TypeError, ValueError: the message names the argument. The values of cu_seqlens are checked on a CPU; on a GPU,
+            where that means waiting for it, once for each tensor, and not under torch.compile or CUDA graph capture.
     """
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     requested = Requested(

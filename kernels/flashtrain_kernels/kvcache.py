@@ -72,25 +72,33 @@ def flash_attn_with_kvcache(
 
     Names, order, defaults and meaning are flash-attn 2.8's; what follows the * is ours.
 
-    q: (B, Sq, H, D). k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length L; of
-        q's dtype, with a last stride of 1.
-    k, v: (B, Sn, K, D), written to the rows from cache_seqlens on; both or neither. What does not fit is not written.
-    rotary_cos, rotary_sin: (C or more, R / 2), floating: with k, queries and new keys are rotated (RoFormer, arXiv
-        2104.09864) by their row in the cache: a new key by its own; query i by cache_seqlens + i, where neither causal
-        nor a window is asked for by cache_seqlens.
-    cache_seqlens: how many rows of each sequence are filled before k: an integer, or (B,) int32. None: all C.
-    cache_batch_idx: (B,) int32: which cache each sequence has; None: its own number. Not with block_table.
-    cache_leftpad: (B,) int32: how many of a sequence's first rows hold nothing; None: 0.
-    block_table: (B, M) int32: the pages of each sequence. Entries past its end may be anything.
-    causal, window_size, alibi_slopes: aligned bottom-right, the last query at the last key, as in `flash_attn_func`.
-    rotary_interleaved: dimensions 0 and 1, 2 and 3, ... turn together; else 0 and R / 2, 1 and R / 2 + 1, ...
-    num_splits: into how many parts a sequence's keys are cut, computed side by side and joined by their log-sum-exp:
-        1 to 128; 0: as many as fill the GPU.
-    softmax_scale, softcap, learnable_sink: as in `flash_attn_func`.
+    Args:
+        q: (B, Sq, H, D).
+        k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length L; of q's dtype, with
+            a last stride of 1.
+        k, v: (B, Sn, K, D), written to the rows from cache_seqlens on; both or neither. What does not fit is not
+            written.
+        rotary_cos, rotary_sin: (C or more, R / 2), floating: with k, queries and new keys are rotated (RoFormer, arXiv
+            2104.09864) by their row in the cache: a new key by its own; query i by cache_seqlens + i, where neither
+            causal nor a window is asked for by cache_seqlens.
+        cache_seqlens: how many rows of each sequence are filled before k: an integer, or (B,) int32. None: all C.
+        cache_batch_idx: (B,) int32: which cache each sequence has; None: its own number. Not with block_table.
+        cache_leftpad: (B,) int32: how many of a sequence's first rows hold nothing; None: 0.
+        block_table: (B, M) int32: the pages of each sequence. Entries past its end may be anything.
+        causal, window_size, alibi_slopes: aligned bottom-right, the last query at the last key, as in
+            `flash_attn_func`.
+        rotary_interleaved: dimensions 0 and 1, 2 and 3, ... turn together; else 0 and R / 2, 1 and R / 2 + 1, ...
+        num_splits: into how many parts a sequence's keys are cut, computed side by side and joined by their
+            log-sum-exp: 1 to 128; 0: as many as fill the GPU.
+        softmax_scale, softcap, learnable_sink: as in `flash_attn_func`.
 
-    Returns out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that sees no key gives
-    0 and -inf. Raises TypeError or ValueError naming the argument; lengths are checked on a CPU, while on a GPU, which
-    is not waited for, those past C count as C.
+    Returns:
+        out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that sees no key gives 0
+        and -inf.
+
+    Raises:
+        TypeError, ValueError: the message names the argument; lengths are checked on a CPU, while on a GPU, which is
+            not waited for, those past C count as C.
     """
     q, k, v = autocasted(q, k, v)
     table, capacity = _check_tensors(q, k_cache, v_cache, k, v, cache_batch_idx, block_table)

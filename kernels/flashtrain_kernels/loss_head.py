@@ -42,14 +42,26 @@ def linear_cross_entropy(
     reduction: str = "mean",
     softcap: float = 0.0,
 ) -> Tensor:
-    """The cross-entropy in nats of hidden @ weight.T against labels, a scalar in float32 (float64 for float64).
+    """The cross-entropy in nats of hidden @ weight.T against labels. Differentiable once, in hidden and weight.
 
-    hidden (..., E) floating; weight (V, E); labels (...) int64. vocab_size: logits past it, of rows that stand for no
-    token, count as -inf (None: all V are tokens). chunk: tokens a piece (None: 2^29 logits). reduction: "mean" over the
-    labels that are not ignore_index (0 where there are none), or "sum". softcap: logits become softcap * tanh(logits /
-    softcap) first, as in Gemma 2 (0: as they are). Under autocast the products are computed in
-    its type, as F.linear's would be. Differentiable once, in hidden and weight.
-    ValueError: sizes that do not fit, an unknown reduction, a softcap below 0. TypeError: labels that are no int64.
+    Under autocast the products are computed in its type, as F.linear's would be.
+
+    Args:
+        hidden: (..., E), floating.
+        weight: (V, E).
+        labels: (...), int64.
+        vocab_size: logits past it, of rows that stand for no token, count as -inf; None: all V are tokens.
+        ignore_index: the label that is left out.
+        chunk: tokens a piece; None: 2^29 logits.
+        reduction: "mean" over the labels that are not ignore_index (0 where there are none), or "sum".
+        softcap: logits become softcap * tanh(logits / softcap) first, as in Gemma 2; 0: as they are.
+
+    Returns:
+        A scalar in float32 (float64 for float64).
+
+    Raises:
+        ValueError: sizes that do not fit, an unknown reduction, a softcap below 0.
+        TypeError: labels that are no int64.
     """
     _check(hidden, weight, labels, vocab_size, chunk, reduction)
     if softcap < 0:

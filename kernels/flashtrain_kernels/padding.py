@@ -15,12 +15,18 @@ def unpad_input(
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """Drop the padding.
 
-    hidden_states: (B, S, ...). attention_mask: (B, S), bool or 0 and 1: 1 where there is a token. unused_mask: (B, S),
-    1 where space is kept although nothing is used there (never 1 where attention_mask is).
-    Returns (hidden_states (T, ...), indices (T,) int64 into the B * S places, cu_seqlens (B + 1,) int32, the longest
-    sequence's length, and the used tokens of each sequence (B,) int32). T, cu_seqlens and the longest length count
-    the unused places too. Waits for the device, as T and the longest length are Python's. Differentiable.
-    Raises TypeError or ValueError naming the argument.
+    Args:
+        hidden_states: (B, S, ...).
+        attention_mask: (B, S), bool or 0 and 1: 1 where there is a token.
+        unused_mask: (B, S), 1 where space is kept although nothing is used there (never 1 where attention_mask is).
+
+    Returns:
+        (hidden_states (T, ...), indices (T,) int64 into the B * S places, cu_seqlens (B + 1,) int32, the longest
+        sequence's length, and the used tokens of each sequence (B,) int32). T, cu_seqlens and the longest length count
+        the unused places too. Waits for the device, as T and the longest length are Python's. Differentiable.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
     """
     if not isinstance(hidden_states, Tensor):
         raise TypeError(f"hidden_states must be a tensor (B, S, ...), not {type(hidden_states).__name__}")
@@ -42,8 +48,17 @@ def unpad_input(
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
     """Put packed tokens back: the inverse of `unpad_input`, with zeros as padding.
 
-    hidden_states: (T, ...); indices: (T,) from `unpad_input`; batch: B; seqlen: S. Returns (B, S, ...). Differentiable.
-    Raises TypeError or ValueError naming the argument; that the indices lie within B * S is not checked.
+    Args:
+        hidden_states: (T, ...).
+        indices: (T,) from `unpad_input`.
+        batch: B.
+        seqlen: S.
+
+    Returns:
+        (B, S, ...). Differentiable.
+
+    Raises:
+        TypeError, ValueError: the message names the argument; that the indices lie within B * S is not checked.
     """
     if not isinstance(hidden_states, Tensor):
         raise TypeError(f"hidden_states must be a tensor (T, ...), not {type(hidden_states).__name__}")

@@ -66,10 +66,17 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) over the keys that are given, which may be a part of those that out and lse were made with.
 
-    dout, out: (B, Sq, H, D); lse: (B, H, Sq), as `attention_forward` or `merge_attention` return them, over all keys.
     The other arguments as in the forward; with dropout the seed must be given, the same one.
-    Returns gradients in the dtypes and shapes of q, k and v; dq is the given keys' share of it.
-    Raises TypeError or ValueError naming the argument.
+
+    Args:
+        dout, out: (B, Sq, H, D).
+        lse: (B, H, Sq), as `attention_forward` or `merge_attention` return them, over all keys.
+
+    Returns:
+        gradients in the dtypes and shapes of q, k and v; dq is the given keys' share of it.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
     """
     if dropout_p > 0 and dropout_seed is None:
         raise ValueError("dropout_seed must be the forward's own, not None")
@@ -107,12 +114,16 @@ def merge_attention(partials: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, 
 
     out = sum of exp(lse_i - lse) out_i, with lse = log(sum of exp(lse_i)) (FlashAttention, arXiv 2205.14135, section
     3.1).
-    partials: one pair or more: out (B, S, H, D) with lse (B, H, S), or packed, out (T, H, D) with lse (H, T), as the
-    attention functions return them; all of one shape and device.
-    Computed in float32 (float64 where an input is); out comes back in the widest dtype among the outs, lse in the
-    dtype of the computation. A part whose row saw nothing (lse -inf) contributes nothing; where no part saw anything,
-    out is 0 and lse -inf. Differentiable in every out and lse. Dropout within the parts is kept as it is.
-    Raises TypeError or ValueError naming the argument.
+    Computed in float32 (float64 where an input is); out comes back in the widest dtype among the outs, lse in the dtype
+    of the computation. A part whose row saw nothing (lse -inf) contributes nothing; where no part saw anything, out is
+    0 and lse -inf. Differentiable in every out and lse. Dropout within the parts is kept as it is.
+
+    Args:
+        partials: one pair or more: out (B, S, H, D) with lse (B, H, S), or packed, out (T, H, D) with lse (H, T), as
+            the attention functions return them; all of one shape and device.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
     """
     _check(partials)
     outs, lses = [out for out, _ in partials], [lse for _, lse in partials]

@@ -41,19 +41,24 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(query key^T * scale + attn_mask) value, as torch.nn.functional.scaled_dot_product_attention.
 
-    query: (..., H, Sq, D); key: (..., K, Sk, D); value: (..., K, Sk, Dv); leading dimensions broadcast; two or three
-        dimensions are read as one head. float16, bfloat16 or float32 (on CPU tensors also float64), or what
-        torch.autocast makes of them. D, Dv up to 256.
-    attn_mask: broadcasts to (..., H, Sq, Sk): bool, True where a query sees a key, or query's dtype or float32, added
-        to the scores (with a gradient). Not together with is_causal.
-    dropout_p: probability in [0, 1), applied whenever it is above 0; its seed is drawn from torch's generator, its
-        numbers are not those of torch's own attention.
-    is_causal: aligned top-left: query i sees the keys 0 to i (flash_attn_func aligns bottom-right).
-    scale: positive; default 1 / sqrt(D).
-    enable_gqa: H may be a multiple of K; query head h reads key head h // (H / K).
+    Args:
+        query: (..., H, Sq, D).
+        key: (..., K, Sk, D).
+        value: (..., K, Sk, Dv); leading dimensions broadcast; two or three dimensions are read as one head. float16,
+            bfloat16 or float32 (on CPU tensors also float64), or what torch.autocast makes of them. D, Dv up to 256.
+        attn_mask: broadcasts to (..., H, Sq, Sk): bool, True where a query sees a key, or query's dtype or float32,
+            added to the scores (with a gradient). Not together with is_causal.
+        dropout_p: probability in [0, 1), applied whenever it is above 0; its seed is drawn from torch's generator, its
+            numbers are not those of torch's own attention.
+        is_causal: aligned top-left: query i sees the keys 0 to i (flash_attn_func aligns bottom-right).
+        scale: positive; default 1 / sqrt(D).
+        enable_gqa: H may be a multiple of K; query head h reads key head h // (H / K).
 
-    Returns (..., H, Sq, Dv) in query's dtype. A query that sees no key gives 0.
-    Raises TypeError or ValueError that names the argument, what it was and what it may be.
+    Returns:
+        (..., H, Sq, Dv) in query's dtype. A query that sees no key gives 0.
+
+    Raises:
+        TypeError, ValueError: the message names the argument, what it was and what it may be.
     """
     checked = None
     if attn_mask is None:

@@ -102,12 +102,15 @@ def block_mask(
 ) -> BlockMask:
     """The lists for a pattern of blocks, on its device. Make it once: it waits for the device to learn their length.
 
-    blocks: bool, (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), True where a block is computed; nq = ceil(Sq / queries a
-        block), nk alike. `butterfly`, `local_global` and `random` make some.
-    block_size: queries and keys a block (or one number for both), powers of two from 16 to 4096.
-    causal, window_size: as flash_attn_func, aligned bottom-right: pairs outside are not visible; blocks wholly outside
-        are dropped from the lists. The call must be given the same.
-    Raises TypeError or ValueError naming the argument.
+    Args:
+        blocks: bool, (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), True where a block is computed; nq = ceil(Sq /
+            queries a block), nk alike. `butterfly`, `local_global` and `random` make some.
+        block_size: queries and keys a block (or one number for both), powers of two from 16 to 4096.
+        causal, window_size: as flash_attn_func, aligned bottom-right: pairs outside are not visible; blocks wholly
+            outside are dropped from the lists. The call must be given the same.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
     """
     size_q, size_k = _check(blocks, block_size, seqlen_q, seqlen_k, causal, window_size)
     shift = seqlen_k - seqlen_q
@@ -236,8 +239,10 @@ def butterfly(blocks: int, *, device: torch.device | str | None = None) -> Tenso
 def local_global(nq: int, nk: int, *, local: int, globals: int, device: torch.device | str | None = None) -> Tensor:
     """(1, nq, nk) bool: a band along the diagonal, and global blocks that see and are seen by all.
 
-    local: how many blocks on each side of the diagonal are computed too; the diagonal is aligned bottom-right, so the
-    last blocks of queries and of keys meet. globals: how many of the first blocks are global; 0: none.
+    Args:
+        local: how many blocks on each side of the diagonal are computed too; the diagonal is aligned bottom-right, so
+            the last blocks of queries and of keys meet.
+        globals: how many of the first blocks are global; 0: none.
     """
     for name, value in (("nq", nq), ("nk", nk), ("local", local), ("globals", globals)):
         check_length(name, value)
@@ -259,8 +264,9 @@ def random(
 ) -> Tensor:
     """(H, nq, nk) bool: for each head and block of queries as many random blocks of keys as `density` asks for.
 
-    density: in [0, 1]; each row has exactly round(density * nk) blocks, at least one unless density is 0.
-    generator: where the randomness comes from, on `device`; default a new one with `seed`.
+    Args:
+        density: in [0, 1]; each row has exactly round(density * nk) blocks, at least one unless density is 0.
+        generator: where the randomness comes from, on `device`; default a new one with `seed`.
     """
     for name, value in (("heads", heads), ("nq", nq), ("nk", nk)):
         check_length(name, value)

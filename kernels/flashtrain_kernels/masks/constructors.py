@@ -33,8 +33,14 @@ class Documents(NamedTuple):
 def documents_from_ids(ids: Tensor) -> Documents:
     """Document boundaries from document numbers: a document is a run of equal numbers in a row.
 
-    ids: (B, S) of any integer dtype, in any order (numbers may come again later, as another document).
-    Returns Documents with (B, S) int32 tensors. Raises TypeError or ValueError for anything that is no such tensor.
+    Args:
+        ids: (B, S) of any integer dtype, in any order (numbers may come again later, as another document).
+
+    Returns:
+        Documents with (B, S) int32 tensors.
+
+    Raises:
+        TypeError, ValueError: anything that is no such tensor.
     """
     check_ids("ids", ids)
     return Documents(*operators.bounds_of_ids(ids))
@@ -43,9 +49,15 @@ def documents_from_ids(ids: Tensor) -> Documents:
 def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Documents:
     """Document boundaries of one packed row of `total` tokens from cumulative lengths, as flash-attn writes them.
 
-    cu_seqlens: (N + 1,) int32 or int64, non-decreasing from 0: document n is [cu_seqlens[n], cu_seqlens[n + 1]).
-    Boundaries are clamped to [0, total]. Tokens outside every document belong to none.
-    Returns Documents with (1, total) int32 tensors. Raises TypeError or ValueError for arguments of another form.
+    Args:
+        cu_seqlens: (N + 1,) int32 or int64, non-decreasing from 0: document n is [cu_seqlens[n], cu_seqlens[n + 1]).
+            Boundaries are clamped to [0, total]. Tokens outside every document belong to none.
+
+    Returns:
+        Documents with (1, total) int32 tensors.
+
+    Raises:
+        TypeError, ValueError: arguments of another form.
     """
     check_cu_seqlens("cu_seqlens", cu_seqlens)
     check_length("total", total)
@@ -129,9 +141,13 @@ def sliding_window(
 ) -> Mask:
     """Query i sees the keys from i - left to i + right, both included, of its own document.
 
-    window: (left, right), each 0 or more, or -1 for no bound; (w, 0) is the causal sliding window, (w, w) the full one.
-    documents: Documents or ids (B, S), on whose device the mask is made; None: one document, Bm = 1.
-    Raises TypeError or ValueError naming the argument.
+    Args:
+        window: (left, right), each 0 or more, or -1 for no bound; (w, 0) is the causal sliding window, (w, w) the full
+            one.
+        documents: Documents or ids (B, S), on whose device the mask is made; None: one document, Bm = 1.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
     """
     if documents is None:
         return _band(seqlen, seqlen, window, device)
@@ -151,12 +167,18 @@ def varlen(
 ) -> Mask:
     """N sequences packed one after the other into one row: the queries of a sequence see the keys of the same sequence.
 
-    cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 or int64, non-decreasing from 0; sequence n has the queries
-    [cu_seqlens_q[n], cu_seqlens_q[n + 1]), and keys alike. Either may have length 0.
-    total_q, total_k: T of queries and of keys. Tokens past the last boundary see nothing and are not seen; boundaries
-    are clamped to [0, T], so that no content of cu_seqlens makes a kernel read elsewhere.
-    causal, window: as flash-attn, aligned bottom-right within each sequence; causal makes the right bound 0.
-    Returns a Mask with Bm = 1. Raises TypeError or ValueError naming the argument.
+    Args:
+        cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 or int64, non-decreasing from 0; sequence n has the queries
+            [cu_seqlens_q[n], cu_seqlens_q[n + 1]), and keys alike. Either may have length 0.
+        total_q, total_k: T of queries and of keys. Tokens past the last boundary see nothing and are not seen;
+            boundaries are clamped to [0, T], so that no content of cu_seqlens makes a kernel read elsewhere.
+        causal, window: as flash-attn, aligned bottom-right within each sequence; causal makes the right bound 0.
+
+    Returns:
+        A Mask with Bm = 1.
+
+    Raises:
+        TypeError, ValueError: the message names the argument.
     """
     check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
     check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
@@ -196,8 +218,9 @@ def document(documents: Documents | Tensor, *, causal: bool) -> Mask:
 def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, seqlen: int | None = None) -> Mask:
     """A token sees the prefix of its document, and what comes before it: bidirectional in the prefix, then causal.
 
-    prefix: (B, S) integers, for each token the length of its document's prefix; or, without documents, (B,) lengths of
-    the rows' prefixes, with seqlen = S. Lengths past the document's end mean all of it, negative ones none.
+    Args:
+        prefix: (B, S) integers, for each token the length of its document's prefix; or, without documents, (B,) lengths
+            of the rows' prefixes, with seqlen = S. Lengths past the document's end mean all of it, negative ones none.
     """
     if isinstance(prefix, Tensor) and prefix.dim() == 1:
         if documents is not None:
@@ -249,8 +272,11 @@ def global_window(
 ) -> Mask:
     """A sliding window, and the first tokens of each document, which see everything in it and are seen by all of it.
 
-    global_tokens: how many. window: (left, right), inclusive, -1 for no bound. causal: nothing sees what comes later.
-    documents: None: one document, Bm = 1, made on `device`.
+    Args:
+        global_tokens: how many.
+        window: (left, right), inclusive, -1 for no bound.
+        causal: nothing sees what comes later.
+        documents: None: one document, Bm = 1, made on `device`.
     """
     check_length("seqlen", seqlen)
     _check_count("global_tokens", global_tokens, 0)

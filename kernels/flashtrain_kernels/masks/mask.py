@@ -225,9 +225,13 @@ class Mask(NamedTuple):
     def select(self, queries: Tensor, keys: Tensor) -> "Mask":
         """The mask of some of the queries and keys, in the order given: dense() indexed in both, and nothing more.
 
-        queries: (n,) and keys: (m,) integer indices on the mask's device, within Sq and Sk (not checked: that would
-        wait for the device). For context parallelism: a rank's own queries and the keys in the order it holds them.
-        Raises TypeError or ValueError for anything that is no such tensor.
+        Args:
+            queries: (n,).
+            keys: (m,) integer indices on the mask's device, within Sq and Sk (not checked: that would wait for the
+                device). For context parallelism: a rank's own queries and the keys in the order it holds them.
+
+        Raises:
+            TypeError, ValueError: anything that is no such tensor.
         """
         for name, index in (("queries", queries), ("keys", keys)):
             _check_indices(name, index, self.queries.device)
@@ -240,9 +244,11 @@ class Mask(NamedTuple):
     def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> "Mask":
         """This mask with the plan for attention of this head dimension and dtype; itself where nothing is to be done.
 
-        Kernel calls need a plan and make one where it is missing (but for packed sequences that the Hopper kernels
-        find by themselves): call this once a batch and give the result to every layer. Waits for nothing.
-        rich, softcap: for calls with ALiBi, a bias or dropout, or with a softcap.
+        Kernel calls need a plan and make one where it is missing (but for packed sequences that the Hopper kernels find
+        by themselves): call this once a batch and give the result to every layer. Waits for nothing.
+
+        Args:
+            rich, softcap: for calls with ALiBi, a bias or dropout, or with a softcap.
         """
         blocks = None if _plan_blocks is None else _plan_blocks(self, head_dim, dtype, rich, softcap)
         return self if blocks is None else self.planned_for(blocks)
