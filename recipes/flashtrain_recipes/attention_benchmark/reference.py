@@ -6,6 +6,7 @@ S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, pieces
+
+Held = Callable[[Tensor], Tensor]
 
 # Elements of the score matrix made at once: 256 MiB in float64 on a GPU, 32 MiB on a CPU; five such matrices.
 _PIECE = {"cuda": 2**25, "cpu": 2**22}
@@ -27,14 +30,17 @@ class Expected:
     dk: Tensor
     dv: Tensor
 
-    def error(self, out: Tensor) -> float:
-        """The largest difference of out (B, Sq, H, D) from the reference, over the reference's largest value."""
-        return _relative(out[-1, :, -self.out.shape[1] :], self.out)
+    def error(self, out: Tensor, held: Held = lambda x: x) -> float:
+        """The largest difference of out (B, Sq, H, D) from the reference, over the reference's largest value.
 
-    def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor) -> float:
+        held: cuts a tensor (S, ...) to those of its tokens that are compared.
+        """
+        return _relative(out[-1, :, -self.out.shape[1] :], self.out, held)
+
+    def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, held: Held = lambda x: x) -> float:
         """The same for the three gradients, in q's and k's shapes: the largest of the three."""
         pairs = ((dq[-1, :, -self.dq.shape[1] :], self.dq), (dk[-1, :, -1], self.dk), (dv[-1, :, -1], self.dv))
-        return max(_relative(found, wanted) for found, wanted in pairs)
+        return max(_relative(found, wanted, held) for found, wanted in pairs)
 
 
 def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
@@ -72,6 +78,6 @@ def _scores(case: Case, inputs: Inputs, scores: Tensor, head: int, begin: int) -
     return scores
 
 
-def _relative(found: Tensor, wanted: Tensor) -> float:
+def _relative(found: Tensor, wanted: Tensor, held: Held) -> float:
     largest = float(wanted.abs().max()) or 1.0
-    return float((found.double() - wanted).abs().max()) / largest
+    return float((found.double() - held(wanted)).abs().max()) / largest

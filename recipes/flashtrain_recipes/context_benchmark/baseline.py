@@ -20,6 +20,7 @@ from flashtrain_kernels import Mask
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team
 from flashtrain_recipes.harness.baseline import Baseline
+from flashtrain_recipes.harness.rows import Row
 
 
 class Place:
@@ -57,6 +58,9 @@ class ContextBaseline(Baseline):
     @property
     def title(self) -> str:  # type: ignore[override]
         return f"{self.way}, {self.layout}"
+
+    def columns(self, case: ContextCase) -> Row:
+        return {"implementation": self.title, "way": self.way, "layout": self.layout, **case.columns()}
 
     @abstractmethod
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:

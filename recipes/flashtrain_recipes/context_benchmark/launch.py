@@ -59,7 +59,7 @@ class Job:
 
 def measured(job: Job, team: Team) -> Iterator[Event]:
     """Measure the cases; every rank goes through them, the first one's events have what was found."""
-    clock, failed = clock_for(team.device), job.failed
+    clock, failed = clock_for(team.device, team.meet), job.failed
     for number, case in job.todo.items():
         left = float(team.gather(job.until - time.monotonic())[0])
         if left <= 0 and number > 0:  # the first is measured, however long starting took

@@ -16,38 +16,47 @@ from torch import Tensor
 
 from flashtrain.distributed.context import local_attention
 from flashtrain_recipes.attention_benchmark.reference import Expected
-from flashtrain_recipes.context_benchmark.ranks import Alone, host_seconds, milliseconds
-from flashtrain_recipes.harness.clock import Clock
+from flashtrain_recipes.harness.clock import Clock, Pace, Timed
 from flashtrain_recipes.harness.rows import Row
 
 
 class Passes:
-    """call: of the leaves q, k and v. expected: the whole sequence's; held: cuts a tensor (S, ...) to (n, ...)."""
+    """call: of the leaves q, k and v. gather: gives every rank's value; the slowest counts.
 
-    def __init__(self, call: Callable[..., Tensor], leaves: Sequence[Tensor], dout: Tensor, team: Alone) -> None:
-        self.call, self.leaves, self.dout, self.team = call, leaves, dout, team
+    expected: the whole sequence's; held: cuts a tensor (S, ...) to (n, ...).
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Tensor],
+        leaves: Sequence[Tensor],
+        dout: Tensor,
+        clock: Clock,
+        gather: Callable[[Any], list[Any]] = lambda value: [value],
+    ) -> None:
+        self.call, self.leaves, self.dout, self.clock, self.gather = call, leaves, dout, clock, gather
         self.errors: tuple[float | None, float | None] = (None, None)
         self.peak_gib: float | None = None
-        self._host = (0.0, 0.0)
-        self._samples: list[tuple[float, float]] = []
+        self._host = [0.0, 0.0]  # seconds of launching
+        self._samples: list[list[float]] = []
         self._communication: list[float] = []
 
-    def first(self, clock: Clock, expected: Expected | None, held: Callable[[Tensor], Tensor]) -> None:
+    def first(self, expected: Expected | None, held: Callable[[Tensor], Tensor]) -> None:
         """A first call of each pass: what they give; a second: the memory, and how long launching takes."""
         out = self.call(*self.leaves)
         gradients = self._gradients(out)
         if expected is not None:
-            self.errors = errors(expected, held, out.detach(), *gradients)
+            self.errors = expected.error(out.detach(), held), expected.gradient_error(*gradients, held=held)
         del out, gradients
-        peak = clock.peak_mib(self._launch)
+        peak = self.clock.peak_mib(self._launch)
         self.peak_gib = None if peak is None else peak / 1024
 
     def turn(self, *, communication: bool = False) -> float:
         """One sample of each pass; both together in milliseconds. communication: one without the computing, too."""
-        self._samples.append(self._sample())
+        self._samples.append([one.milliseconds for one in self._sample()])
         if communication:
             with only_communicating():
-                self._communication.append(sum(self._sample()))
+                self._communication.append(sum(one.milliseconds for one in self._sample()))
         return sum(self._samples[-1])
 
     def found(self) -> Row:
@@ -64,29 +73,12 @@ class Passes:
         return torch.autograd.grad(out, list(self.leaves), self.dout)
 
     def _launch(self) -> None:
+        self._host = [max(self.gather(one.host_us)) / 1e6 for one in self._sample()]
+
+    def _sample(self) -> tuple[Timed, Timed]:
         outs: list[Tensor] = []
-        forward = host_seconds(self.team, lambda: outs.append(self.call(*self.leaves)))
-        self._host = forward, host_seconds(self.team, lambda: self._gradients(outs[0]))
-
-    def _sample(self) -> tuple[float, float]:
-        outs: list[Tensor] = []
-        forward = milliseconds(self.team, lambda: outs.append(self.call(*self.leaves)), self._host[0])
-        return forward, milliseconds(self.team, lambda: self._gradients(outs[0]), self._host[1])
-
-
-def errors(
-    expected: Expected, held: Callable[[Tensor], Tensor], out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor
-) -> tuple[float, float]:
-    """(of out, of the gradients), of what a rank holds: out (1, n, H, D), dq, dk, dv: the largest difference from the
-    reference over the whole reference's largest value. The largest of all ranks' is the whole's."""
-
-    def error(found: Tensor, whole: Tensor) -> float:
-        return float((found.double() - held(whole)).abs().max()) / (float(whole.abs().max()) or 1.0)
-
-    group = expected.out.shape[1]
-    of_gradients = [error(dq[-1, :, -group:], expected.dq)]
-    of_gradients += [error(x[-1, :, -1], whole) for x, whole in ((dk, expected.dk), (dv, expected.dv))]
-    return error(out[-1, :, -group:], expected.out), max(of_gradients)
+        forward = self.clock.queued([lambda: outs.append(self.call(*self.leaves))], Pace(1, self._host[0]))
+        return forward, self.clock.queued([lambda: self._gradients(outs[0])], Pace(1, self._host[1]))
 
 
 @contextmanager

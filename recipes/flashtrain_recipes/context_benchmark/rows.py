@@ -15,17 +15,12 @@ from flashtrain_recipes.harness.rows import Row
 MEASURED, NOT_MEASURED = "measured", "not measured"
 
 
-def named(case: ContextCase, baseline: ContextBaseline) -> Row:
-    """What every row begins with."""
-    return {"implementation": baseline.title, "way": baseline.way, "layout": baseline.layout, **case.columns()}
-
-
 def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks: Sequence[Row], one: Row | None) -> Row:
     """ranks: what every rank found (Passes.found). one: the same of one device, where measured."""
     case, found = place.case, {key: _largest(of[key] for of in ranks) for key in ranks[0]}
     took, alone = found["forward_ms"] + found["backward_ms"], found["communication_ms"]
     times = {key: round(found[key], 4) for key in ("forward_ms", "backward_ms")}
-    row = {**named(case, baseline), **times, "one_device_ms": None, "one_device": NOT_MEASURED, "efficiency": None}
+    row = {**baseline.columns(case), **times, "one_device_ms": None, "one_device": NOT_MEASURED, "efficiency": None}
     if one is not None:
         row |= _one_device(row, one["forward_ms"], one["backward_ms"], MEASURED)
     row["tflops_per_device"] = round(case.flops / took / case.degree / 1e9, 4)

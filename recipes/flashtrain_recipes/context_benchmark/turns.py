@@ -19,8 +19,9 @@ from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.passes import Passes
-from flashtrain_recipes.context_benchmark.ranks import Alone, Team
-from flashtrain_recipes.context_benchmark.rows import named, row_of
+from flashtrain_recipes.context_benchmark.ranks import Team
+from flashtrain_recipes.context_benchmark.rows import row_of
+from flashtrain_recipes.harness.clock import clock_for
 from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.settings import BenchmarkSettings
 from flashtrain_recipes.harness.turns import Entry, Turns
@@ -81,8 +82,8 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
                 with self._computing(ONE_DEVICE):
                     attend = Flashtrain().attend(one, Context(one, self.device))
                     leaves = [whole.q, whole.k, whole.v]
-                    self.one = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, Alone(self.device))
-                    self.one.first(self.clock, self.expected, lambda x: x)
+                    self.one = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, clock_for(self.device))
+                    self.one.first(self.expected, lambda x: x)
                 self.clock.settle()
             del whole
         return super().run(baselines)
@@ -104,9 +105,9 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     def start(self, baseline: ContextBaseline) -> None:
         leaves, dout = self.shards[baseline.layout]
         attention = baseline.attend(self.place, *leaves)
-        passes = Passes(attention.call, leaves, dout, self.team)
+        passes = Passes(attention.call, leaves, dout, self.clock, self.team.gather)
         layout, rank = self.place.layout(baseline.layout), self.team.rank
-        passes.first(self.clock, self.expected, lambda x: layout.shard(x[None], rank)[0])
+        passes.first(self.expected, lambda x: layout.shard(x[None], rank)[0])
         self.entries.append(ContextEntry(baseline, {_BOTH: []}, attention=attention, passes=passes))
         self.clock.settle()
 
@@ -120,10 +121,6 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     def sample(self, entry: ContextEntry, part: str, number: int) -> None:
         separately = entry.baseline.separable and number < _COMMUNICATION_ROUNDS
         entry.add(part, entry.passes.turn(communication=separately))
-
-    def without(self, baseline: ContextBaseline, part: str, status: str, reason: str | None) -> list[Row]:
-        (row,) = super().without(baseline, part, status, reason)
-        return [{**named(self.case, baseline), **row}]
 
     def rows_of(self, entry: ContextEntry) -> list[Row]:
         everyone = self.team.gather(entry.passes.found())

@@ -42,10 +42,14 @@ class Clock:
     """Wall-clock time on a CPU, where a call returns when it is done; memory is not watched there.
 
     Launches that are given as a sequence follow one another around. cache_bytes: of the device's last cache, which
-    inputs must exceed to be read from memory.
+    inputs must exceed to be read from memory. meet: called before each sample, on the device's queue: where several
+    devices begin one together.
     """
 
     cache_bytes = 0
+
+    def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
+        self.meet = meet
 
     def pace(self, launches: Sequence[Launch]) -> Pace:
         """How many launches make a sample, from a few of them after one to warm up."""
@@ -64,6 +68,7 @@ class Clock:
         Of training steps, and of short calls that launching may dominate.
         """
         self.check()
+        self.meet()
         began = time.perf_counter()
         _run(launches, count)
         self.check()
@@ -101,7 +106,8 @@ class GpuClock(Clock):
     is the GPU's work and not the launching of it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, meet: Callable[[], object] = lambda: None) -> None:
+        super().__init__(meet)
         self.device = device
         self.cache_bytes = int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 * 2**20))
         # The workspace that torch takes for cuBLAS at the first product (32 MiB on sm_90) belongs to no baseline.
@@ -110,7 +116,9 @@ class GpuClock(Clock):
 
     def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        pause_queue(pace.host_seconds * pace.launches)
+        self.meet()
+        _pause_queue(pace.host_seconds * pace.launches)
+        self.meet()
         start.record()
         host = _run(launches, pace.launches)
         end.record()
@@ -149,12 +157,12 @@ class GpuClock(Clock):
         self.check()
 
 
-def clock_for(device: torch.device) -> Clock:
+def clock_for(device: torch.device, meet: Callable[[], object] = lambda: None) -> Clock:
     """The clock of a device."""
-    return GpuClock(device) if device.type == "cuda" else Clock()
+    return GpuClock(device, meet) if device.type == "cuda" else Clock(meet)
 
 
-def pause_queue(host_seconds: float) -> None:
+def _pause_queue(host_seconds: float) -> None:
     """Let the current GPU's queue wait for longer than the processor needs to fill it, which takes so many seconds."""
     torch.cuda._sleep(int(min(1.5 * host_seconds + 1e-4, _LONGEST_PAUSE) * _CLOCK_HZ))
 

@@ -37,6 +37,10 @@ class StepBenchmark(Benchmark):
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         super().__init__(settings, hardware)
         self.full: list[tuple[str, StepCase]] = []
+        if not self.compiled:
+            reason = "is compiled, on a CPU only with benchmark.compile=true"
+            self.missing |= {one: reason for one in self.baselines if one.compiled}
+            self.baselines = [one for one in self.baselines if not one.compiled]
 
     @property
     def compiled(self) -> bool:

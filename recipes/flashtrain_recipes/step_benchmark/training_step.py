@@ -76,16 +76,10 @@ class MemoryChoice(NamedTuple):
 class StepBaseline(Baseline):
     """A baseline that makes training steps.
 
-    may_compile: whether those that are compiled on a GPU may be here.
     adapts: whether it trades time for memory where a case needs that: what did not fit says nothing of what is larger.
     """
 
-    may_compile = True
     adapts = False
-
-    def missing(self, device: torch.device) -> str | None:
-        refused = self.compiled and not self.may_compile
-        return "is compiled, on a CPU only with benchmark.compile=true" if refused else None
 
     def memory(self, case: Any) -> MemoryChoice:
         """The memory settings that the case is trained with."""

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 
+from flashtrain_recipes.attention_benchmark import reference
 from flashtrain_recipes.attention_benchmark.baselines import all_baselines
 from flashtrain_recipes.attention_benchmark.baselines.flash_attn import FlashAttn, FlashAttn3, FlashAttn4
 from flashtrain_recipes.attention_benchmark.baselines.pytorch import (
@@ -47,7 +48,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_implementation_of_this_machine_gives_the_references_answer(case: Case) -> None:
+def test_every_implementation_of_this_machine_gives_the_references_answer(case: Case, monkeypatch) -> None:
+    monkeypatch.setitem(reference._PIECE, "cpu", 20 * case.seqlen_k)  # several pieces
     context = Context(case, CPU)
     one = make_sets(case, CPU, 0, 0)[0]
     wanted = expected(case, one, context)
@@ -60,6 +62,8 @@ def test_every_implementation_of_this_machine_gives_the_references_answer(case: 
         assert all(found.shape == leaf.shape for found, leaf in zip(gradients, one.leaves, strict=True))
         assert wanted.error(out.detach()) < 2e-5, baseline.title
         assert wanted.gradient_error(*gradients[:3]) < 2e-5, baseline.title
+        dq, dk, dv = gradients[:3]
+        assert wanted.gradient_error(dq, dk * 1.01, dv) > 0.005  # a wrong one shows
 
 
 def test_what_a_cpu_cannot_have_is_named_with_its_reason() -> None:

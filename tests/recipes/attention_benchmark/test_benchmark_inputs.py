@@ -1,20 +1,14 @@
-"""The benchmark's masks: what each shows, that ours are the same, how pairs and FLOPs are counted; and its float64
-reference, against autograd on the whole matrix.
-"""
+"""The benchmark's masks: what each shows, that ours are the same, how pairs and FLOPs are counted."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
 
 from flashtrain.errors import UserError
-from flashtrain_recipes.attention_benchmark import reference
 from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain
-from flashtrain_recipes.attention_benchmark.baselines.pytorch import Standard
 from flashtrain_recipes.attention_benchmark.cases import Case, document_lengths, flops
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, block_table, make_sets
+from flashtrain_recipes.attention_benchmark.inputs import Context, block_table, make_sets
 
 CPU = torch.device("cpu")
 WITH_A_MASK_OF_OURS = ("document", "causal-document", "prefix-lm", "shared-question", "global-window")
@@ -76,38 +70,6 @@ def test_a_random_block_mask_has_its_density_in_every_row_of_whole_blocks() -> N
     assert table.sum(-1).unique().tolist() == [5]
     with pytest.raises(UserError, match="multiples of 128, not 200"):
         block_table(case_of("block-random", 200), CPU)
-
-
-CASES = [
-    Case(2, 4, 48, 16, "full", dtype_name="float32"),
-    Case(1, 4, 48, 16, "causal", kv_heads=2, seqlen_k=80, dtype_name="float32"),
-    Case(1, 2, 48, 16, "window-7", softcap=2.0, dtype_name="float32"),
-    Case(1, 3, 48, 16, "causal", features=("ALiBi",), dtype_name="float32"),
-    Case(1, 2, 48, 16, "full", features=("bias gradient",), dtype_name="float32"),
-    Case(1, 2, 48, 16, "causal", features=("sinks",), dtype_name="float32"),
-    Case(1, 2, 128, 16, "causal-document", dtype_name="float32"),
-    Case(1, 2, 512, 16, "block-random", density=0.5, dtype_name="float32"),
-]
-
-
-def in_float64(one: Inputs) -> Inputs:
-    doubled = {name: getattr(one, name).detach().double().requires_grad_() for name in ("q", "k", "v")}
-    added = {name: x.detach().double() for name in ("bias", "sink") if (x := getattr(one, name)) is not None}
-    return replace(one, **doubled, **added, dout=one.dout.double())
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_is_what_autograd_gives_on_the_whole_matrix(case: Case, monkeypatch) -> None:
-    monkeypatch.setitem(reference._PIECE, "cpu", 4 * case.seqlen_k)  # several pieces
-    context = Context(case, CPU)
-    one = in_float64(make_sets(case, CPU, 0, 0)[0])
-    out = Standard().attend(case, context)(one)
-    gradients = torch.autograd.grad(out, [one.q, one.k, one.v], one.dout)
-    wanted = reference.expected(case, one, context)
-    assert wanted.error(out.detach()) < 1e-12
-    assert wanted.gradient_error(*gradients) < 1e-12
-    dq, dk, dv = gradients
-    assert wanted.gradient_error(dq, dk * 1.01, dv) > 0.005  # a wrong one shows
 
 
 def test_sets_are_fresh_and_as_many_as_outgrow_the_cache() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
 from flashtrain_recipes.attention_benchmark.baselines import all_baselines
@@ -58,24 +57,6 @@ def test_lengths_and_masks_choose_among_the_rows_of_a_preset() -> None:
     assert max(c.seqlen_q for c in asked(rows="anchors", longest=4096)) == 4096
     with pytest.raises(UserError, match=r"benchmark.rows=anchors has no row of these"):
         asked(rows="anchors", seqlens=[77])
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "benchmark.rows=anchor", "benchmark.implementations=[]",
-        "benchmark.seqlens=[0]", "benchmark.head_dims=[512]", "benchmark.densities=[0]", "benchmark.max_seconds=0",
-        "benchmark.dtype=fp8", "benchmark.seqlen=[1]",
-    ],
-)  # fmt: skip
-def test_a_setting_that_cannot_be_is_named(word: str) -> None:
-    with pytest.raises(UserError, match=word.partition("=")[0]):
-        compose_settings(["recipe=attention-benchmark", word])
-
-
-def test_a_mask_that_is_not_known_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="'causal'"):
-        compose_settings(["recipe=attention-benchmark", "benchmark.masks=[casual]"])
 
 
 def test_every_implementation_has_its_own_name_and_title() -> None:

@@ -46,19 +46,6 @@ def test_every_way_and_layout_is_measured_under_a_title_of_its_own() -> None:
     assert all(any(name in title for title in titles) for name in (*WAYS, *LAYOUTS))
 
 
-@pytest.mark.parametrize(
-    ("setting", "given", "said"),
-    [
-        ("ways", ["rings"], "'ring'"), ("layouts", ["zigzag"], "head-tail"), ("masks", ["block-random"], "window-L"),
-        ("masks", ["casual"], "'causal'"), ("shapes", ["16"], "32/8x128"), ("shapes", ["16/3x64"], "heads"),
-        ("degrees", [1], "degrees"), ("degrees", [], "degrees"),
-    ],
-)  # fmt: skip
-def test_a_mistaken_word_is_refused_before_anything_is_started(setting: str, given: object, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        BenchmarkSettings(name="context", **{setting: given}).check()
-
-
 def test_degrees_are_those_that_the_devices_or_torchruns_ranks_can_hold(monkeypatch) -> None:
     assert degrees_of(asked("benchmark.degrees=[4,2]"), CPU) == [2, 4]
     with pytest.raises(UserError, match=r"benchmark\.degrees=\[2, 512\]"):

@@ -9,7 +9,6 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.errors import UserError
 from flashtrain.report import read_result
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.optimizers import MasterWeights
@@ -107,8 +106,3 @@ def test_ratios_are_to_the_fastest_of_each_kind() -> None:
     ours = judged([row("flashtrain", 150.0), eager, full, layers])[0]
     assert (ours["over_eager"], ours["over_compiled"]) == (1.875, 1.5)
     assert judged([row("flashtrain", 150.0), eager, full])[0]["over_compiled"] is None
-
-
-def test_gpt2s_sizes_are_not_among_its_models() -> None:
-    with pytest.raises(UserError, match=r"unknown benchmark.models '124m'"):
-        compose_settings(["recipe=hf-speed", "benchmark.models=[124m]"])

@@ -122,18 +122,6 @@ def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
     assert told.endswith("leave out mode=plan to measure.")
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
-        "benchmark.models=[125m]", "benchmark.weights=[fp16]", "benchmark.contexts=[]",
-        "benchmark.batches=[0]", "benchmark.steps=0", "benchmark.command_steps=5",
-    ],
-)  # fmt: skip
-def test_a_setting_that_cannot_be_is_named(word: str) -> None:
-    with pytest.raises(UserError, match=word.partition("=")[0]):
-        compose_settings(["recipe=gpt2-speed", word])
-
-
 def test_another_family_of_models_is_refused() -> None:
     settings = settled("recipe=gpt2-speed", "model=modern", "hardware.demo=never")
     with pytest.raises(UserError, match="training steps of model=gpt2 are measured"):

@@ -103,5 +103,3 @@ def test_long_document_trains_each_context_and_draws_the_scores(words, tmp_path)
 def test_real_lengths_can_be_measured_without_full_rows() -> None:
     settings = compose_settings(["recipe=bert-speed", "benchmark.contexts=[]", "benchmark.dropouts=[0]"])
     assert [(case.context, case.unit) for case in speed_case.cases(settings)] == [(512, "paragraph")]
-    with pytest.raises(UserError, match="names nothing"):
-        compose_settings(["recipe=bert-speed", "benchmark.contexts=[]", "benchmark.units=[]"])

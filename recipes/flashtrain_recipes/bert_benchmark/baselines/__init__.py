@@ -19,7 +19,7 @@ def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> 
     ours = partial(FlashtrainBert, settings=settings, hardware=hardware, compiled=compiled)
     found: list[StepBaseline] = [ours("flashtrain", PACKED), ours("flashtrain-padded", RANDOM)]
     for ending, batching in (("", RANDOM), ("-buckets", BUCKETS)):
-        theirs = partial(HuggingFaceBert, batching=batching, may_compile=compiled)
+        theirs = partial(HuggingFaceBert, batching=batching)
         found += [
             theirs(f"hf-eager{ending}", "Hugging Face, eager", attention="eager"),
             theirs(f"hf-sdpa{ending}", "Hugging Face, SDPA", attention="sdpa"),

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from flashtrain.integrations.huggingface_bert import bert_content
 from flashtrain_recipes.bert_benchmark.batches import (
     BUCKETS,
     FULL,
@@ -22,16 +23,14 @@ from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.step_benchmark.baselines.hugging_face import HuggingFace
 from flashtrain_recipes.step_benchmark.training_step import TrainingStep, usual_step
 
-_HIDDEN_ACT = {"gelu": "gelu_pytorch_tanh", "gelu_exact": "gelu"}
-
 
 class HuggingFaceBert(HuggingFace):
-    """batching: RANDOM or BUCKETS. may_compile: see StepBaseline."""
+    """batching: RANDOM or BUCKETS."""
 
-    def __init__(self, name: str, implementation: str, *, batching: str, may_compile: bool, **options: Any) -> None:
+    def __init__(self, name: str, implementation: str, *, batching: str, **options: Any) -> None:
         title = implementation if batching == RANDOM else f"{implementation}, {batching}"
         super().__init__(name, title, **options)
-        self.implementation, self.batching, self.may_compile = implementation, batching, may_compile
+        self.implementation, self.batching = implementation, batching
 
     def applies(self, case: BertCase) -> bool:
         """Full rows have no length buckets."""
@@ -58,13 +57,7 @@ def hugging_face_bert(case: BertCase, device: torch.device, attention: str) -> A
     """transformers' model of the case's shape, activation and dropout."""
     from transformers import AutoModelForMaskedLM, BertConfig
 
-    shape = case.config()
-    config = BertConfig(
-        vocab_size=shape.vocab_rows, max_position_embeddings=shape.context, hidden_size=shape.embed,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, intermediate_size=shape.ffn,
-        hidden_act=_HIDDEN_ACT[case.activation], hidden_dropout_prob=case.dropout,
-        attention_probs_dropout_prob=case.dropout,
-    )  # fmt: skip
+    config = BertConfig(**bert_content(case.config(), "BertForMaskedLM", 0, torch.float32))
     with torch.device(device):
         model = AutoModelForMaskedLM.from_config(config, attn_implementation=attention)
     return model.train()

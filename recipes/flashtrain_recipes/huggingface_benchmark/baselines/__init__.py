@@ -14,13 +14,10 @@ from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN
 def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[HuggingFaceBaseline]:
     """In the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
     theirs = partial(Transformers, hardware=hardware, updates=updates)
-    found = [
+    return [
         Flashtrain("flashtrain", FLASHTRAIN, hardware, updates=updates, compiled=compiled),
         theirs("hf-flashtrain", "transformers, flashtrain's attention, eager", attention=None),
         theirs("hf-sdpa", "transformers, SDPA, eager"),
         theirs("hf-sdpa-compile", "transformers, SDPA, compiled", compiled=True),
         theirs("hf-sdpa-compile-layers", "transformers, SDPA, layers compiled", compiled=True, by_layer=True),
     ]
-    for one in found:
-        one.may_compile = compiled
-    return found

@@ -22,9 +22,8 @@ class HuggingFace(StepBaseline):
         self.name, self.title, self.attention, self.compiled = name, title, attention, compiled
 
     def missing(self, device: torch.device) -> str | None:
-        if importlib.util.find_spec("transformers") is None:
-            return "needs transformers: pip install 'flashtrain[hub]'"
-        return super().missing(device)
+        found = importlib.util.find_spec("transformers") is not None
+        return None if found else "needs transformers: pip install 'flashtrain[hub]'"
 
     def build(self, case: Any, device: torch.device) -> TrainingStep:
         model = hugging_face_gpt2(case, device, self.attention)
