@@ -33,13 +33,15 @@ COPY_GB_PER_SECOND = 4200
 
 @dataclass
 class Part:
-    """What is known of a part besides its samples. launches: makes what is timed. host_us, queued, waited: a sample
-    each, of the processor, with launching hidden and with launching."""
+    """A direction, or a plan. launches: makes what is timed. call: all that it takes, for its memory. error_of: of its
+    answer. host_us, queued, waited: a sample each, of the processor, with launching hidden and with launching."""
 
     launches: Callable[[], Sequence[Launch]]
-    pace: Pace
-    peak_mib: float | None
-    error: float | None
+    call: Launch
+    error_of: Callable[[Expected], float | None] = lambda known: None
+    pace: Pace = field(init=False)
+    peak_mib: float | None = field(init=False)
+    error: float | None = None
     host_us: list[float] = field(default_factory=list)
     queued: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
@@ -57,14 +59,6 @@ class Work(NamedTuple):
 
     context: Context
     sets: list[Inputs]
-
-
-class Pass(NamedTuple):
-    """A direction. launches: makes what is timed. call: all that it takes, for its memory. error: of its answer."""
-
-    launches: Callable[[], Sequence[Launch]]
-    call: Launch
-    error: Callable[[Expected], float]
 
 
 class AttentionTurns(Turns[Case, AttentionEntry]):
@@ -94,22 +88,21 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
             if self.case.page is not None:
                 attend = torch.no_grad()(attend)
             attend(sets[0])
-            known = None if prefix else self.expected
-            for direction, one in passes(attend, sets).items():
+            for direction, part in passes(attend, sets).items():
                 if direction in directions_of(self.case):
-                    part = prefix + direction
-                    self.attempt(baseline, part, partial(self._start_part, entry, part, one, known))
+                    name = prefix + direction
+                    self.attempt(baseline, name, partial(self._start_part, entry, name, part))
         plan = baseline.plan(self.case, self.works[""].context) if self.case.plans else None
         if plan is not None:
-            one = Pass(lambda: [plan], plan, lambda _: 0.0)
-            self.attempt(baseline, PLAN, partial(self._start_part, entry, PLAN, one, None))
+            self.attempt(baseline, PLAN, partial(self._start_part, entry, PLAN, Part(lambda: [plan], plan)))
         self.entries.append(entry)
 
-    def _start_part(self, entry: AttentionEntry, part: str, one: Pass, known: Expected | None) -> None:
-        error = None if known is None else one.error(known)
-        peak = self.clock.peak_mib(one.call)
-        entry.parts[part] = Part(one.launches, self.clock.pace(one.launches()), peak, error)
-        entry.samples[part] = []
+    def _start_part(self, entry: AttentionEntry, name: str, part: Part) -> None:
+        if self.expected is not None and not name.startswith(PLAIN):
+            part.error = part.error_of(self.expected)
+        part.peak_mib = self.clock.peak_mib(part.call)
+        part.pace = self.clock.pace(part.launches())
+        entry.parts[name], entry.samples[name] = part, []
 
     def sample(self, entry: AttentionEntry, part: str, number: int) -> None:
         found = entry.parts[part]
@@ -155,7 +148,7 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
         return empty_rows(self.case, baseline.title, status, reason, [part] if part else None)
 
 
-def passes(attend: Attend, sets: list[Inputs]) -> dict[str, Pass]:
+def passes(attend: Attend, sets: list[Inputs]) -> dict[str, Part]:
     """Forward, as in training: what backward will need is kept; and backward, whose forward passes are not timed: only
     this baseline's results are held meanwhile."""
     first = sets[0]
@@ -167,12 +160,12 @@ def passes(attend: Attend, sets: list[Inputs]) -> dict[str, Pass]:
         return partial(torch.autograd.grad, attend(one), one.leaves, one.dout, retain_graph=True)
 
     return {
-        FORWARD: Pass(
+        FORWARD: Part(
             lambda: [partial(attend, one) for one in sets],
             partial(attend, first),
             lambda known: known.error(attend(first).detach()),
         ),
-        BACKWARD: Pass(lambda: [backward(one) for one in sets], both, lambda known: known.gradient_error(*both()[:3])),
+        BACKWARD: Part(lambda: [backward(one) for one in sets], both, lambda known: known.gradient_error(*both()[:3])),
     }
 
 

@@ -5,7 +5,6 @@ B batch, S sequence.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,8 +15,6 @@ from torch import Tensor
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model
-from flashtrain.tasks.language.settings import MaskSettings
-from flashtrain_recipes.step_benchmark.baselines.flashtrain import NO_END
 from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
 from flashtrain_recipes.step_benchmark.settings import LORA
 
@@ -65,17 +62,12 @@ class HuggingFaceCase(StepCase):
     layers: int | None = None
 
     def settings(self) -> Settings:
-        """Those of recipe=hf that train it, a step being one micro-batch."""
-        own = deepcopy(self.base)
+        """Those of recipe=hf that train it."""
+        own = self.settings_of(self.base)
         kind, options = SHAPES[self.model.removesuffix(LORA)]
         layers = {} if self.layers is None else {"num_hidden_layers": self.layers}
         own.model = replace(own.model, name="huggingface", path=None, config=kind, options={**options, **layers})
         own.model.adapter = "lora" if self.model.endswith(LORA) else None
-        own.context, own.mask, own.data.document_mask = self.context, MaskSettings(), False
-        own.trainer.micro_batch = self.batch
-        own.trainer.tokens_per_step = self.batch * self.context * own.data_ranks
-        own.trainer.steps = NO_END
-        own.optimizer.master_weights = self.weights != "bf16"
         return own
 
     @cached_property

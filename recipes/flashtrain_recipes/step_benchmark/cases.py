@@ -6,7 +6,8 @@ B batch, S sequence.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,9 +18,12 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2, GPT2Config
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import vocabulary_of
+from flashtrain.tasks.language.settings import MaskSettings
+from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.harness.rows import Row
 
 MASTERS = "bf16-master"
+NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever measured
 
 
 class StepCase(ABC):
@@ -56,6 +60,21 @@ class StepCase(ABC):
     def has_masters(self) -> bool:
         """Whether the optimiser has float32 copies of them."""
         return bool(self.weights == MASTERS)
+
+    def settings_of(self, base: Settings) -> Settings:
+        """Those that train it, a step being one micro-batch."""
+        own = deepcopy(base)
+        own.context, own.mask, own.data.document_mask = self.context, MaskSettings(), False
+        own.trainer.micro_batch = self.batch
+        own.trainer.tokens_per_step = self.batch * self.context * own.data_ranks
+        own.trainer.steps = NO_END
+        own.optimizer.master_weights = self.weights != "bf16"
+        return own
+
+    def hardware_of(self, machine: Hardware) -> Hardware:
+        """The machine, with the precision that the case's weights mean."""
+        mixed = "bf16-mixed" if machine.kind == "cuda" else "32-true"
+        return replace(machine, precision="bf16-true" if self.is_bfloat16 else mixed)
 
     def columns(self) -> Row:
         return {"model": self.model, "context": self.context, "batch": self.batch, "weights": self.weights}

@@ -18,12 +18,12 @@ from flashtrain.command.compose import quoted
 from flashtrain.folders.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.run.job_process import job_command
 from flashtrain.settings.settings import Settings
+from flashtrain.training.hardware import Hardware
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.rows import NO_TIME, Row
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.step_benchmark.cases import GPT2Case
-from flashtrain_recipes.step_benchmark.training_step import precision_of
 
 COMMAND = "flashtrain, the whole command"
 _FOLDER, _OUTPUT = "command", "command.txt"
@@ -34,7 +34,7 @@ _PASSED_ON = ("data", "logger", "model", "optimizer", "schedule", "attention", "
 def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Row:
     """The row of the command at this case: its steps as it logs them itself, and `command_cost`, what they take longer
     than the bare loop's, in percent. A command that fails is a row that says so. bare: flashtrain's row of the case."""
-    summary = _run(command_words(case, benchmark.settings, run.overrides, benchmark.hardware.kind), run)
+    summary = _run(command_words(case, benchmark.settings, run.overrides, benchmark.hardware), run)
     step_seconds = mean_step_seconds(run.folder / _FOLDER / METRICS)
     row = {"implementation": COMMAND, **case.columns()}
     if summary.get("status") != FINISHED or step_seconds is None:
@@ -51,14 +51,14 @@ def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Ro
     }
 
 
-def command_words(case: GPT2Case, settings: Settings, overrides: Sequence[str], kind: str) -> list[str]:
+def command_words(case: GPT2Case, settings: Settings, overrides: Sequence[str], machine: Hardware) -> list[str]:
     """The overrides of a training run of this case: what this run was given, its demo's data, steps of one batch."""
     steps, tokens = settings.benchmark.command_steps, case.batch * case.context
     own = {
         "context": case.context, "model.size": case.model, "model.vocab_rows": case.vocab_rows or "null",
         "data.tokenizer": settings.data.tokenizer, "data.validation_tokens": tokens, "trainer.tokens_per_step": tokens,
         "trainer.micro_batch": case.batch, "trainer.steps": steps, "trainer.validate_every": steps,
-        "trainer.checkpoint_every": steps, "hardware.precision": precision_of(case, kind),
+        "trainer.checkpoint_every": steps, "hardware.precision": case.hardware_of(machine).precision,
         "optimizer.master_weights": str(case.has_masters).lower(), "hardware.demo": "never", "generate.tokens": 1,
         "seed": settings.seed,
     }  # fmt: skip

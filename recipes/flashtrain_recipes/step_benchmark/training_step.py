@@ -124,11 +124,6 @@ def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, d
     return TrainingStep(model, loss, found["optimizer"], clip, autocast=autocast_of(case, device), schedule=schedule)
 
 
-def precision_of(case: StepCase, kind: str) -> str:
-    """Lightning's name of what a case's weights mean on a "cuda" or "cpu" device."""
-    return "bf16-true" if case.is_bfloat16 else "bf16-mixed" if kind == "cuda" else "32-true"
-
-
 def autocast_of(case: StepCase, device: torch.device) -> torch.dtype | None:
     """The dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
-    return torch.bfloat16 if precision_of(case, device.type) == "bf16-mixed" else None
+    return torch.bfloat16 if device.type == "cuda" and not case.is_bfloat16 else None

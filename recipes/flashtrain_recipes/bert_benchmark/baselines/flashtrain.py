@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +20,7 @@ from flashtrain_recipes.bert_benchmark.batches import (
 )
 from flashtrain_recipes.bert_benchmark.cases import BertCase
 from flashtrain_recipes.harness.rows import Row
-from flashtrain_recipes.step_benchmark.baselines.flashtrain import NO_END
-from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep, precision_of, task_step
+from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep, task_step
 
 OURS = "flashtrain"
 
@@ -41,10 +38,8 @@ class FlashtrainBert(StepBaseline):
         return {**super().columns(case), "padding": FULL if full else self.batching}
 
     def build(self, case: BertCase, device: torch.device) -> TrainingStep:
-        settings = deepcopy(self.settings)
-        settings.trainer.steps, settings.trainer.compile = NO_END, self.compiled
-        settings.optimizer.master_weights = case.has_masters
-        hardware = replace(self.hardware, precision=precision_of(case, self.hardware.kind))
+        settings, hardware = case.settings_of(self.settings), case.hardware_of(self.hardware)
+        settings.trainer.compile = self.compiled
         torch.manual_seed(0)
         with torch.device(device):
             model = Bert(case.config(), hardware.attention, settings.bert.residual)

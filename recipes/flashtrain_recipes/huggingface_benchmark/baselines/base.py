@@ -5,7 +5,6 @@ transformers' class, with equal weights for equal seeds, and the optimiser that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,6 @@ from flashtrain_recipes.step_benchmark.training_step import (
     StepBaseline,
     TrainingStep,
     autocast_of,
-    precision_of,
     task_step,
 )
 
@@ -44,18 +42,14 @@ class HuggingFaceBaseline(StepBaseline):
 
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
         """flashtrain's model, on the meta device."""
-        hardware = self.hardware_of(case)
+        hardware = case.hardware_of(self.hardware)
         model = cast(HuggingFaceDecoder, make_model(case.settings(), vocab_size=0, attention=hardware.attention))
         model.keep_in(hardware.precision)
         return model
 
     def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
         """Make flashtrain's model give time for memory as the settings say."""
-        return save_memory(case.settings(), self.hardware_of(case), model)
-
-    def hardware_of(self, case: HuggingFaceCase) -> Hardware:
-        """The machine, with the precision that the case's weights mean."""
-        return replace(self.hardware, precision=precision_of(case, self.hardware.kind))
+        return save_memory(case.settings(), case.hardware_of(self.hardware), model)
 
     def step(
         self,
@@ -71,7 +65,7 @@ class HuggingFaceBaseline(StepBaseline):
         torch.manual_seed(settings.seed)
         model.materialise(device)
         model.train()
-        task = make_task(settings, self.hardware_of(case), model, {})
+        task = make_task(settings, case.hardware_of(self.hardware), model, {})
         step = task_step(task, part, loss_of(task), case, device)
         if self.updates:
             return step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -17,7 +16,6 @@ from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import choose_batching
 from flashtrain.tasks.components import make_model
 from flashtrain.tasks.language.prepare import make_task
-from flashtrain.tasks.language.settings import MaskSettings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
 from flashtrain_recipes.step_benchmark.cases import GPT2Case
@@ -25,12 +23,10 @@ from flashtrain_recipes.step_benchmark.training_step import (
     MemoryChoice,
     StepBaseline,
     TrainingStep,
-    precision_of,
     task_step,
 )
 
 FLASHTRAIN = "flashtrain"
-NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever measured
 
 
 class Flashtrain(StepBaseline):
@@ -61,19 +57,14 @@ class Flashtrain(StepBaseline):
         return model, save_memory(settings, hardware, model)
 
     def _settings(self, case: GPT2Case) -> Settings:
-        """The settings that train this case: a step is one micro-batch."""
-        own = deepcopy(self.settings)
-        own.context, own.mask, own.data.document_mask = case.context, MaskSettings(), False
-        own.model.size, own.model.vocab_rows = case.model, case.vocab_rows
-        own.trainer.micro_batch, own.trainer.tokens_per_step = case.batch, case.batch * case.context
-        own.trainer.steps, own.trainer.compile = NO_END, self.compiled
-        own.optimizer.master_weights = case.has_masters
+        own = case.settings_of(self.settings)
+        own.model.size, own.model.vocab_rows, own.trainer.compile = case.model, case.vocab_rows, self.compiled
         return own
 
     def _hardware(self, case: GPT2Case) -> Hardware:
         # as machine.settle does: flash only where the machine has it
         attention = self.attention if self.attention != "flash" else self.hardware.attention
-        return replace(self.hardware, precision=precision_of(case, self.hardware.kind), attention=attention)
+        return replace(case.hardware_of(self.hardware), attention=attention)
 
 
 def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> MemoryChoice:
