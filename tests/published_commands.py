@@ -80,12 +80,6 @@ def words_of(command: str) -> list[str]:
     return [word for word in shlex.split(told) if re.match(r"[+~]*[a-z_.]+=", word)]
 
 
-def asked_alike(command: str) -> frozenset[str]:
-    """The settings that a command names, with values that are words: two commands that differ in numbers and lists
-    alone are alike here."""
-    return frozenset(word if re.search(r"=[a-z-]+$", word) else word.split("=")[0] for word in words_of(command))
-
-
 RUN_OF = {
     "language_model": "gpt2",
     "classification": "pathx",

@@ -30,12 +30,11 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from flashtrain.command import job, modes
-from flashtrain.command.checkpoint_settings import GROUPS
-from flashtrain.command.compose import as_value, quoted
+from flashtrain.command.compose import CHOOSES, as_value, quoted
 from flashtrain.command.guest import as_a_guest
 from flashtrain.command.request import settings_of
 from flashtrain.command.words import plain_words
-from flashtrain.errors import RunFailed, UserError
+from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, find_checkpoint, read_settings, read_summary, remove_unused
 from flashtrain.folders.run_lock import let_go, slurm_job
@@ -47,7 +46,6 @@ from flashtrain.spec import Loaded, is_of_checkpoint, mode_of, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
-_CHOOSES = {**GROUPS, "recipe": ""}  # group -> which of its settings names it, where that is not `name`
 _OF_WRITING = {"max_new_tokens": "generate.tokens", "temperature": "generate.temperature", "top_k": "generate.top_k"}
 
 
@@ -94,12 +92,11 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     Raises UserError for what the caller can mend (memory that ran out is one), and RunFailed.
     """
     began = time.time()
-    _refuse_other_modes(settings.get("mode"))
     words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
     stop: Stopped | None = None
     with as_a_guest(quiet=quiet):
         asked = settings_of(words)
-        _refuse_study(asked)
+        _refuse_other_work(asked)
         folder = job.run_folder(asked, words)
         if asked.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
             stop = _in_a_process(words, folder, quiet=quiet)
@@ -185,7 +182,7 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and not key.endswith(("options", "mixture")):
-            inner, own = dict(value), _CHOOSES.get(key, "name")
+            inner, own = dict(value), CHOOSES.get(key, "name")
             if own in inner and (conf_folder() / key).is_dir():
                 words.append(f"{key}={_value(f'{key}.{own}', inner.pop(own))}")
             words += words_of({f"{key}.{name}": one for name, one in inner.items()})
@@ -199,14 +196,10 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
 
 def _value(key: str, value: Any) -> str:
     """A value in Hydra's grammar."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Integral):
-        return str(int(value))
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, Real):
-        return repr(float(value))
+        return repr(int(value) if isinstance(value, Integral) else float(value))
     if isinstance(value, str | os.PathLike):
         return as_value(os.fspath(value))
     if isinstance(value, Sequence) and not isinstance(value, bytes):
@@ -226,19 +219,16 @@ def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Se
     return settings_of(plain_words([*words, *words_of({k: v for k, v in settings.items() if k != "mode"})]))
 
 
-def _refuse_other_modes(name: Any) -> None:
-    """Raise UserError for a mode that another function is for."""
-    if name == "plan" or is_of_checkpoint(str(name)):
-        function = name if name in TASK_MODES else "evaluate"
-        raise UserError(f"mode={name} is no training: call flashtrain.{function}.")
-
-
-def _refuse_study(asked: Settings) -> None:
-    mode = mode_of(asked)
+def _refuse_other_work(settings: Settings) -> None:
+    """Raise UserError for a mode that another function, or the command alone, does."""
+    mode = mode_of(settings)
+    if settings.mode == "plan" or is_of_checkpoint(settings.mode):
+        function = settings.mode if settings.mode in TASK_MODES else "evaluate"
+        raise UserError(f"mode={settings.mode} is no training: call flashtrain.{function}.")
     if mode is not None and mode.study:
         raise UserError(
-            f"mode={asked.mode} runs a command for each of several trainings: type it as one, "
-            f"python -m flashtrain recipe={asked.recipe}, or train one context with mode='train'."
+            f"mode={settings.mode} runs a command for each of several trainings: type it as one, "
+            f"python -m flashtrain recipe={settings.recipe}, or train one context with mode='train'."
         )
 
 
@@ -246,18 +236,14 @@ def _continued(loaded: Loaded, prompt: str, options: Mapping[str, Any]) -> str:
     """What the loaded model, as it is now, writes after the prompt."""
     from flashtrain.tasks.language.prepare import continue_text
 
-    unknown = set(options) - {*_OF_WRITING, "seed"}
-    if unknown:
-        raise UserError(
-            f"{sorted(unknown)[0]} is no option of writing. Possible: {', '.join(_OF_WRITING)}, seed; the model is as "
-            "it was loaded."
-        )
+    for name in options:
+        one_of("option of generate for a loaded model", name, (*_OF_WRITING, "seed"))
     if loaded.tokenizer is None or not getattr(loaded.model, "generates", False):
         raise UserError(f"{type(loaded.model).__name__} cannot generate text: only language models can.")
-    own = {_OF_WRITING[name].partition(".")[2]: value for name, value in options.items() if name in _OF_WRITING}
+    seed = options.get("seed", loaded.settings.seed)
+    own = {_OF_WRITING[name].partition(".")[2]: value for name, value in options.items() if name != "seed"}
     how = replace(loaded.settings.generate, **own)
     how.check()
-    seed = options.get("seed", loaded.settings.seed)
     settings = loaded.settings.having(generate=how, prompt=prompt, seed=seed)
     return continue_text(loaded.model, loaded.tokenizer, settings)
 

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from flashtrain.announce import say
-from flashtrain.command.compose import checked_settings, compose_settings, parse_overrides, readable_errors
+from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, parse_overrides, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.settings.schema import settings_config
@@ -23,14 +23,7 @@ WITHOUT_A_RUN = ("evaluate", "generate")  # what also takes a language model tha
 
 # Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
 # nothing in these modes: the run's own settings are the ground.
-GROUPS = {
-    "attention": "name",
-    "data": "source",
-    "hardware": "accelerator",
-    "logger": "name",
-    "mask": "name",
-    "memory": "checkpointing",
-}
+GROUPS = {group: CHOOSES.get(group, "name") for group in ("attention", "data", "hardware", "logger", "mask", "memory")}
 # What a group is told of one choice in it: of another one than the run's these begin anew.
 _OF_A_CHOICE = {
     "data": ("path", "validation_path", "name", "config", "mixture", "split", "dtype", "end_of_text", "options"),

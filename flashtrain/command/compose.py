@@ -36,6 +36,7 @@ from flashtrain.settings.schema import (
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, task_of
 
+CHOOSES = {"data": "source", "hardware": "accelerator", "memory": "checkpointing"}  # group -> its choice, if not `name`
 _PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
 

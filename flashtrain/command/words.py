@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from hydra._internal.utils import get_args_parser
 
-from flashtrain.command.compose import as_value
+from flashtrain.command.compose import CHOOSES, as_value
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
@@ -23,18 +22,13 @@ from flashtrain.settings.options import Decoder, Logger
 from flashtrain.settings.schema import all_settings
 from flashtrain.settings.settings import mode_names
 
-# group of conf/ -> what a program registers, and the setting that names it
-_REGISTERED = {
-    "model": ("model", "model.name"),
-    "data": ("source", "data.source"),
-    "mask": ("mask", "mask.name"),
-    "optimizer": ("optimizer", "optimizer.name"),
-    "schedule": ("schedule", "schedule.name"),
-}
+# group of conf/ -> what a program registers, a choice of the group
+_REGISTERED = {"model": "model", "data": "source", "mask": "mask", "optimizer": "optimizer", "schedule": "schedule"}
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 _BETWEEN_COMMAS = re.compile(r"""'(\\.|[^'\\])*'(?=,|$)|"(\\.|[^"\\])*"(?=,|$)|[^,]+""")
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")  # Hydra's own words for several values
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # Hydra's own settings that are paths
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
 
@@ -45,13 +39,9 @@ def plain_words(words: Sequence[str]) -> list[str]:
     for number, word in enumerate(words):
         if word.startswith("-") and not any(flag.startswith(word.split("=", 1)[0]) for flag in _flags()):
             raise _with_dashes(word, words[number + 1] if number + 1 < len(words) else "")
-    # A model of one's own has sizes of its own.
-    own = [
-        word
-        for word in words
-        if word.startswith(("model=", "model.name=")) and word.partition("=")[2].lower() not in get_args(Decoder)
-    ]
-    kept = ("-", "model.size=") if own else ("-",)
+    models = [word.partition("=")[2].lower() for word in words if word.startswith(("model=", "model.name="))]
+    own = set(models) - {*get_args(Decoder)}
+    kept = ("-", "model.size=") if own else ("-",)  # a model of one's own has sizes of its own
     sweep = "-m" in words or "--multirun" in words
     return [word if word.startswith(kept) else _plain(word, sweep) for word in words]
 
@@ -69,17 +59,17 @@ def _plain(word: str, sweep: bool) -> str:
         several = ",".join(_as_written(one, get_args(Logger)).strip() for one in value[1:-1].split(","))
         return f"{sign}logger.name='{several}'"
     possible = _choices(key)
-    if key in _REGISTERED and value not in (possible or ()) and value in registered(_REGISTERED[key][0]):
-        return f"{sign}{_REGISTERED[key][1]}={value}"  # of a program of the user's: it has no file in conf/
+    if key in _REGISTERED and value not in (possible or ()) and value in registered(_REGISTERED[key]):
+        return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"  # of the user's own program: it has no file in conf/
     if possible is not None and sign != "~" and "," not in value:
         if _NO_NAME.fullmatch(value) and value not in possible and not value.startswith("["):
             raise unknown(key, value, possible)
         value = _as_written(value, possible)
-    elif _POWER_OF_TEN.search(value) and key in _whole_numbers():
+    elif _POWER_OF_TEN.search(value) and key in _of_type(int) | _of_type(list[int]):
         value = _POWER_OF_TEN.sub(lambda number: _whole(number[0]), value)
     elif _NAME.fullmatch(value) and not _NO_NAME.fullmatch(value):
         pass  # a text as it is, whatever the setting
-    elif possible is None and key in _texts() and sign != "~":
+    elif possible is None and (key in _of_type(str) or key in _FOLDERS) and sign != "~":
         names = mode_names() if key == "mode" else _options().get(key, ())
         value = ",".join(_as_written(one, names) for one in value.split(","))
         if all(one in names for one in value.split(",")):
@@ -113,14 +103,12 @@ def _whole(number: str) -> str:
 def _with_dashes(word: str, following: str) -> UserError:
     """`--context 512`: the setting that is meant, as it is given here."""
     name, _, value = word.lstrip("-").partition("=")
-    name = name.replace("-", "_")
-    if not value and following and "=" not in following and not following.startswith("-"):
+    if not value and "=" not in following and not following.startswith("-"):
         value = following
     names = [one for one, _, _ in all_settings()]
-    full = name if name in names else next((one for one in names if one.rpartition(".")[2] == name), None)
-    near = difflib.get_close_matches(name, names, n=1)
-    full = full or (near[0] if near else None)
-    hint = f" Did you mean {full}={value or '...'}?" if full else ""
+    full = {one.rpartition(".")[2]: one for one in reversed(names)} | {one: one for one in names}
+    near = difflib.get_close_matches(name.replace("-", "_"), full, n=1)
+    hint = f" Did you mean {full[near[0]]}={value or '...'}?" if near else ""
     return UserError(f"unknown flag {word.split('=', 1)[0]}: settings are given as name=value, without dashes.{hint}")
 
 
@@ -146,19 +134,9 @@ def _options() -> dict[str, Sequence[str]]:
 
 
 @cache
-def _whole_numbers() -> frozenset[str]:
-    """The settings that are whole numbers, or lists of them."""
-    return frozenset(_of_type(int, list[int]))
-
-
-@cache
-def _texts() -> frozenset[str]:
-    """The settings that are texts, paths among them."""
-    return frozenset([*_of_type(str), "hydra.run.dir", "hydra.sweep.dir"])
-
-
-def _of_type(*kinds: Any) -> Iterator[str]:
-    for name, _, hint in all_settings():
-        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        if any(kind in parts for kind in kinds):
-            yield name
+def _of_type(kind: Any) -> frozenset[str]:
+    """The settings of a type, or of one of several types."""
+    own = {
+        name: (hint, *(() if get_origin(hint) in (list, dict) else get_args(hint))) for name, _, hint in all_settings()
+    }
+    return frozenset(name for name, kinds in own.items() if kind in kinds)

@@ -77,14 +77,6 @@ def test_a_sweep_with_a_mistake_in_it_starts_nothing(tiny_runs: TinyRuns, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
-def one_process(tiny_runs: TinyRuns) -> dict[str, float]:
-    """The summary row of the tiny run on one process, to compare those on two with."""
-    status, folder = tiny_runs.run("one-process", "trainer.steps=3")
-    assert status == 0
-    return json.loads((folder / "summary.json").read_text())
-
-
 @pytest.mark.integration
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes as Linux has them")
 def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyRuns, tmp_path) -> None:
@@ -105,27 +97,6 @@ def test_the_ranks_that_lightning_starts_end_with_the_first_one(tiny_runs: TinyR
     first.kill()  # before the ranks have met
     first.wait()
     assert wait_for(lambda: not Path(f"/proc/{rank[0]}").exists())
-
-
-# Every way to start two processes, and each strategy, once: the pair that is left out is what the curriculum's and
-# BERT's tests of two ranks start. Slow, as those are: test_context_command.py starts two processes both ways, and
-# test_strategies.py trains by each strategy.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "strategy"),
-    [((), "fsdp"), (("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"), "ddp")],
-    ids=["Lightning-fsdp", "torchrun-ddp"],
-)
-def test_two_processes_share_a_run_folder_and_train_like_one(
-    tiny_runs: TinyRuns, one_process, tmp_path, launcher: tuple[str, ...], strategy: str
-) -> None:
-    words = ("trainer.steps=3", "trainer.devices=2", f"trainer.strategy={strategy}", f"output={tmp_path}")
-    done = tiny_runs.command(*words, launcher=launcher)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (summary,) = tmp_path.glob("gpt2/*/summary.json")
-    row = json.loads(summary.read_text())
-    assert row["validation_loss"] == pytest.approx(one_process["validation_loss"], rel=1e-5)
-    assert row["devices"] == 2
 
 
 def test_cfg_job_shows_every_setting_of_a_recipe(tiny_runs) -> None:

@@ -116,16 +116,6 @@ def test_whichever_rank_fails_says_so_in_the_summary(tiny_runs: TinyRuns, monkey
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
-def test_running_out_of_memory_is_its_own_status(tiny_runs: TinyRuns, monkeypatch) -> None:
-    def no_memory(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr("flashtrain.tasks.language.prepare.model_builder", no_memory)
-    status, folder = tiny_runs.run("memory")
-    assert status == 3
-    assert json.loads((folder / "summary.json").read_text())["status"] == "out of memory"
-
-
 class OutOfMemoryAt(pl.Callback):
     """Raises what PyTorch raises when the GPU is full, once the given optimiser step is done."""
 

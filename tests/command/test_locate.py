@@ -53,20 +53,17 @@ def test_a_missing_folder_is_said_with_both_places(shipped: Path):
         places.conf_folder()
 
 
-def test_recipes_are_named_by_their_files_and_results_are_none(shipped: Path):
-    recipe(shipped / "recipes" / "results", "not-a-recipe")
-    (shipped / "recipes" / "README.md").write_text("no recipe either", encoding="utf-8")
-    assert places.recipe_files() == {"ours": shipped / "recipes" / "ours.yaml"}
-
-
 def test_user_folders_come_from_the_environment_and_from_the_caller(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    recipe(shipped / "recipes" / "results", "not-a-recipe")
+    (shipped / "recipes" / "README.md").write_text("no recipe either", encoding="utf-8")
     files = {name: recipe(tmp_path / name, name) for name in ("one", "two", "three")}
     monkeypatch.setenv(places.RECIPES_VARIABLE, os.pathsep.join([str(tmp_path / "one"), "", str(tmp_path / "two")]))
     found = places.recipe_files([tmp_path / "three"])
     assert found == {"ours": shipped / "recipes" / "ours.yaml", **files}
     assert list(found) == sorted(found)
+    assert places.recipe_files([tmp_path / "one", shipped / "recipes"]).keys() == {"ours", "one", "two"}
 
 
 def test_two_recipes_of_one_name_are_refused_naming_both_files(shipped: Path, tmp_path: Path):
@@ -75,12 +72,6 @@ def test_two_recipes_of_one_name_are_refused_naming_both_files(shipped: Path, tm
         places.recipe_files([tmp_path / "mine"])
     assert str(mine) in str(caught.value)
     assert str(shipped / "recipes" / "ours.yaml") in str(caught.value)
-
-
-def test_a_folder_named_twice_counts_once(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    recipe(tmp_path / "mine", "one")
-    monkeypatch.setenv(places.RECIPES_VARIABLE, str(tmp_path / "mine"))
-    assert list(places.recipe_files([tmp_path / "mine", shipped / "recipes"])) == ["one", "ours"]
 
 
 def test_a_user_folder_that_does_not_exist_is_named(shipped: Path, monkeypatch: pytest.MonkeyPatch):

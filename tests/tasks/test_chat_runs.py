@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_folders import CHATML, LLAMA3, save_tokenizer_folder
+from chat_folders import CHATML, save_tokenizer_folder
 from tiny_runs import TINY, TinyRuns, made_once
 
 from flashtrain.command import modes
@@ -93,7 +93,6 @@ def test_what_would_be_trained_is_planned(runs):
     [
         ("recipe=gpt2 data=chat data.path=x data.tokenizer=bytes", "data.tokenizer=FOLDER"),
         ("recipe=sft data.train_on=user", r"unknown data\.train_on 'user'"),
-        ("recipe=sft data.too_long=trim", r"unknown data\.too_long 'trim'"),
         ("recipe=sft data.skip_broken=2", r"data\.skip_broken=2"),
         ("recipe=bert data=chat data.path=x", "data=chat trains language models"),
     ],
@@ -125,31 +124,6 @@ def test_several_devices_train_as_one_does(runs, finished, devices):
 def logged_losses(folder: Path) -> list[float]:
     rows = read_metrics(folder / METRICS)
     return [row[name] for name in ("train_loss", "validation_loss") for row in rows if name in row]
-
-
-@pytest.mark.parametrize("adapter", ["null", "lora"])
-def test_the_recipe_trains_evaluates_and_exports_a_transformers_model(runs, tmp_path, adapter, caplog):
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    folder = save_tokenizer_folder(tmp_path / "llama", LLAMA3)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=272, max_position_embeddings=256)).save_pretrained(folder)
-    words = [
-        f"model.path={folder}",
-        f"model.adapter={adapter}",
-        f"data.path={runs.folder / 'chats.jsonl'}",
-        "context=96",
-    ]
-    small = ["hardware=cpu", "logger=none", "trainer.steps=2", "trainer.tokens_per_step=768", "generate.tokens=4"]
-    run = TinyRuns(tmp_path, ["recipe=sft", *small, *words, f"data.cache_dir={tmp_path}", f"output={tmp_path}"])
-    status, finished = run.run("sft")
-    assert status == 0
-    with caplog.at_level("INFO"):
-        assert run_mode("mode=evaluate", f"checkpoint={finished}") == 0
-    assert "held-out loss" in caplog.text
-    assert run_mode("mode=export", f"checkpoint={finished}") == 0
-    assert AutoTokenizer.from_pretrained(finished / "export").chat_template == LLAMA3
-    assert AutoModelForCausalLM.from_pretrained(finished / "export").config.vocab_size == 272
 
 
 def test_what_is_written_ends_with_the_turn_that_was_trained_on(tmp_path, capsys):
