@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from . import dispatch
+from .device_values import values_of
 from .environment import autocast_dtype
 from .forms import Form
 from .masks import SEQUENCE, BlockMask, Mask
 from .options import band
-from .remembered import values_of
 
 MAX_HEAD_DIM = 256
 _PACKED = {"kv": 2, "qkv": 3}  # how many tensors lie side by side in the dimension before the heads

@@ -31,6 +31,7 @@ from .arguments import (
     sizes_of,
     softmax_scale_or_default,
 )
+from .bounded import Bounded
 from .dropped_weights import signed_probabilities
 from .eager import Pass, computed, pass_of
 from .environment import autocast_dtype
@@ -39,7 +40,6 @@ from .launch_cache import signature
 from .masks import SEQUENCE, Mask, Sequences
 from .masks.constructors import check_window, sequences
 from .options import Options, band, pack, seed_tensor
-from .remembered import Bounded
 from .torch_attention import attention_by_torch
 
 Result = Tensor | tuple[Tensor, ...]

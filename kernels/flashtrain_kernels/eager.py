@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .bounded import Bounded
 from .launch_cache import CachedLaunches, applies, record, signature
 from .options import Packed
-from .remembered import Bounded
 
 # By operator: the function that computes it, and of a forward operator its backward one.
 COMPUTES: dict[Any, Callable] = {}

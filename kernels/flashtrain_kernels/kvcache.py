@@ -32,16 +32,16 @@ from .arguments import (
     plain_window,
     softmax_scale_or_default,
 )
+from .device_values import values_of
 from .launch_cache import on_device
 from .masks import Mask
 from .masks.constructors import check_window
 from .ops import check_interpreter, unit_stride
 from .options import Options
 from .paging import check_block_table
-from .remembered import values_of
 from .sinks import join
 
-MOST_SPLITS = 128
+MAX_SPLITS = 128
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def flash_attn_with_kvcache(
             written.
         rotary_cos, rotary_sin: (C or more, R / 2), floating: with k, queries and new keys are rotated (RoFormer, arXiv
             2104.09864) by their row in the cache: a new key by its own; query i by cache_seqlens + i, where neither
-            causal nor a window is asked for by cache_seqlens.
+            causal nor a window is requested by cache_seqlens.
         cache_seqlens: how many rows of each sequence are filled before k: an integer, or (B,) int32. None: all C.
         cache_batch_idx: (B,) int32: which cache each sequence has; None: its own number. Not with block_table.
         cache_leftpad: (B,) int32: how many of a sequence's first rows hold nothing; None: 0.
@@ -119,8 +119,8 @@ def flash_attn_with_kvcache(
     check_sink(learnable_sink, sizes)
     num_splits = plain_integer(num_splits)
     check_length("num_splits", num_splits)
-    if num_splits > MOST_SPLITS:
-        raise ValueError(f"num_splits must be at most {MOST_SPLITS}, not {num_splits}")
+    if num_splits > MAX_SPLITS:
+        raise ValueError(f"num_splits must be at most {MAX_SPLITS}, not {num_splits}")
     added = 0 if k is None else k.shape[1]
     lengths = _lengths(cache_seqlens, sizes, added, k is not None)
     if cache_leftpad is not None:

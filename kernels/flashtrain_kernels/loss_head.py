@@ -121,7 +121,7 @@ def _pieces(
     softcap: float = 0.0,
     frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum of the losses, and its gradients to hidden and weight (empty tensors unless asked for; frozen: none to
+    """The sum of the losses, and its gradients to hidden and weight (empty tensors unless requested; frozen: none to
     the weight)."""
     losses = hidden.new_zeros(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
     dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)

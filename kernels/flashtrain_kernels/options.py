@@ -65,7 +65,7 @@ class Options:
         return replace(self, mask=self.mask.mask()._replace(sequences=None), left=None, right=None)
 
 
-# flash-attn's arguments in this form: causal and window as a band, a dropout seed as a tensor.
+# --- from flash-attn's arguments: causal and window as a band, a dropout seed as a tensor -----------------------------
 
 
 def band(
@@ -95,7 +95,7 @@ def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
     return seed.reshape(3) if seed.numel() == 3 else torch.nn.functional.pad(seed.reshape(1), (0, 2))
 
 
-# The same as the arguments of an operator.
+# --- as an operator's arguments ---------------------------------------------------------------------------------------
 
 
 class Packed(NamedTuple):

@@ -41,7 +41,7 @@ def attention_by_torch(
     """q (B, Sq, H, D), k, v (B, Sk, K, D) -> out (B, Sq, H, D), and the log-sum-exp (B, H, Sq) or None.
 
     torch's attention has no softcap and returns no log-sum-exp, and its dropout draws other numbers than the kernels'.
-    Where one of these is asked for the reference computes, which stores the whole matrix.
+    Where one of these is requested the reference computes, which stores the whole matrix.
     """
     _say_once(q.device.type)
     if autocast_dtype(q.device.type) is not None:  # the inputs are cast; a bias in float32 stays so

@@ -37,7 +37,7 @@ GROUPS = {
 }
 
 
-def asked(feature: str) -> Options:
+def requested(feature: str) -> Options:
     return options("causal" if feature == "padded" else feature, S, sequences=1)
 
 
@@ -49,7 +49,7 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
         yield 96, 4, S, B
         yield 200, 1, S, B
         return
-    call = asked(feature)
+    call = requested(feature)
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
@@ -68,7 +68,7 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
             q = empty(batch, length, H, head_dim, dtype=torch.bfloat16)
             kv = empty(batch, length, H // group, head_dim, dtype=torch.bfloat16)
             lse = empty(batch, H, length, dtype=torch.float32)
-            launch = backward_launches(q, None, q, kv, kv, q, lse, asked(feature), (q, kv, kv))[1]
+            launch = backward_launches(q, None, q, kv, kv, q, lse, requested(feature), (q, kv, kv))[1]
             choices = launch.constants["C"]
             yield {
                 "feature": feature, "head_dim": head_dim, "group": group, "length": length, "whole": choices.whole,

@@ -1,4 +1,4 @@
-"""Which calls the Hopper kernels get and which the portable ones keep, told without a GPU."""
+"""Which calls the Hopper kernels get and which the portable ones keep, without a GPU."""
 
 import importlib.util
 import itertools
@@ -117,24 +117,24 @@ def test_what_lies_otherwise_than_they_read_is_left_to_the_portable_kernels(gpu)
     assert (forward, "head dimension 40" in backward) == (None, True)
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(asked, gpu):
-    """Asked of the call, or of torch."""
+@pytest.mark.parametrize("requested", [True, False])
+def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(requested, gpu):
+    """Requested of the call, or of torch."""
     from flashtrain_kernels.backends.hopper.backward import choices
 
     gpu()
-    torch.use_deterministic_algorithms(not asked)
+    torch.use_deterministic_algorithms(not requested)
     try:
         for given, options in SERVED:
             if given.get("head_dim", 64) > 128:
                 continue
-            options, inputs = {**options, "deterministic": asked}, tensors(**given)
+            options, inputs = {**options, "deterministic": requested}, tensors(**given)
             assert refusals(*inputs, **options) == (None, None)
             assert choices(*inputs[:2], Options(0.125, **options), inputs).deterministic
         planned = DOCUMENTS["mask"].planned(64, BF16)
         for others in ((*tensors(256), {"right": 0}), (*tensors(), {"mask": planned})):
             *inputs, options = others
-            assert refusals(*inputs, deterministic=asked, **options)[1].startswith("deterministic")
+            assert refusals(*inputs, deterministic=requested, **options)[1].startswith("deterministic")
     finally:
         torch.use_deterministic_algorithms(False)
     assert not choices(*tensors()[:2], Options(0.125), tensors()).deterministic

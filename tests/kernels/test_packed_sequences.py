@@ -87,7 +87,7 @@ def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once
             at = position(inside, 0, pieces, None, hidden, False, f, 1, width, width)
             row, column = first + np.arange(rows)[:, None], at + np.arange(width)[None, :]
             seen = np.ones((rows, width), bool)
-            if hidden:  # forward_schedule.hide
+            if hidden:  # forward_masks.hide
                 seen = column < (np.minimum(row + own.right + 1, own.seqlen_k) if f.right else own.seqlen_k)
                 if f.left:
                     seen = seen & (column >= row + own.left)
@@ -290,9 +290,9 @@ def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
 
 @pytest.mark.parametrize("parts", [1, 2, 3], ids=["qkv", "q, kv", "q, k, v"])
 def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts, monkeypatch):
-    asked = []
+    checked = []
     options_of = way_in.options_of
-    monkeypatch.setattr(way_in, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
+    monkeypatch.setattr(way_in, "options_of", lambda *a: (checked.append(a), options_of(*a))[1])
     monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
     shapes = {1: [(20, 3, 2, 16)], 2: [(20, 2, 16), (20, 2, 2, 16)], 3: [(20, 2, 16)] * 3}[parts]
     function = {
@@ -320,7 +320,7 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
             got = torch.autograd.grad(out.square().sum(), given)
             wanted = torch.autograd.grad(sum(x.square().sum() for x in alone), given)
             torch.testing.assert_close(got, wanted)
-            assert len(asked) == 1, turn
+            assert len(checked) == 1, turn
         name = "" if parts == 1 else "_q"
         for ends, longest, mistake in (
             ([0, 7, 21], 20, f"cu_seqlens{name} must .* the number of tokens, 20"),
@@ -332,16 +332,16 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
                 function(*given, torch.tensor(ends, dtype=torch.int32), longest)
         with pytest.raises(TypeError, match=f"max_seqlen{name} must"):
             function(*given, torch.tensor([0, 7, 20], dtype=torch.int32), 20.0)
-        assert len(asked) == 1
+        assert len(checked) == 1
         function(*given, torch.tensor([0, 7, 15, 20], dtype=torch.int32), 20)
-        assert len(asked) == 2  # another number of sequences
+        assert len(checked) == 2  # another number of sequences
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(packed, monkeypatch):
-    asked = []
+    checked = []
     options_of = way_in.options_of
-    monkeypatch.setattr(way_in, "options_of", lambda *a: (asked.append(a), options_of(*a))[1])
+    monkeypatch.setattr(way_in, "options_of", lambda *a: (checked.append(a), options_of(*a))[1])
     monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
 
     def attend(ends, window, seqlen=20, **changed):
@@ -359,11 +359,11 @@ def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(p
     with dispatch.force("reference"):
         for ends in ([0, 7, 20], [0, 12, 20]):
             attend(ends, (-1, -1))
-            assert len(asked) == 2  # the one with the mask, and the one without
+            assert len(checked) == 2  # the one with the mask, and the one without
         attend([0, 12, 20], (5, -1))
-        assert len(asked) == 4
+        assert len(checked) == 4
         attend([0, 12, 24], (5, -1), 24)
-        assert len(asked) == 6
+        assert len(checked) == 6
         with pytest.raises((TypeError, ValueError), match="mask"):
             attend([0, 12, 20], (5, -1), queries=[1])
         with pytest.raises((TypeError, ValueError), match="mask"):

@@ -81,8 +81,8 @@ def holes_of(seqlen_q, seqlen_k, options):
     )
     mask = options.get("mask")
     bounds = (None, None) if isinstance(mask, fk.masks.Mask) else (left, right)
-    asked = fk.options.Options(1.0, *bounds, mask=mask)
-    seen = reference.visible_mask(seqlen_q, seqlen_k, asked, "cpu").expand(B, H, seqlen_q, seqlen_k)
+    options_of_mask = fk.options.Options(1.0, *bounds, mask=mask)
+    seen = reference.visible_mask(seqlen_q, seqlen_k, options_of_mask, "cpu").expand(B, H, seqlen_q, seqlen_k)
     queries, keys = ~seen.any(-1), ~seen.any(-2).unflatten(1, (K, H // K)).any(2)
     return [x.transpose(1, 2)[..., None] for x in (queries, keys, keys)]
 

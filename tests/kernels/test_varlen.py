@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plain_formula import assert_one_graph_serves, assert_same
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import masks, remembered
+from flashtrain_kernels import device_values, masks
 
 
 def cumulative(lengths):
@@ -117,21 +117,21 @@ def test_a_device_tensor_is_read_once_until_it_is_written():
 
     cu = cumulative([3, 4])
     for _ in range(3):
-        assert remembered.read_once(cu, summary) == (7,)
+        assert device_values.read_once(cu, summary) == (7,)
     assert len(reads) == 1
     cu[2] = 9
-    assert remembered.read_once(cu, summary) == (9,)
-    assert remembered.read_once(cu.clone(), summary) == (9,)
+    assert device_values.read_once(cu, summary) == (9,)
+    assert device_values.read_once(cu.clone(), summary) == (9,)
     assert len(reads) == 3
     with torch.inference_mode():
         unversioned = cumulative([3, 4])
         for _ in range(2):
-            assert remembered.read_once(unversioned, summary) == (7,)
+            assert device_values.read_once(unversioned, summary) == (7,)
     assert len(reads) == 5
 
 
 def test_tensors_without_data_are_not_read():
-    assert remembered.values_of(torch.zeros(3, dtype=torch.int32, device="meta"), torch.amax) is None
+    assert device_values.values_of(torch.zeros(3, dtype=torch.int32, device="meta"), torch.amax) is None
 
 
 X = torch.zeros(7, 2, 8)

@@ -16,9 +16,9 @@ from torch import Tensor
 from triton import knobs
 from triton.backends.nvidia import driver
 
+from ..bounded import Bounded
 from ..environment import release
 from ..launch_cache import Place
-from ..remembered import Bounded
 
 PlaceOf = Callable[[Any], Place]
 # Releases whose launchers are known. Others' kernels are launched in Triton's own way.

@@ -16,8 +16,9 @@ from ...options import Options
 from ..portable.launch import Launch, ceil_div, features_of
 from ..portable.tiles import Bounds
 from .dropout_rng import with_changes
+from .forward_masks import MaskTables
 from .forward_recompute_nonfinite import note
-from .forward_schedule import MaskTables, Work, divisor
+from .forward_schedule import Work, divisor
 from .forward_tiles import ForwardTile, serves_forward
 from .forward_warps import consume, produce
 from .launch import descriptor, mask_arguments, multiprocessors, run, scale_of

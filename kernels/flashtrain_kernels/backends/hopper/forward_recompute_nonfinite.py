@@ -13,7 +13,7 @@ from ..portable.dropout_rng import kept_pairs, load_stream
 from .alibi import load_slope
 from .assembly import exp2_few, opaque, reciprocal
 from .dropout_rng import keep_scale
-from .forward_schedule import interval_rows, key_position, origin, pieces_of, place, sees
+from .forward_masks import interval_rows, key_position, origin, pieces_of, place, sees
 
 _NOTHING = gl.constexpr(-3.0e38)
 

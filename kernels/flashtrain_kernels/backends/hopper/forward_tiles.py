@@ -59,7 +59,7 @@ PACKED_LONG = {64: 1024, 128: 512}  # tokens
 # Long ones, causal: programs that do several tiles each, longest first, as all get their share then. Measured:
 # 1.02 to 1.12 of a program a tile.
 RANKED = {64: _LARGE[64], 128: _LARGE[128]._replace(tight=True)}
-RANKED_MOST = 1024  # sequences among which a tile is found soon enough
+MAX_RANKED = 1024  # sequences among which a tile is found soon enough
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 
@@ -107,7 +107,7 @@ def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
         if width == 64 and options.dropout_p > 0:
             return (_MIDDLE if short else _TWO[64])._replace(programs=0)
         causal = options.right is not None and options.left is None
-        ranked = causal and mask.number <= RANKED_MOST and triton_compat.ranks_tiles()
+        ranked = causal and mask.number <= MAX_RANKED and triton_compat.ranks_tiles()
         if ranked and not short and not options.dropout_p:
             return RANKED[width]
         return PACKED[width][short]

@@ -26,8 +26,9 @@ from .assembly import (
     unpacked,
 )
 from .dropout_rng import drop, first_round, keep_scale
+from .forward_masks import hide, origin, pieces_of, place
 from .forward_recompute_nonfinite import attend_again, rows_of
-from .forward_schedule import hand_over, handed_over, hide, origin, pieces_of, place, rounds, work_item
+from .forward_schedule import hand_over, handed_over, rounds, work_item
 from .triton_compat import AGAIN, load_tile, store_tile
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.

@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ... import launch_cache
+from ...bounded import Bounded
 from ...masks import AnyMask, Mask
 from ...options import Options
-from ...remembered import Bounded
 from ..compiled import Address, entry_of, map_of
 from ..portable import launch as portable
 from ..portable.launch import Launch

@@ -1,34 +1,15 @@
-"""What is remembered from call to call: a dict that holds so much and no more, and values of small device tensors, read
-once: what the checks of cu_seqlens need, which must wait for the device.
+"""Values of small device tensors, read once: what the checks of cu_seqlens need, which must wait for the device.
 
 Forty-eight layers that share one tensor wait once. Remembered by the tensor object and its version, which torch raises
 at every write; results are used for checks only, never to compute with.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class Bounded(dict[K, V]):
-    """A dict that forgets all when it holds `most` and another comes."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.most = most
-
-    def __setitem__(self, key: K, value: V) -> None:
-        if len(self) >= self.most and key not in self:
-            self.clear()
-        super().__setitem__(key, value)
-
 
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
