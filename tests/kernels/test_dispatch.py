@@ -73,17 +73,6 @@ def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask()
         assert tile_table.tiles_for(cpu, 64, torch.float32, block_size=(16, 512)) == Tiles.all(Tile(16, 32, 4, 2), True)
 
 
-def test_the_choice_is_explained_in_one_line_with_what_the_call_asks_for():
-    x = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
-    line = explain(x, x, x, 0.1, causal=True)
-    assert "torch scaled_dot_product_attention" in line
-    assert "dropout the reference" in line
-    assert "tensors are on cpu" in line
-    assert line.endswith("causal, dropout, head dimension 64, bfloat16")
-    with dispatch.force("reference"):
-        assert "reference in plain PyTorch: forced" in explain(x, x, x)
-
-
 class NewKernels:
     """A backend for another GPU, which serves the forward alone; its kernel is the reference."""
 

@@ -95,33 +95,23 @@ def test_options_that_cannot_be_together(options):
         fk.flash_attn_func(Q, KV, KV, **options)
 
 
-@pytest.mark.parametrize("name", ["dropout_p", "softmax_scale", "causal", "window_size"])
-def test_the_packed_functions_say_the_same(name):
-    with pytest.raises(TypeError, match=f"^{name}"):
-        fk.flash_attn_qkvpacked_func(torch.zeros(2, 6, 3, 4, 8), **{name: "no such"})
-    with pytest.raises(TypeError, match=f"^{name}"):
-        fk.flash_attn_kvpacked_func(Q, torch.zeros(2, 5, 2, 2, 8), **{name: "no such"})
+QKV, PACKED = torch.zeros(2, 6, 3, 4, 8), torch.zeros(2, 5, 2, 2, 8)
+OF_PACKED = [
+    (fk.flash_attn_qkvpacked_func, (Q,), ValueError, "qkv"),
+    (fk.flash_attn_qkvpacked_func, (QKV[:, :, :2],), ValueError, "qkv"),
+    (fk.flash_attn_qkvpacked_func, ([Q],), TypeError, "qkv"),
+    (fk.flash_attn_qkvpacked_func, (QKV, "no such"), TypeError, "dropout_p"),
+    (fk.flash_attn_kvpacked_func, (Q, PACKED[:, :, [0, 1, 1]]), ValueError, "kv"),
+    (fk.flash_attn_kvpacked_func, (Q, PACKED[:1]), ValueError, "q and kv"),
+    (fk.flash_attn_kvpacked_func, (Q, PACKED.double()), TypeError, "kv"),
+    (fk.flash_attn_kvpacked_func, (Q, PACKED, "no such"), TypeError, "dropout_p"),
+]
 
 
-@pytest.mark.parametrize(
-    ("qkv", "error"), [(Q, ValueError), (torch.zeros(2, 6, 2, 4, 8), ValueError), ([Q], TypeError)]
-)
-def test_packed_projections_that_cannot_be(qkv, error):
-    with pytest.raises(error, match=r"^qkv"):
-        fk.flash_attn_qkvpacked_func(qkv)
-
-
-@pytest.mark.parametrize(
-    ("kv", "error"),
-    [
-        (torch.zeros(2, 5, 3, 2, 8), ValueError),
-        (torch.zeros(1, 5, 2, 2, 8), ValueError),
-        (torch.zeros(2, 5, 2, 2, 8).double(), TypeError),
-    ],
-)
-def test_packed_keys_and_values_that_cannot_be(kv, error):
-    with pytest.raises(error, match="kv"):
-        fk.flash_attn_kvpacked_func(Q, kv)
+@pytest.mark.parametrize(("function", "given", "error", "named"), OF_PACKED)
+def test_packed_tensors_that_cannot_be(function, given, error, named):
+    with pytest.raises(error, match=f"^{named}"):
+        function(*given)
 
 
 def test_a_mistake_draws_no_random_number():
