@@ -171,10 +171,6 @@ class SequenceSteps(StepBenchmark):
         more = [make_table(means, list(means[0]), title)] if means else []
         return [*super().tables(rows), *more]
 
-    def best(self, rows: Rows) -> dict[str, float]:
-        """The mean speed-up of each implementation."""
-        return {f"mean_speedup_{row['implementation']}": row["mean_speedup"] for row in mean_speedups(rows)}
-
 
 def speed_rows(rows: Rows) -> list[Row]:
     """The rows with `speedup_over_standard`: over standard attention, as compiled as the row itself, at the same task

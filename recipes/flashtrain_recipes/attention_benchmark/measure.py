@@ -28,7 +28,6 @@ class AttentionBenchmark(Benchmark):
     """The cases of benchmark.rows by the implementations in baselines/."""
 
     what, rate = "attention", "tflops"
-    best_key = "tflops_{direction}"
     drawings = (("runtime.png", runtime_figure), ("memory.png", memory_figure))
 
     @property

@@ -37,7 +37,7 @@ class Expected:
         """
         return _relative(out[-1, :, -self.out.shape[1] :], self.out, held)
 
-    def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, held: Held = lambda x: x) -> float:
+    def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, *, held: Held = lambda x: x) -> float:
         """The same for the three gradients, in q's and k's shapes: the largest of the three."""
         pairs = ((dq[-1, :, -self.dq.shape[1] :], self.dq), (dk[-1, :, -1], self.dk), (dv[-1, :, -1], self.dv))
         return max(_relative(found, wanted, held) for found, wanted in pairs)

@@ -33,8 +33,6 @@ class BertSteps(StepBenchmark):
         "without_dropout", "compile_seconds", "status",
     )  # fmt: skip
     rate = "rows_per_second"
-    best_key = "rows_per_second_{model}_{length}_dropout_{dropout:g}"
-    ours = f"{OURS}, packed"
 
     def make_cases(self) -> list[BertCase]:
         return cases(self.settings)

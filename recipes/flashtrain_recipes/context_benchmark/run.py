@@ -23,7 +23,7 @@ from flashtrain_recipes.context_benchmark.baseline import ContextBaseline
 from flashtrain_recipes.context_benchmark.baselines import everyone
 from flashtrain_recipes.context_benchmark.cases import ContextCase, cases
 from flashtrain_recipes.context_benchmark.launch import Event, Job, joined, launched, started_by_torchrun
-from flashtrain_recipes.context_benchmark.rows import MEASURED, extrapolated
+from flashtrain_recipes.context_benchmark.rows import extrapolated
 from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.rows import Row, Rows
 from flashtrain_recipes.harness.run_folder import Run
@@ -119,11 +119,6 @@ class ContextBenchmark(Benchmark):
         title = "efficiency: time on one device / (devices x time on them)"
         found = [View(index, "implementation", "efficiency").table(rows, title)] if "efficiency" in shown else []
         return [*found, make_table(rows, shown, self.what)]
-
-    def best(self, rows: Rows) -> dict[str, float]:
-        """The highest efficiency of all rows whose one-device time was measured."""
-        found = [row["efficiency"] for row in rows if row.get("one_device") == MEASURED]
-        return {"best_efficiency": max(found)} if found else {}
 
 
 def degrees_of(settings: Settings, hardware: Hardware) -> list[int]:

@@ -40,9 +40,7 @@ class Benchmark(ABC):
 
     what: ClassVar[str]  # "training steps of GPT-2", in lines and over the table
     columns: ClassVar[Sequence[str]] = ()  # of the table; those without values are left out
-    rate: ClassVar[str]  # the column that lines and the summary report
-    best_key: ClassVar[str]  # its name in the summary: "tokens_per_second_{model}"; the largest of flashtrain's rows
-    ours: ClassVar[str] = "flashtrain"  # the implementation that the summary reports
+    rate: ClassVar[str]  # the column that lines report
     drawings: ClassVar[Sequence[tuple[str, Callable[[Rows, Path], object]]]] = ()  # ("context.png", draws it)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
@@ -84,15 +82,6 @@ class Benchmark(ABC):
     def tables(self, rows: Rows) -> list[Table]:
         """What is printed at the end, of one row at least."""
         return [make_table(rows, [key for key in self.columns if values_of(rows, key)], self.what)]
-
-    def best(self, rows: Rows) -> dict[str, float]:
-        """The summary's own figures."""
-        found: dict[str, float] = {}
-        for row in rows:
-            if row["implementation"] == self.ours and row.get(self.rate):
-                key = self.best_key.format(**row)
-                found[key] = max(found.get(key, 0.0), row[self.rate])
-        return found
 
     # ---------------------------------------------------------------- the same for all
     @cached_property
@@ -136,7 +125,7 @@ class Benchmark(ABC):
             counts = {"rows": len(run.rows), "notes": len(run.notes)}
             cases = {"cases": len(self.cases), "cases_measured": measured}
             seconds = {"seconds": round(time.time() - started, 1)}
-            row = {**planned, "status": FINISHED, **counts, **cases, **self.best(run.rows), **seconds}
+            row = {**planned, "status": FINISHED, **counts, **cases, **seconds}
             log_summary(run.loggers, row)
             return row
 

@@ -62,7 +62,6 @@ class LongSteps(Benchmark):
         "memory_estimate_gib", "host_estimate_gib", "memory", "limited_by", "steps", "compile_seconds", "status",
     )  # fmt: skip
     rate = "tokens_per_second"
-    best_key = "tokens_per_second_{model}_{context}"
     drawings = (("memory.png", memory_figure),)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:

@@ -22,7 +22,6 @@ class HuggingFaceSteps(StepBenchmark):
         "model", "context", "batch", "weights", "implementation", "tokens_per_second", "milliseconds", "mfu",
         "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager", "over_compiled", "compile_seconds", "status",
     )  # fmt: skip
-    best_key = "tokens_per_second_{model}_{context}_{batch}"
 
     def make_cases(self) -> list[HuggingFaceCase]:
         return cases(self.settings)

@@ -32,7 +32,6 @@ class StepBenchmark(Benchmark):
     """full: the baselines and cases that ran out of memory until now."""
 
     rate = "tokens_per_second"
-    best_key = "tokens_per_second_{model}_{context}_{weights}"
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         super().__init__(settings, hardware)
@@ -87,12 +86,6 @@ class GPT2Steps(StepBenchmark):
 
     def tables(self, rows: Rows) -> list[Table]:
         return step_tables(rows)
-
-    def best(self, rows: Rows) -> dict[str, float]:
-        """flashtrain's tokens/s and speed-up for each case."""
-        best = [row for row in rows if row["implementation"] == FLASHTRAIN and row.get("best_batch")]
-        key = self.best_key.replace(self.rate, "speedup")
-        return super().best(rows) | {key.format(**row): row["speedup"] for row in best if row["speedup"] is not None}
 
     def _measure_command(self, run: Run) -> None:
         """Add the row of the command itself, at the first model and context and flashtrain's best batch there."""

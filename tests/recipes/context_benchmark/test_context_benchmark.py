@@ -108,7 +108,6 @@ def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchma
     }
     summary = json.loads((runs / "grid" / "summary.json").read_text())
     assert (summary["status"], summary["cases"], summary["cases_measured"]) == ("finished", 4, 4)
-    assert 0 < summary["best_efficiency"] < 2
     file = tmp_path / "context.json"
     assert report([str(runs / "grid"), "--save", str(file)]) == 0
     assert report([str(file), "--figure", "context-efficiency", "--out", str(tmp_path)]) == 0

@@ -61,7 +61,6 @@ def test_a_run_leaves_its_rows_notes_figures_and_a_flat_summary(tmp_path) -> Non
         "finished", "attention-benchmark", 4, 4
     )  # fmt: skip
     assert row["rows"] == 4 * 3 * 2
-    assert row["tflops_forward"] > 0
     assert "model" not in row  # nothing was trained
     assert "torch SDPA, cuDNN: needs an NVIDIA GPU [every case]" in (tmp_path / "notes.txt").read_text()
     result = read_result(tmp_path / "result.json")

@@ -5,10 +5,11 @@ model=plain, which starts as model=gpt2 does.
 from __future__ import annotations
 
 import copy
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
@@ -35,37 +36,40 @@ def our_model() -> GPT2:
     return model
 
 
-def loss_and_gradient(loss: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-    return loss.detach(), torch.autograd.grad(loss, embedding)[0]
+def plain(ours: GPT2, attention: str, _: Path) -> tuple:
+    model = PlainGPT(ours.config, attention).double()
+    model.load_state_dict(ours.state_dict())
+    return model.loss, model.token_embedding.weight
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "standard"])
-def test_plain_pytorch_computes_what_flashtrain_does(attention: str) -> None:
-    ours = our_model()
-    plain = PlainGPT(ours.config, attention).double()
-    plain.load_state_dict(ours.state_dict())
-    tokens, labels = CASE.draw(CPU, seed=1)
-    expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
-    found = loss_and_gradient(plain.loss(tokens, labels), plain.token_embedding.weight)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-9)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_hugging_face_computes_what_flashtrain_does(attention: str, tmp_path) -> None:
+def hugging_face(ours: GPT2, attention: str, folder: Path) -> tuple:
     transformers = pytest.importorskip("transformers")
     from flashtrain.integrations import save_decoder
 
+    save_decoder(ours, folder / "saved")
+    saved = transformers.GPT2LMHeadModel.from_pretrained(folder / "saved", dtype=torch.float64)
+    model = hugging_face_gpt2(CASE, CPU, attention).double()
+    model.load_state_dict(saved.state_dict())
+    return partial(hugging_face_loss, model), model.transformer.wte.weight
+
+
+@pytest.mark.parametrize(
+    ("build", "attention", "atol", "rtol"),
+    [
+        (plain, "sdpa", 1e-12, 1e-9),
+        (plain, "standard", 1e-12, 1e-9),
+        (hugging_face, "eager", 1e-6, 1e-5),  # transformers' loss is of float32 logits
+        (hugging_face, "sdpa", 1e-6, 1e-5),
+    ],
+)
+def test_others_compute_what_flashtrain_does(build, attention: str, atol: float, rtol: float, tmp_path) -> None:
     ours = our_model()
-    save_decoder(ours, tmp_path / "saved")
-    saved = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "saved", dtype=torch.float64)
-    theirs = hugging_face_gpt2(CASE, CPU, attention).double()
-    theirs.load_state_dict(saved.state_dict())
     tokens, labels = CASE.draw(CPU, seed=1)
-    expected = loss_and_gradient(ours.loss(tokens, labels), ours.token_embedding.weight)
-    found = loss_and_gradient(hugging_face_loss(theirs, tokens, labels), theirs.transformer.wte.weight)
-    for one, other in zip(found, expected, strict=True):  # transformers' loss is of float32 logits
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5, check_dtype=False)
+    found = []
+    for loss_of, embedding in ((ours.loss, ours.token_embedding.weight), build(ours, attention, tmp_path)):
+        loss = loss_of(tokens, labels)
+        found.append((loss.detach(), torch.autograd.grad(loss, embedding)[0]))
+    torch.testing.assert_close(found[1], found[0], atol=atol, rtol=rtol, check_dtype=False)
 
 
 def test_a_step_of_ours_updates_the_weights_as_the_peers_step_does() -> None:

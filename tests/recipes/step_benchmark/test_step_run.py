@@ -55,12 +55,10 @@ def test_gpt2_speed_measures_every_implementation_at_every_batch(speed) -> None:
     assert result.command.startswith("python -m flashtrain recipe=gpt2-speed")
 
 
-def test_its_summary_is_flat_and_says_what_flashtrain_reached(speed) -> None:
+def test_its_summary_is_flat_and_says_how_many_cases_were_measured(speed) -> None:
     row = json.loads((speed / "summary.json").read_text())
     assert not any(isinstance(value, (dict, list)) for value in row.values())
     assert (row["status"], row["recipe"], row["cases"], row["cases_measured"]) == ("finished", "gpt2-speed", 2, 2)
-    assert row["tokens_per_second_demo_16_fp32"] > 0
-    assert row["speedup_demo_16_fp32"] > 0
 
 
 def test_context_speed_keeps_the_tokens_of_a_step_until_one_sequence_is_longer(tmp_path, capsys) -> None:
