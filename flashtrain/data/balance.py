@@ -1,9 +1,9 @@
-"""Sharing out the sequences of a step among micro-batches and devices: as many tokens for each, and as much to do.
+"""Balance the sequences of a step over micro-batches and devices, by tokens and by compute.
 
 Attention costs the square of a sequence's length and all else costs its length, so equal tokens are not equal work
 (Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model", arXiv 2208.08124; Chen et al.
-2025, "Zeppelin", arXiv 2509.21841). Zeng et al. exchange samples between the devices once they are read. Here nothing
-is exchanged: who reads which sample follows from the lengths alone, which every device knows, so all make one plan.
+2025, "Zeppelin", arXiv 2509.21841). Zeng et al. exchange samples between devices after reading them. Here the plan
+follows from the lengths alone, which every device knows, so all devices make the same plan and exchange nothing.
 
 A bin is one micro-batch of one device: its sequences lie end to end in a row of `budget` tokens.
 """
@@ -24,20 +24,20 @@ COST_OF = attrgetter("cost")
 
 
 class Cost(NamedTuple):
-    """What a sequence costs: per_token * length + per_pair * length^2, in any unit (BertConfig's are FLOPs)."""
+    """Cost of a sequence: per_token * length + per_pair * length^2, in any unit (BertConfig uses FLOPs)."""
 
     per_token: float = 1.0
     per_pair: float = 0.0
 
     def of(self, lengths: np.ndarray) -> np.ndarray:
-        """(n,) float64 of lengths (n,)."""
+        """The cost of each sequence, (n,) float64, from its length, (n,)."""
         exact = np.asarray(lengths, dtype=np.float64)
         return self.per_token * exact + self.per_pair * exact * exact
 
 
 @dataclass(eq=False)
 class Bin:
-    """What lies in a row so far: places in the list that was shared out, their tokens and their cost."""
+    """The sequences in a row so far, by their index in the given list, with the sum of their tokens and costs."""
 
     members: list[int] = field(default_factory=list)
     tokens: int = 0
@@ -58,16 +58,23 @@ def share_out(
     most: int | None = None,
     tolerance: float = 1.03,
 ) -> list[Bin]:
-    """Fill `bins` rows of `budget` tokens from the front of a list of sequences, evenly by cost; the rest is left over.
+    """Fill rows from the front of a list of waiting sequences so that all rows cost about the same.
 
-    lengths: of the sequences that wait, oldest first; more of them than fit is what lets every row be filled. most:
-    sequences a row may hold (None: any number).
-    First the oldest sequences, about as many as fit, are put one by one into the row with the least cost that has room,
-    the costliest first (Graham 1969's rule for evening out machines). Then the row with the least cost takes the
-    longest later sequence that its rest has room for (best fit), as long as its cost stays within `tolerance` of the
-    mean. The oldest of all is always used, so none waits for ever. Deterministic.
-    No sequence is cut: where one alone costs more than the mean row, rows cannot be even.
-    UserError: a sequence longer than a row.
+    First the oldest sequences, about as many as fit, go one by one into the cheapest row that has room, the costliest
+    first (Graham 1969). Then the cheapest row takes the longest later sequence that fits (best fit), as long as its
+    cost stays within `tolerance` of the mean. The oldest sequence is always used, so none waits for ever. No sequence
+    is cut: where one alone costs more than the mean row, rows cannot be even. The result is deterministic.
+
+    Args:
+        lengths: (n,) tokens of the waiting sequences, oldest first. Rows are full only if more are given than fit.
+        cost: What a sequence costs.
+        bins: Number of rows.
+        budget: Tokens of a row.
+        most: Sequences that a row may hold (None: any number).
+        tolerance: How far a row's cost may exceed the mean, as a factor.
+
+    Raises:
+        UserError: A sequence is longer than a row.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and sizes.max() > budget:
@@ -91,7 +98,7 @@ def share_out(
 
 
 def _body(sizes: np.ndarray, bins: int, budget: int) -> int:
-    """How many of the oldest to put in first: what fits but for about a sequence a row, which is chosen to fit."""
+    """How many of the oldest to put in first: as many as fit, less about one a row, which is then chosen to fit."""
     if not len(sizes):
         return 0
     room = bins * max(0.0, budget - float(sizes.mean()))

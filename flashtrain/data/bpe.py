@@ -1,4 +1,4 @@
-"""Byte-pair encoding over bytes, as GPT-2 has it, run by the Hugging Face `tokenizers` library.
+"""Byte-level byte-pair encoding as in GPT-2, run by the Hugging Face `tokenizers` library.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 """
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 END_OF_TEXT = "<|endoftext|>"
 ADDED = {**TAKEN_AS_IT_IS, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
 
+# Characters that the library encodes at once: its working memory is some hundred bytes a token.
 LONGEST_PIECE = 1_000_000
-"""Characters handed to the library at once; its working memory is some hundred bytes a token."""
 PIECES_AT_ONCE = 16
 
 HUB_REPOSITORY = "openai-community/gpt2"
 
 
 class BPETokenizer(LibraryTokenizer):
-    """A byte-level BPE with the end of text as its one special token. Made by train, load or gpt2_tokenizer."""
+    """A byte-level BPE with one special token, the end of text. Made by `train`, `load` or `gpt2_tokenizer`."""
 
     kind, name = "bpe", "byte-level BPE"
     config = ADDED
@@ -42,9 +42,11 @@ class BPETokenizer(LibraryTokenizer):
 
     @classmethod
     def train(cls, documents: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Learn merges until there are vocab_size tokens (fewer when the text has no more to give).
+        """Learn merges until there are vocab_size tokens, or as many as the text yields.
 
-        vocab_size: at least 257, the bytes and the end of text.
+        Args:
+            documents: Texts, of which each is read once.
+            vocab_size: At least 257: the bytes and the end of text.
         """
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -59,7 +61,7 @@ class BPETokenizer(LibraryTokenizer):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> BPETokenizer:
-        """Read tokenizer.json, as `save` or an export wrote it, from the folder."""
+        """Read the tokenizer.json that `save` or an export wrote to the folder."""
         return cls(_with_end(read_tokenizer(Path(folder, FILE)).model))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -86,9 +88,12 @@ def gpt2_tokenizer(
 ) -> BPETokenizer:
     """GPT-2's own tokenizer, id for id (50,257 tokens, end of text 50256).
 
-    vocab, merges: its two files, as published (encoder.json, vocab.bpe) or on the hub (vocab.json, merges.txt); with
-    neither they come from the hub. Raises UserError for files that are no byte-level BPE; without network
-    the hub's own error.
+    Args:
+        vocab: Its vocabulary, encoder.json as published or vocab.json of the hub (None for both: from the hub).
+        merges: Its merges, vocab.bpe as published or merges.txt of the hub.
+
+    Raises:
+        UserError: Only one file is given, or the files are not a byte-level BPE. Without network, the hub's own error.
     """
     if vocab is None and merges is None:
         from huggingface_hub import hf_hub_download  # a dependency of tokenizers; imported here since it is slow
@@ -112,10 +117,10 @@ def _expanded(path: str | os.PathLike[str] | None) -> Path:
 
 
 def split_long(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
-    """Cut a long text where no token can span the cut, so that its pieces' tokens are the text's tokens.
+    """Cut a long text where no token can span the cut, so that the pieces have the same tokens as the text.
 
-    GPT-2's pattern never matches across a step from other characters to white space; the cut is made at the last such
-    step before `longest` characters. A run that long without any (no ordinary text) is cut where it stands.
+    GPT-2's pattern never matches across a change from other characters to white space. The cut is made at the last such
+    change before `longest` characters; text without one, which is not ordinary text, is cut at `longest`.
     """
     begin = 0
     while len(text) - begin > longest:
@@ -131,8 +136,8 @@ def split_long(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
 
 
 def byte_level(vocabulary: dict[str, int], merges: Any) -> Tokenizer:
-    """The library's tokenizer of these symbols, with the end of text past them where they lack it. UserError: no
-    vocabulary of bytes, of which the library would leave out what it does not know, silently."""
+    """The library's tokenizer of these symbols, with an end of text added if missing. UserError: a byte is missing."""
+    # The library would silently drop the bytes that the vocabulary does not have.
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:
         raise UserError(f"not a byte-level vocabulary: {len(missing)} of the 256 byte symbols are missing.")

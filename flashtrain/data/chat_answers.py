@@ -1,12 +1,12 @@
-"""What is learnt of a conversation: its answers, each as the model would write it after what it is then shown.
+"""Find the characters of a conversation that get labels: the answers, as the model would write them.
 
-Where a template marks what the assistant says ({% generation %}), its marks are taken. Else an answer is found by
-rendering what comes before it, with the prompt for an answer, and what ends with it: where the second departs from the
-first, the answer begins. What ends with it must begin the whole conversation. A template that rewrites earlier turns
-(one that strips their thinking, say) fails that, and each answer becomes a document of its own, of what the model is
-shown when it gives that answer.
+If the template marks what the assistant says ({% generation %}), its marks are used. Otherwise the conversation is
+rendered twice, up to the answer with a generation prompt, and including the answer: the answer begins where the two
+texts differ. The second text must be a prefix of the whole conversation. A template that rewrites earlier turns (for
+example, one that strips their thinking) fails that; each answer then becomes a document of its own, with the prompt
+that the model sees for that answer.
 
-Behind an answer whose end the template does not write (GLM's), the next role's marker is learnt.
+If the template does not write an end of an answer (GLM), the marker of the next role gets a label.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from flashtrain.data.chat_messages import Messages
 from flashtrain.data.chat_rendering import ChatRendering, Tools
 from flashtrain.errors import UserError
 
-# A conversation by which a template shows where answers end.
+# A conversation that shows where a template ends answers.
 ASK, ANSWER, MORE = {"role": "user", "content": "ask"}, {"role": "assistant", "content": "an answer"}, "more"
-FOLLOWING = ("user", "tool", "system")  # roles whose marker may be what ends an answer
+FOLLOWING = ("user", "tool", "system")  # roles whose marker may end an answer
 
 
 class Piece(NamedTuple):
-    """A document to be: its text, and which of its characters are to be learnt, as (begin, end) in order.
+    """The text of a document, and the (begin, end) ranges of its characters that get labels, in order.
 
-    plain: of no template, so that the tokenizer's own begin and end of a text are put around it; the end is learnt.
-    goes_on: it is of the same conversation as the piece before.
+    plain: made without a template, so that the tokenizer's own begin and end of text are added; the end gets a label.
+    goes_on: the piece belongs to the same conversation as the piece before it.
     """
 
     text: str
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
     @property
     def places(self) -> list[int]:
-        """Where, within the text, something to be learnt begins or ends, in order."""
+        """Where labels begin or end within the text, in order."""
         return sorted({place for span in self.learnt for place in span if 0 < place < len(self.text)})
 
     @property
@@ -55,9 +55,9 @@ class Piece(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The text of what the model is shown before an answer and of it, and where in that it begins.
+    """The text of an answer with everything that the model sees before it, and where in that text the answer begins.
 
-    within: where it ends in the text of the whole conversation; None: that has it, or what comes before, otherwise.
+    within: where the answer ends in the text of the whole conversation; None: the text there is different.
     """
 
     text: str
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
 
 class ChatAnswers:
-    """The answers of conversations, by a template."""
+    """Finds the answers of conversations in the text that a template renders."""
 
     def __init__(self, rendering: ChatRendering) -> None:
         self.rendering = rendering
@@ -81,11 +81,18 @@ class ChatAnswers:
         *,
         close: bool = True,
     ) -> list[Piece]:
-        """The documents of a conversation, of which these messages are learnt: one, or one for each answer.
+        """The documents of a conversation: one, or one for each answer.
 
-        whole: the conversation's text. first: the first message that counts. close: where the template writes no end of
-        an answer, what follows it is learnt.
-        UserError: an answer that cannot be made out.
+        Args:
+            messages: The conversation.
+            tools: Its tools.
+            answers: Indices of the messages that get labels.
+            whole: The text of the conversation.
+            first: Index of the first message that may get labels.
+            close: Whether the next role's marker gets a label if the template writes no end of an answer.
+
+        Raises:
+            UserError: An answer cannot be separated from the text before it.
         """
         closes = [self._close(messages, at) if close else "" for at in answers]
         own = [self._answer(messages, tools, at, whole) for at in answers]
@@ -98,34 +105,34 @@ class ChatAnswers:
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens after which an answer is over, as far as they are learnt."""
+        """The ids of the tokens that end an answer, of those that get labels."""
         ends = self._end or "".join(self._markers.values())
         found = map(self.rendering.library.token_to_id, dict.fromkeys(self.rendering.added(ends)))
         return [number for number in found if number is not None]
 
     @property
     def endless(self) -> bool:
-        """Whether nothing is learnt behind an answer that the model could stop at."""
+        """Whether no label teaches the model to stop after an answer."""
         return not self._end and "user" not in self._markers
 
     @cached_property
     def _end(self) -> str:
-        """The last added token that is learnt behind an answer's own text; "" where the template writes none."""
+        """The last added token with a label after an answer's own text; "" if the template writes none."""
         talk = [ASK, ANSWER, ASK]
         try:
             found = self.pieces(talk, None, [1], self.rendering.text(talk, None), close=False)
-        except UserError:  # it has no template, or one that takes no such conversation
+        except UserError:  # no template, or one that does not accept this conversation
             return ""
         learnt = "".join(piece.text[begin:end] for piece in found for begin, end in piece.learnt)
         return "".join(self.rendering.added(learnt.rpartition(ANSWER["content"])[2])[-1:])
 
     @cached_property
     def _markers(self) -> dict[str, str]:
-        """What stands between an answer and a message of a role, up to its first added token."""
+        """For each role the text between an answer and a message of that role, up to its first added token."""
         found = {}
         for role in FOLLOWING:
             try:
-                if self.rendering.marks(None):  # which says what is learnt
+                if self.rendering.marks(None):  # the marks decide what gets labels
                     break
                 text = self.rendering.text([ASK, ANSWER, {"role": role, "content": MORE}], None)
             except UserError:
@@ -136,7 +143,7 @@ class ChatAnswers:
         return found
 
     def _close(self, messages: Messages, at: int) -> str:
-        """What is learnt behind message `at` where the template writes no end of an answer."""
+        """The text after message `at` that gets labels if the template writes no end of an answer."""
         if self._end:
             return ""
         last = "tool" if messages[at].get("tool_calls") else "user"
@@ -168,8 +175,8 @@ class ChatAnswers:
         return Piece(text, tuple(span for span in spans if span[0] < span[1]))
 
     def _answer(self, messages: Messages, tools: Tools, at: int, whole: str) -> Answer:
-        """Message `at` by what the model is shown before it, and what the template writes when it comes last."""
-        # Of a conversation that the assistant begins, its header is learnt too: templates refuse to render nothing.
+        """The answer that message `at` is, found in the text that ends with it."""
+        # If the assistant speaks first, its header gets labels too: templates refuse to render an empty conversation.
         before = self.rendering.text(messages[:at], tools, prompt=True) if at else ""
         own = whole if at == len(messages) - 1 else self.rendering.text(messages[: at + 1], tools)
         begin = self.rendering.shared_text(before, own)
@@ -177,32 +184,31 @@ class ChatAnswers:
             return Answer(own, begin, len(own))
         plain = self.rendering.text(messages[:at], tools) if at else ""
         cut = self.rendering.shared_text(plain, before)  # where the prompt for an answer begins
-        if begin < len(before) and begin <= cut:  # what comes before is written otherwise
+        if begin < len(before) and begin <= cut:  # the text before the answer is different
             answer = self._after(messages, tools, at, before, own)
             return Answer(before + answer, len(before), None)
         if whole.startswith(own):
             return Answer(own, begin, len(own))
-        # A template may close what ends without a prompt for an answer, whoever speaks last. All else that differs from
-        # the whole conversation is of the answer.
+        # A template may close any text that has no generation prompt, whoever speaks last. Every other difference from
+        # the whole conversation belongs to the answer.
         further = self.rendering.text(messages[: at + 1], tools, prompt=True)
         end = further.removesuffix(before[cut:])
         closed = own == end + plain[cut:] and further == end + before[cut:] and whole.startswith(end)
         return Answer(own, begin, len(end) if closed else None)
 
     def _after(self, messages: Messages, tools: Tools, at: int, before: str, own: str) -> str:
-        """What the template writes of message `at`, where that changes what it writes before: what follows the content
-        of the message before in its text `own`, less the prompt for an answer. UserError: that does not follow there.
-        """
+        """The text of message `at` if it changes the text before it: what follows the content of the message before in
+        `own`, without the generation prompt. UserError: the generation prompt does not stand there."""
         last = messages[at - 1]
         other = {**last, "content": "y" if str(last.get("content")).rstrip().endswith("x") else "x"}
-        asked = _shared_end(before, self.rendering.text([*messages[: at - 1], other], tools, prompt=True))
+        prompt = _shared_end(before, self.rendering.text([*messages[: at - 1], other], tools, prompt=True))
         answered = _shared_end(own, self.rendering.text([*messages[: at - 1], other, messages[at]], tools))
-        if not answered.startswith(asked):
+        if not answered.startswith(prompt):
             raise UserError(
                 f"message {at + 1} cannot be separated from the messages before it: the chat template writes those "
                 "differently in a prompt. Expected the same text; use another template (data.chat_template=FILE)."
             )
-        return answered[len(asked) :]
+        return answered[len(prompt) :]
 
 
 def _shared_end(one: str, other: str) -> str:

@@ -1,4 +1,4 @@
-"""Conversations in, packed batches with labels out: the LightningDataModule of supervised fine-tuning.
+"""The LightningDataModule of supervised fine-tuning: packed batches of conversations, with labels on the answers.
 
 data = ChatDataModule("chats.jsonl", "MODEL_FOLDER", context=8192, batch_size=2, total_steps=1000)
 """
@@ -24,22 +24,29 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TOO_LONG = get_args(options.TooLong)
-LOOKED_THROUGH = 128  # conversations, for what fills a step's rows up: few long ones leave much of them empty
+# Conversations to choose from when a step's rows are filled: a few long ones leave much of the rows empty.
+LOOKED_THROUGH = 128
 
 
 class ChatDataModule(TextDataModule):
     """Batches (ChatBatch) of conversations, for training on what the assistant says in them.
 
-    source: the path of a .jsonl or .parquet file, or of a folder of such, or ChatRows (chat_source.ChatDataset of the
-    hub or of Dataset.save_to_disk). tokenizer: a Hugging Face folder, or the tokenizer from one.
-    template: Jinja in place of the tokenizer's own chat template. train_on: "assistant", or "all" tokens.
-    too_long: a document longer than the context is "cut" (its first tokens are read), "drop"ped, or "refuse"d; one
-    without a label within the context is always left out. skip_broken: the share of rows that may be broken.
-    context, batch_size, total_steps, accumulate, seed, validation_fraction, validation_samples (rows), num_workers,
-    cache_dir: see TextDataModule. What is held out are whole conversations, or those of validation or of files that are
-    named for it. document_mask: also see there.
+    Validation holds out whole conversations, or uses `validation`, or the files that are named for validation.
 
-    Raises UserError: arguments out of range, no chat template where one is needed, broken rows, nothing to learn.
+    Args:
+        source: Path of a .jsonl or .parquet file or of a folder of them, or ChatRows (such as chat_source.ChatDataset).
+        tokenizer: A Hugging Face folder, or the tokenizer from one.
+        template: Jinja that replaces the tokenizer's own chat template.
+        train_on: Which tokens get labels, "assistant" or "all".
+        text_column: The column of rows of plain text.
+        too_long: What happens to a document longer than the context: "cut" (its first tokens are read), "drop" or
+            "refuse". A document without a label within the context is always left out.
+        skip_broken: Largest share of rows that may be broken.
+        validation: Conversations to validate on.
+        **options: As of TextDataModule, and so are context, batch_size and document_mask. validation_samples: rows.
+
+    Raises:
+        UserError: Arguments out of range, no chat template where one is needed, broken rows, nothing to learn.
     """
 
     def __init__(
@@ -67,9 +74,9 @@ class ChatDataModule(TextDataModule):
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
         self._documents: tuple[ChatDocuments, ChatDocuments] | None = None
-        self._caches: list[OpenTokens] = []  # of what trains, and of what validates where that is apart
+        self._caches: list[OpenTokens] = []  # for training, and for validation if it has files of its own
         self._conversations = 0
-        self._said = ""
+        self._cut_note = ""
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),
             made,
@@ -81,7 +88,7 @@ class ChatDataModule(TextDataModule):
         )
 
     def prepare_data(self) -> None:
-        """Build the token files where they are missing."""
+        """Build the token files that are missing."""
         if not self._caches:
             source = cast(ChatSource, self.source)
             other = source.held_out() if self.validation is None else self.validation
@@ -89,7 +96,7 @@ class ChatDataModule(TextDataModule):
             self._caches, self._cache = found, found[0]
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the token file, hold conversations out and cut documents. Again only after another context was set."""
+        """Open the token file, hold conversations out and cut documents. Call it again after a change of context."""
         self.prepare_data()
         training, *others = self._caches
         fraction = self.validation_fraction
@@ -105,49 +112,49 @@ class ChatDataModule(TextDataModule):
             )
 
     def _drawn(self, cache: OpenTokens, fraction: float) -> tuple[ChatDocuments, ChatDocuments]:
-        """The documents of a token file, but for this share of its conversations, and those of that share."""
+        """The documents of a token file without this share of its conversations, and those of that share."""
         offsets, marks = cache.offsets, cache.marks[:]
         begins = (marks[offsets[:-1]] & GOES_ON) == 0
-        begins[0] = True  # whatever a file says
+        begins[0] = True  # whatever the file's marks are
         conversation = np.cumsum(begins) - 1
         self._conversations = int(conversation[-1]) + 1
         place = _places(self._conversations)[conversation]
         held = _held_out(self._conversations, fraction)
         found = self._cut(ChatDocuments(offsets[:-1], np.diff(offsets), np.empty(0, dtype=np.int64)), marks)
         useful = found.label_counts > 0
-        # Validations read the first of those held out, which are drawn at random already.
+        # A validation reads the first held-out documents: they are in random order already.
         drawn = np.argsort(place, kind="stable")
         return found.chosen(useful & (place >= held)), found.chosen(drawn[useful[drawn] & (place[drawn] < held)])
 
     @property
     def split(self) -> Split:
-        """Raises UserError: what reads a text in windows (mode=lengths) takes none of conversations."""
+        """Raises UserError: conversations cannot be read in windows (mode=lengths)."""
         raise UserError("conversations cannot be read in windows of text. Use data=files, hub or stdlib.")
 
     @property
     def documents(self) -> tuple[ChatDocuments, ChatDocuments]:
-        """What trains, and what validates. Raises UserError before setup()."""
+        """The documents for training and for validation. Raises UserError before setup()."""
         if self._documents is None:
             raise UserError("the data has not been read yet. Call setup() first.")
         return self._documents
 
     @property
     def train_tokens(self) -> int:
-        """Tokens of the training documents, as far as they are read; what is not learnt included."""
+        """Tokens of the training documents within the context, with and without labels."""
         return int(self.documents[0].lengths.sum())
 
     @property
     def validation_tokens(self) -> int:
-        """Tokens of the held-out documents, likewise."""
+        """Tokens of the held-out documents within the context."""
         return int(self.documents[1].lengths.sum())
 
     @property
     def held_out_samples(self) -> int:
-        """Rows of each validation, over all devices, were they all full."""
+        """Rows of each validation over all devices, if all rows were full."""
         return -(-int(self._validated().lengths.sum()) // self.context)
 
     def scored(self) -> dict[str, int]:
-        """What a validation reads: conversations, their tokens, and how many of these are scored. Needs setup()."""
+        """Counts of what a validation reads: conversations, tokens, and scored tokens ("labels"). Needs setup()."""
         cache, read = self._caches[-1], self._validated()
         marks = cache.marks[:]
         firsts = cache.offsets[:-1][(marks[cache.offsets[:-1]] & GOES_ON) == 0]
@@ -163,22 +170,22 @@ class ChatDataModule(TextDataModule):
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {self._conversations:,} conversations"
             f"{documents}, {self.train_tokens:,} tokens to train on, {int(training.label_counts.sum()):,} of them to "
-            f"learn, {self.validation_tokens:,} held out{self._said} | {self.cache.folder}"
+            f"learn, {self.validation_tokens:,} held out{self._cut_note} | {self.cache.folder}"
         )
 
     def train_dataloader(self) -> ResumableLoader:
-        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        """The run's micro-batches for this device, from the trainer's current step on."""
         self._check()
         samples = self._chats(self.documents[0])
         looked_through = min(0.5, LOOKED_THROUGH / len(samples)) * samples.tokens  # of an epoch
         rows = self.batch_size * self.accumulate * self._place()[0]
         look_ahead = max(2.0, looked_through / (rows * self.context))
-        # Rows are filled first, and evened as far as that allows.
+        # Rows are filled first, and balanced as far as that allows.
         plan = {"budget": self.context, "cost": COST, "look_ahead": look_ahead, "tolerance": np.inf}
         return self._training(samples, plan)
 
     def val_dataloader(self) -> DataLoader[ChatBatch] | list[DataLoader[ChatBatch]]:  # type: ignore[override]
-        """This device's rows of at most `validation_samples` held-out rows; an empty list where nothing is held out."""
+        """This device's share of at most `validation_samples` held-out rows; an empty list if nothing is held out."""
         self._check()
         held_out = self._validated()
         if not len(held_out.begins):
@@ -204,7 +211,7 @@ class ChatDataModule(TextDataModule):
         return held_out.chosen(np.arange(min(len(held_out.begins), max(1, int(room)))))
 
     def _cut(self, documents: ChatDocuments, marks: np.ndarray) -> ChatDocuments:
-        """The documents within the context, with their labels; those that are left out have none."""
+        """The documents cut to the context, with their label counts; those that are left out have 0."""
         longer = documents.lengths > self.context
         count, longest = int(longer.sum()), int(documents.lengths.max())
         words = f"{count:,} documents are longer than context={self.context} (up to {longest:,} tokens)"
@@ -215,17 +222,17 @@ class ChatDataModule(TextDataModule):
         dropped = longer if self.too_long == "drop" else np.zeros_like(longer)
         without = int((labels[~dropped] == 0).sum())
         labels[dropped] = 0
-        self._said = f"; {words} and {'left out' if dropped.any() else 'cut'}" if count else ""
-        self._said += f"; {without:,} have nothing to learn within it and are left out" if without else ""
+        self._cut_note = f"; {words} and {'left out' if dropped.any() else 'cut'}" if count else ""
+        self._cut_note += f"; {without:,} have nothing to learn within it and are left out" if without else ""
         return ChatDocuments(documents.begins, lengths, labels)
 
 
 def _places(count: int) -> np.ndarray:
-    """(count,) int64: each conversation's place in a random order, which no setting changes."""
+    """(count,) int64: each conversation's place in a random order that depends on no setting."""
     # RandomState's stream is frozen: the split stays the same under every version of numpy.
     return np.argsort(np.random.RandomState(0).permutation(count))
 
 
 def _held_out(count: int, fraction: float) -> int:
-    """How many conversations validate: none of a single one."""
+    """How many conversations are held out: none if there is only one."""
     return (0 if fraction == 0 else count) if fraction in (0, 1) else min(count - 1, max(1, round(fraction * count)))

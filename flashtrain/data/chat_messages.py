@@ -1,4 +1,4 @@
-"""The messages of a row, in the forms in which chat templates take them."""
+"""The messages of a row, in the forms that chat templates accept."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Messages = list[dict[str, Any]]
 
 
 def messages_of(given: object, column: str) -> Messages:
-    """The messages in a column, which may be JSON text. What is null is left out. UserError: they are none."""
+    """The messages in a column, which may be JSON text, without null keys. UserError: they are not messages."""
     given = parse_json(given, f"its {column}") if isinstance(given, str) else given
     if not isinstance(given, list) or not given:
         raise UserError(f"its {column} are not a list of messages: expected {EXPECTED}.")
     for number, message in enumerate(given, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise UserError(f"message {number} of its {column} has no role: expected an object with role and content.")
-    # Templates ask whether a key is there at all, and write "None" where it is null.
+    # Templates test whether a key exists, and write "None" if its value is null.
     return [{key: value for key, value in message.items() if value is not None} for message in given]
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
-    """The tools of a row, which may be JSON text. UserError: they are no list of objects."""
+    """The tools of a row, which may be JSON text. UserError: they are not a list of objects."""
     given = row.get("tools")
     given = parse_json(given, "its tools") if isinstance(given, str) and given else given
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
@@ -38,7 +38,7 @@ def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
 
 
 def joined(messages: Messages) -> Messages:
-    """The messages with each content that is a list of texts as one text. UserError: a part that is no text."""
+    """The messages, with each content that is a list of texts joined to one text. UserError: a part is not a text."""
     found = []
     for number, message in enumerate(messages, start=1):
         content = message.get("content")
@@ -54,8 +54,8 @@ def joined(messages: Messages) -> Messages:
 
 
 def forms(messages: Messages) -> Iterator[Messages]:
-    """The messages as templates want calls: their arguments as an object or as text, and no content left out, empty
-    or null. The usual form comes first."""
+    """The messages in each form that templates may expect of tool calls, the usual form first: arguments as an object
+    or as text, and a missing content as it is, empty or null."""
     if not any(_calls(messages)):
         yield messages
         return
@@ -72,8 +72,7 @@ def forms(messages: Messages) -> Iterator[Messages]:
 
 
 def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
-    """The messages with a word in place of each call's name and arguments; the words, and the number of each one's
-    message."""
+    """The messages with a placeholder for each call's name and arguments, and each one's message number."""
     found, words = deepcopy(messages) if any(_calls(messages)) else messages, {}
     for place, (number, called) in enumerate(_calls(found)):
         word = f"call_{place}_word"
@@ -87,7 +86,7 @@ def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
 
 
 def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each call's name and arguments, with the number of its message."""
+    """The function of each tool call (name, arguments), with the number of its message."""
     for number, message in enumerate(messages, start=1):
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():

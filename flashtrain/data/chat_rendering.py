@@ -1,7 +1,4 @@
-"""Conversations as a tokenizer's chat template writes them, and the tokens of what it writes.
-
-A template is Jinja, which transformers renders in a sandbox.
-"""
+"""Render conversations with a tokenizer's chat template: Jinja, which transformers runs in a sandbox."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ Tools = list[Any] | None
 
 
 class ChatRendering:
-    """A tokenizer's chat template. UserError: one that is no Jinja."""
+    """A tokenizer's chat template. UserError: it is not valid Jinja."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self.tokenizer = tokenizer
         self.templates = _templates(tokenizer.config.get("chat_template"))
-        # A special token's text, which a file may give with how it is found.
+        # The text of each special token: a file may hold an object with further fields in its place.
         special = {name: one for name, one in tokenizer.config.items() if name.endswith("_token")}
         self.special = {name: one.get("content") if isinstance(one, dict) else one for name, one in special.items()}
-        # In a template's text, unlike in other texts, what spells a special token is that token: a copy knows them.
+        # In a rendered text, unlike in others, the spelling of a special token is that token: this copy knows them.
         self.library = tokenizer.library_form()
 
     def text(self, messages: Messages, tools: Tools, *, prompt: bool = False) -> str:
-        """prompt: with what asks the model for an answer."""
+        """The rendered conversation. prompt: with the generation prompt at its end."""
         return self._rendered(messages, tools, add_generation_prompt=prompt)[0][0]
 
     def marks(self, tools: Tools) -> bool:
@@ -42,11 +39,11 @@ class ChatRendering:
         return MARKS_ANSWERS.search(self._template(tools)) is not None
 
     def marked(self, messages: Messages, tools: Tools) -> list[tuple[int, int]]:
-        """What the template marks, as (begin, end) in characters."""
+        """The ranges that the template marks, as (begin, end) in characters."""
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
     def taken(self, messages: Messages, tools: Tools) -> Messages:
-        """The messages in the first form in which the template takes them. UserError: it takes none."""
+        """The messages in the first form that the template accepts. UserError: it accepts none."""
         refused = []
         for form in forms(joined(messages)):
             try:
@@ -57,7 +54,7 @@ class ChatRendering:
         raise refused[-1]
 
     def _check_calls(self, messages: Messages, tools: Tools) -> None:
-        """UserError: the template does not write each call."""
+        """Raise UserError unless the template writes every tool call."""
         changed, words = with_other_calls(messages)
         text = self.text(changed, tools) if words else ""
         for word, number in words.items():
@@ -65,7 +62,7 @@ class ChatRendering:
                 raise UserError(f"message {number}: the chat template does not write its tool calls.")
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
-        """The messages with their lists of texts as given, where the template writes a list of one text as the text."""
+        """The messages with the given lists of texts, if the template writes a list of one text like the text."""
         at = [place for place, one in enumerate(given) if isinstance(one.get("content"), list)]
         single, lists = list(texts), list(texts)
         for place in at:
@@ -82,7 +79,7 @@ class ChatRendering:
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def shared_text(self, one: str, other: str) -> int:
-        """How many characters both begin with, in whole tokens where they part."""
+        """The length in characters of the common prefix of both, cut back to whole tokens."""
         if other.startswith(one):
             return len(one)
         ids, more = self.ids([one, other])
@@ -90,12 +87,12 @@ class ChatRendering:
         return len(begin) if one.startswith(begin) else len(os.path.commonprefix((one, other)))  # noqa: RUF071 - texts
 
     def added(self, text: str) -> list[str]:
-        """Those tokens of a text that the tokenizer has beside its vocabulary, special ones among them, in order."""
+        """The tokens of a text that were added to the tokenizer's vocabulary, such as special ones, in order."""
         added = self.library.get_added_tokens_decoder()
         return [added[number].content for number in self.ids([text])[0].tolist() if number in added]
 
     def _template(self, tools: Tools) -> str:
-        """The template's text; a tokenizer may have one of its own for tools."""
+        """The template's text; a tokenizer may have another one for conversations with tools."""
         for name in ("tool_use", "default") if tools else ("default",):
             if name in self.templates:
                 return self.templates[name]
@@ -111,8 +108,8 @@ def read_template(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def _templates(given: object) -> dict[str, str]:
-    """A tokenizer's templates by name, "default" where there is one. UserError: no Jinja."""
-    if isinstance(given, list):  # as tokenizer_config.json has several
+    """A tokenizer's templates by name; a single one is "default". UserError: not valid Jinja."""
+    if isinstance(given, list):  # tokenizer_config.json may hold several
         found: dict[str, Any] = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
     else:
         found = {} if given is None else {"default": given}
@@ -122,26 +119,26 @@ def _templates(given: object) -> dict[str, str]:
 
 
 def _rendered(template: str, conversations: list[Messages], what: str, **given: Any) -> tuple[list[str], list[Any]]:
-    """Of each conversation its text, and what in it the template marks, as lists of (begin, end), where asked for.
+    """The text of each conversation, and the ranges that the template marks in it, lists of (begin, end), if requested.
 
-    The library's own mask of tokens loses answers whose first characters its tokenizer trims off its offsets.
-    what: of the template, where it fails, in words.
+    what: what the error says of the template if it fails.
     """
     try:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
     except ImportError as error:
         raise UserError("chat templates need `transformers`; install it with: pip install 'flashtrain[hub]'") from error
-    render: Any = render_jinja_template  # its annotation names one of the two that it returns
+    # transformers' own mask of tokens loses answers whose first characters the tokenizer trims off its offsets.
+    render: Any = render_jinja_template  # its annotation names only one of its two results
     try:
         return render(conversations=conversations, chat_template=template, **given)
-    # Whatever Python raises of values that a template did not expect.
+    # Python raises any of these for values that a template did not expect.
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise UserError(f"the chat template {what}: {first_line(error)}.") from error
 
 
 def shared_tokens(one: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix of both, in tokens."""
     count = min(len(one), len(other))
     differ = np.flatnonzero(one[:count] != other[:count])
     return int(differ[0]) if len(differ) else count

@@ -1,9 +1,9 @@
-"""Conversations as samples: packed rows of whole documents, with labels on what is to be learnt.
+"""Packed rows of whole conversations, with labels on the tokens to learn.
 
 B rows of the micro-batch on this device, S sequence (the context length in tokens).
 
-A row holds documents end to end, none of which sees another, and is filled up behind them. Which documents the rows of
-a step have follows from their lengths alone (token_budget.TokenBudgetPlan), so that every device knows the rows of all.
+A row holds documents end to end and is padded after the last. Which documents the rows of a step hold follows from the
+documents' lengths alone (token_budget.TokenBudgetPlan), so that every device knows the rows of all devices.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from flashtrain.data.balance import Cost
 from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
 from flashtrain.data.token_cache import LABELLED, OpenTokens
 
-# All tokens of a row are computed, filled or not: what differs between rows is attention's pairs.
+# All tokens of a row are computed, padding too: rows differ only in the pairs that attention computes.
 COST = Cost(per_token=0.0, per_pair=1.0)
-MOST_AT_ONCE = 2**22  # marks that are counted at once
+MARKS_CHUNK = 2**22  # marks that are counted at once
 
 
 class MicroBatch(NamedTuple):
-    """What a batch is made of: the numbers of each row's documents; weight and label_count of ChatBatch."""
+    """The document numbers of each row of a batch, with ChatBatch's weight and label_count."""
 
     rows: tuple[tuple[int, ...], ...]
     weight: float
@@ -33,22 +33,29 @@ class MicroBatch(NamedTuple):
 
 
 class ChatDocuments(NamedTuple):
-    """Documents as ranges of the token file, cut to the context: begins, lengths, and their labels, all (n,) int64."""
+    """Documents as ranges of the token file, cut to the context, with their numbers of labels; all (n,) int64."""
 
     begins: np.ndarray
     lengths: np.ndarray
     label_counts: np.ndarray
 
     def chosen(self, which: np.ndarray) -> ChatDocuments:
-        """Those of these places, or for which this is true."""
+        """The documents at these indices, or where this mask is true."""
         return ChatDocuments(*(values[which] for values in self))
 
 
 class ChatSamples(Dataset[ChatBatch]):
-    """Documents with labels as samples; indexed by a MicroBatch it gives a ChatBatch.
+    """Documents with labels as samples; indexed by a MicroBatch, it returns a ChatBatch.
 
-    Sample e * len + i is document i in epoch e. context: S. document_mask: see packing.PackedSamples. shared: devices
-    share each sequence, and what they compute is the mean over all labels of all devices (distributed.context).
+    Sample e * len + i is document i in epoch e.
+
+    Args:
+        cache: The token file, with marks.
+        documents: The documents in it.
+        context: S.
+        document_mask: As of packing.PackedSamples.
+        shared: Whether devices share each sequence (context parallelism), so that their loss is the mean over all
+            labels of all devices.
     """
 
     def __init__(
@@ -68,17 +75,17 @@ class ChatSamples(Dataset[ChatBatch]):
         self.shared = shared
 
     def __len__(self) -> int:
-        """The documents."""
+        """The number of documents."""
         return len(self.documents.begins)
 
     @property
     def tokens(self) -> int:
-        """Of all documents, as far as they are read."""
+        """Tokens of all documents within the context."""
         return int(self.documents.lengths.sum())
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64: tokens of each document, which every epoch reads."""
+        """(n,) int64: tokens of each document within the context."""
         return self.documents.lengths
 
     def micro_batches(
@@ -86,8 +93,8 @@ class ChatSamples(Dataset[ChatBatch]):
     ) -> list[MicroBatch]:
         """This device's micro-batches of a step of these rows.
 
-        The costliest rows come first and are dealt out there and back, so that in each micro-batch the devices have
-        about as much to do, and none has more in every one.
+        Rows are sorted by cost and assigned to devices in zigzag order, so that within a micro-batch all devices have
+        about as much to compute, and no device has the most in every one.
         """
         labels = np.array([self._labels(row) for row in rows])
         costs = np.array([COST.of(self._lengths(row)).sum() for row in rows])
@@ -95,10 +102,10 @@ class ChatSamples(Dataset[ChatBatch]):
         rounds[1::2] = rounds[1::2, ::-1]
         found = []
         for begin in range(0, len(rounds), batch_size):
-            dealt = rounds[begin : begin + batch_size]
-            mine = dealt[:, rank]
-            # What the micro-batch's mean is over: this device's labels, or all devices' (see `shared`).
-            count = int(labels[dealt].sum() if self.shared else labels[mine].sum())
+            of_all = rounds[begin : begin + batch_size]
+            mine = of_all[:, rank]
+            # The micro-batch's loss is the mean over these labels: this device's, or all devices' (see `shared`).
+            count = int(labels[of_all].sum() if self.shared else labels[mine].sum())
             means = len(rounds) // batch_size * (1 if self.shared else world_size)
             chosen = tuple(rows[place] for place in mine)
             found.append(MicroBatch(chosen, count * means / max(1, int(labels.sum())), count))
@@ -117,17 +124,17 @@ class ChatSamples(Dataset[ChatBatch]):
                 ids, marks = self._document(number % len(self))
                 end = begin + len(ids)
                 tokens[row, begin:end] = ids
-                # A document's first token follows nothing, and is never a label.
+                # A document's first token follows no other, so it is never a label.
                 labels[row, begin : end - 1] = np.where(marks[1:] & LABELLED, ids[1:], IGNORED_LABEL)
                 documents[row, begin:end] = place
                 if self.document_mask:
                     positions[row, begin:end] -= begin
                 begin = end
-            documents[row, begin:] = len(numbers)  # what fills the row up is a document of its own
+            documents[row, begin:] = len(numbers)  # the padding is a document of its own
             if self.document_mask:
                 positions[row, begin:] -= begin
         if micro_batch.label_count == 0:
-            labels[0, 0] = self.filler  # a mean over no label is no number; this one is multiplied by 0
+            labels[0, 0] = self.filler  # a mean over no labels is NaN; this label's loss has weight 0
         return ChatBatch(
             tokens=torch.from_numpy(tokens),
             labels=torch.from_numpy(labels),
@@ -150,12 +157,12 @@ class ChatSamples(Dataset[ChatBatch]):
 
 
 def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """(n,) int64: marked tokens of each document but for its first, read some MiB at a time."""
+    """(n,) int64: the number of labelled tokens of each document after its first token, read some MiB at a time."""
     counts = np.zeros(len(begins), dtype=np.int64)
     ends = begins + lengths
     first = 0
     while first < len(begins):
-        last = max(first + 1, int(np.searchsorted(ends, begins[first] + MOST_AT_ONCE, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, begins[first] + MARKS_CHUNK, side="right")))
         base = begins[first]
         sums = np.concatenate(([0], np.cumsum(marks[base : ends[last - 1]] & LABELLED, dtype=np.int64)))
         counts[first:last] = sums[ends[first:last] - base] - sums[begins[first:last] + 1 - base]

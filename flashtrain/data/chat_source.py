@@ -1,7 +1,7 @@
-"""Where conversations come from, and their tokens: files and datasets whose rows a chat template understands.
+"""Sources of conversations: rows of files and datasets that a chat template turns into tokens.
 
-A row is {"messages": [{"role": ..., "content": ...}, ...]}, with "tools" where the assistant has any, {"prompt": ...,
-"completion": ...} or {"text": ...} (chat_template.ChatTemplate says what becomes of each).
+A row is {"messages": [{"role": ..., "content": ...}, ...]}, with "tools" if the assistant has any, or {"prompt": ...,
+"completion": ...}, or {"text": ...} (see chat_template.ChatTemplate).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChatRows(Protocol):
     def approximate_bytes(self) -> int | None: ...
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Where each row stands, in words, and the row. broken: is told of what is no row, which is passed over."""
+        """Each row with its place as text. broken: called with the error of a line that is skipped."""
         ...
 
 
@@ -44,7 +44,7 @@ class ChatFiles(FilesSource):
     """The .jsonl (compressed ones too) and .parquet files of a FilesSource, row by row."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See ChatRows. UserError: no such file, one that cannot be read."""
+        """See ChatRows. UserError: there is no such file, or one cannot be read."""
         files = [file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)]
         if not files:
             raise UserError(f"no conversations in {self.path}: expected .jsonl (also compressed) or .parquet files.")
@@ -64,9 +64,9 @@ class ChatDataset(HubSource):
 
 
 class ChatSource:
-    """A TextSource of conversations that makes its own tokens, with marks of what is learnt.
+    """A TextSource of conversations that makes its own tokens, and marks those that get labels.
 
-    skip_broken: the share of all rows that may be broken; they are left out, and counted in a line.
+    skip_broken: largest share of all rows that may be broken; broken rows are skipped, and a logged line counts them.
     """
 
     def __init__(self, rows: ChatRows, template: ChatTemplate, *, skip_broken: float = 0.0) -> None:
@@ -75,7 +75,7 @@ class ChatSource:
         self.skip_broken = skip_broken
 
     def held_out(self) -> ChatSource | None:
-        """The conversations of files that are named for validation; None where none is."""
+        """The conversations of the files that are named for validation; None if there are none."""
         rows = held_out(self.rows)
         return None if rows is None else ChatSource(rows, self.template, skip_broken=self.skip_broken)
 
@@ -93,9 +93,10 @@ class ChatSource:
         raise UserError("conversations have no text without a chat template. Use data=files or data=hub.")
 
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
-        """See token_cache.Encoded. The tokenizer is the template's own.
+        """Groups of documents (token_cache.Encoded). The tokenizer is the template's own.
 
-        UserError: a broken row, or more of them than may be skipped; the first of them is named.
+        Raises:
+            UserError: A row is broken, or more rows than may be skipped; the text names the first.
         """
         broken: list[UserError] = []
 
@@ -104,7 +105,7 @@ class ChatSource:
                 raise error
             broken.append(error if not broken else UserError())
 
-        kept, before = 0, (self.template.rewritten, self.template.endless)
+        whole, before = 0, (self.template.rewritten, self.template.endless)
         group: list[Piece] = []
         characters = 0
         for where, row in self.rows.rows(refuse):
@@ -113,7 +114,7 @@ class ChatSource:
             except UserError as error:
                 refuse(UserError(f"{where}: {error}"))
                 continue
-            kept += 1
+            whole += 1
             group += [piece for piece in found if piece.text]
             characters += sum(2 * len(piece.text) for piece in found)
             if characters >= GROUP_CHARACTERS or len(group) >= GROUP_DOCUMENTS:
@@ -121,13 +122,15 @@ class ChatSource:
                 group, characters = [], 0
         if group:
             yield self._encoded(group)
-        self._tell(kept + len(broken), broken, self.template.rewritten - before[0], self.template.endless - before[1])
+        self._log_counts(
+            whole + len(broken), broken, self.template.rewritten - before[0], self.template.endless - before[1]
+        )
 
     def _encoded(self, group: list[Piece]) -> Encoded:
         tokens, marks = zip(*self.template.encode(group), strict=True)
         return Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
 
-    def _tell(self, rows: int, broken: list[UserError], rewritten: int, endless: int) -> None:
+    def _log_counts(self, rows: int, broken: list[UserError], rewritten: int, endless: int) -> None:
         if len(broken) > self.skip_broken * rows:
             raise UserError(
                 f"{len(broken):,} of {rows:,} rows are broken, more than data.skip_broken={self.skip_broken:g} allows. "
@@ -150,7 +153,7 @@ class ChatSource:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Tables fill in null for what other rows have: templates ask whether a key is there at all."""
+    """The value without nulls, which tables add for keys of other rows: templates test whether a key exists."""
     if isinstance(value, dict):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return [_without_nulls(one) for one in value] if isinstance(value, list) else value

@@ -1,11 +1,9 @@
-"""Conversations by a tokenizer's own chat template: their tokens, and which of these are to be learnt.
+"""Tokenize conversations with the tokenizer's own chat template, and mark the tokens that get labels.
 
-chat_rendering.py has the template, chat_answers.py finds what is learnt of its text.
-
-Places are found in characters. The parts between them become tokens each by itself, as a model is given the tokens of
-what comes before its answer. Together these must read as the whole text's do. Where they do not, since the tokenizer
-begins every text with a space, the whole text's tokens are taken: what comes before a place must have tokens that begin
-them, and a token across the place is learnt.
+chat_answers.py finds the labelled ranges in characters. The parts between their bounds are tokenized one by one, as a
+model receives the tokens of a prompt before its answer, and together they must decode to the same text as the tokens of
+the whole text. If they do not, because the tokenizer begins every text with a space, the tokens of the whole text are
+used: the tokens before a bound must be a prefix of them, and a token across the bound gets a label.
 """
 
 from __future__ import annotations
@@ -30,12 +28,18 @@ TRAIN_ON = get_args(options.TrainOn)
 
 
 class ChatTemplate:
-    """A tokenizer of a Hugging Face folder with its chat template; makes pieces of rows, and tokens of pieces.
+    """A Hugging Face tokenizer with its chat template: turns rows into pieces, and pieces into tokens.
 
-    template: Jinja in place of the tokenizer's own. train_on: "assistant", or "all": every token. text_column: of rows
-    of plain text.
-    UserError: another tokenizer, one that has no end of a text, a template that is too long or no Jinja. Without any
-    template it serves rows of plain text and of prompt and completion alone.
+    Without a template, only rows of plain text and of prompt and completion can be read.
+
+    Args:
+        tokenizer: The tokenizer of a Hugging Face folder.
+        template: Jinja that replaces the tokenizer's own template.
+        train_on: Which tokens get labels, "assistant" or "all".
+        text_column: The column of rows of plain text.
+
+    Raises:
+        UserError: The tokenizer is of another kind, or the template is not valid Jinja.
     """
 
     def __init__(
@@ -55,20 +59,20 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self.text_column = text_column
-        self.endless = 0  # conversations after whose answers nothing is learnt that the model could stop at
-        self.rewritten = 0  # conversations that became a document for each answer
+        self.endless = 0  # conversations without a label that teaches the model to stop
+        self.rewritten = 0  # conversations that are split into one document per answer
         if template is not None:
-            tokenizer.config["chat_template"] = template  # which is saved with the tokenizer
+            tokenizer.config["chat_template"] = template  # it is saved with the tokenizer
         self._rendering = ChatRendering(tokenizer)
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
-        """What decides the tokens, and which of them are learnt, beside the tokenizer's vocabulary."""
+        """A hash of everything that decides tokens and labels, other than the tokenizer's vocabulary."""
         parts = (2, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
-        """The documents that a row becomes. UserError: what is wrong with it; it has nothing to learn."""
+        """The documents of a row. UserError: what is wrong with the row, or that it has nothing to learn."""
         if row.get("messages") is not None:
             found = self._conversation(messages_of(row["messages"], "messages"), tools_of(row), 0)
         elif row.get("prompt") is not None and row.get("completion") is not None:
@@ -83,18 +87,18 @@ class ChatTemplate:
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each piece its tokens, int64, and their marks, uint8 (see token_cache). All are encoded at once."""
+        """The tokens (int64) and marks (uint8, see token_cache) of each piece. All pieces are encoded in one batch."""
         parts = iter(self._rendering.ids([part for piece in pieces for part in piece.parts]))
         return [self._marked(piece, [next(parts) for _ in piece.ends]) for piece in pieces]
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
-        """The tokens after which the model answers a row's messages. UserError: what is wrong with it; no template."""
+        """The tokens of a row's messages with the generation prompt. UserError: the row is wrong; no template."""
         messages, tools = messages_of(row.get("messages"), "messages"), tools_of(row)
         rendered = self._rendering.text(self._rendering.taken(messages, tools), tools, prompt=True)
         return self._rendering.ids([rendered])[0].tolist()
 
     def _conversation(self, messages: Messages, tools: Tools, first: int) -> list[Piece]:
-        """first: the first message whose answers count."""
+        """The documents of a conversation. first: index of the first message that may get labels."""
         messages = self._rendering.taken(messages, tools)
         whole = self._rendering.text(messages, tools)
         if self.train_on == "all":
@@ -111,11 +115,11 @@ class ChatTemplate:
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens after which an answer is over, as far as they are learnt; none without a template."""
+        """The ids of the tokens that end an answer, of those that get labels; none without a template."""
         return self._answers.end_ids
 
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """parts: the tokens of each part by itself."""
+        """The tokens and marks of a piece. parts: the tokens of each of its parts."""
         tokens = np.concatenate(parts)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         counts = {end: (count, count) for end, count in zip(piece.ends, ends, strict=True)}
@@ -134,7 +138,7 @@ class ChatTemplate:
         return tokens, marks
 
     def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
-        """For each place how many of the text's tokens lie before it, without and with one that lies across."""
+        """For each place the number of tokens before it, without and with a token that lies across it."""
         counts = {len(piece.text): (len(whole), len(whole))}
         before = self._rendering.ids([piece.text[:place] for place in piece.places])
         for place, ids in zip(piece.places, before, strict=True):

@@ -1,4 +1,4 @@
-"""Made-up documents with cues, and the most that a reader of a part of them can score.
+"""Synthetic documents whose labels can be told only from the whole text, and the best score on a part of it.
 
 n tokens of a document, c tokens that are read, L labels.
 """
@@ -13,22 +13,27 @@ from flashtrain.data.keyed_random import hashed, uniform
 from flashtrain.errors import UserError
 
 FILLER = 1024  # different filler tokens
-_PRESENT, _PLACE, _FILLER = range(1, 4)  # keeps the draws apart
+_PRESENT, _PLACE, _FILLER = range(1, 4)  # keys that keep the three kinds of draws independent
 
 
 class CueDocuments:
-    """`size` long documents (a LabelledDocuments) whose labels only their whole text tells. Document i follows from
-    (seed, i) alone, and is made when it is read.
+    """Synthetic long documents (LabelledDocuments). Document i follows from (seed, i) alone, and is made when read.
 
-    Each label is present in a document independently, with one probability. For each that is present one cue, a token
-    of its own, stands at a uniformly random place; all other tokens are filler that says nothing. A reader of the first
-    c of n tokens sees a present label's cue with probability c / n, and of labels without a visible cue it knows no
-    more than that chance: best_micro_f1 is the most that it can score, however it was trained. (Up to the order of
-    L / n: two cues never share a place, so to see one makes another a little less likely to be among what is read.)
+    Each label is present independently with the same probability. Each present label has one cue, a token of its own,
+    at a uniformly random place; all other tokens are filler. A reader of the first c of n tokens sees the cue of a
+    present label with probability c / n, and knows nothing else of labels without a visible cue: best_micro_f1 is the
+    most that it can score, however it was trained. (This holds up to the order of L / n, as two cues never share a
+    place.) Tokens 0 to L - 1 are the cues; the next FILLER ones are filler, the k-th with frequency 1 / k.
 
-    length: n. labels: L. presence: the probability of each label. Tokens 0 to L - 1 are the cues, the FILLER next ones
-    filler, the k-th of them about as frequent as 1 / k, as words are. vocab_size: tokens altogether.
-    UserError: more labels than tokens.
+    Args:
+        size: Number of documents.
+        length: n.
+        labels: L.
+        presence: Probability that a label is present.
+        seed: Of all draws.
+
+    Raises:
+        UserError: There are more labels than tokens.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class CueDocuments:
         return np.full(self.size, self.length, dtype=np.int64)
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (n,) int64 and labels (L,) bool. Raises IndexError for one that does not exist."""
+        """Tokens (n,) int64 and labels (L,) bool. Raises IndexError for a document that does not exist."""
         if not 0 <= number < self.size:
             raise IndexError(f"document {number} of {self.size}")
         index = np.arange(len(self.label_names))
@@ -72,7 +77,7 @@ class CueDocuments:
         return tokens, present
 
     def _places(self, number: int) -> np.ndarray:
-        """(L,) different places, each uniform: drawn one by one, and again where a place is taken."""
+        """(L,) distinct uniform places: drawn one by one, and drawn again if a place is taken."""
         places: list[int] = []
         for label in range(len(self.label_names)):
             draws = (hashed(self.seed, _PLACE, number, label, again) for again in count())
@@ -81,11 +86,16 @@ class CueDocuments:
 
 
 def best_micro_f1(length: int, read: int, presence: float) -> float:
-    """The most micro-F1 that a reader of the first `read` tokens of such documents can expect, of very many of them.
+    """The highest expected micro-F1 of a reader of the first `read` tokens, over very many documents.
 
-    Let f = min(1, read / n) be the chance that a cue is among what is read, and p the presence. A label whose cue is
-    seen is certain: p f of all labels. The others all look alike: to guess none of them scores 2 f / (1 + f), to guess
-    all 2 p / (1 + p), and to guess some lies between.
+    Let f = min(1, read / n) be the probability that a cue is read, and p the presence. A label whose cue is seen is
+    certain: p f of all labels. The others look alike: predicting none of them scores 2 f / (1 + f), predicting all
+    scores 2 p / (1 + p), and predicting some lies between.
+
+    Args:
+        length: n.
+        read: c.
+        presence: p.
     """
     seen = min(1.0, read / length)
     return max(2 * seen / (1 + seen), 2 * presence / (1 + presence))

@@ -1,4 +1,4 @@
-"""Text in, packed batches out: the LightningDataModule that resumes with exactly the next sample.
+"""The LightningDataModule of packed text, which resumes with exactly the next sample.
 
 B micro-batch on this device, S sequence (context).
 """
@@ -24,10 +24,10 @@ from flashtrain.errors import UserError, at_least, between
 
 
 class ResumableDataModule(pl.LightningDataModule):
-    """A subclass sets batch_size (B), total_steps, accumulate, seed and num_workers, and says which samples there are.
+    """Base class of the data modules: a subclass sets the attributes below and gives the samples.
 
     A run is one Lightning epoch of total_steps * accumulate micro-batches. A checkpoint resumes with exactly the next
-    sample, however many devices it goes on with.
+    sample, on any number of devices.
     """
 
     batch_size: int
@@ -42,14 +42,14 @@ class ResumableDataModule(pl.LightningDataModule):
 
     @property
     def epochs_seen(self) -> float:
-        """How often the training samples have been read so far, 1.0 being every one once."""
+        """How many times the training samples have been read so far."""
         if self._train_loader is None:
             return 0.0
         return self._train_loader.samples_read / len(self._train_loader.packed)
 
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
-        """The run's micro-batches of these samples for this device. plan: of rows of samples of many lengths (see
-        TokenBudgetPlan)."""
+        """The run's micro-batches of these samples for this device. plan: arguments of TokenBudgetPlan, for samples of
+        different lengths."""
         from flashtrain.data.token_budget_sampler import TokenBudgetSampler
 
         world_size, rank = self._place()
@@ -77,8 +77,8 @@ class ResumableDataModule(pl.LightningDataModule):
         return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
 
     def _place(self) -> tuple[int, int]:
-        """How many data-parallel devices there are, and which of them this is."""
-        # A strategy that shares one sample among devices (context, tensor parallelism) counts those as one here.
+        """The number of data-parallel devices, and this device's rank among them."""
+        # Devices that share one sample (context or tensor parallelism) count as one here.
         shares = self.trainer.distributed_sampler_kwargs if self.trainer is not None else None
         return (shares["num_replicas"], shares["rank"]) if shares else (1, 0)
 
@@ -91,29 +91,33 @@ class ResumableDataModule(pl.LightningDataModule):
 class TextDataModule(ResumableDataModule):
     """Packed batches (flashtrain.data.packing.Batch) of a corpus for next-token training.
 
-    source: the path of a file or folder of text, "stdlib" (the Python standard library's source), or a TextSource or
-        TokenSource.
-    tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", a folder's path (tokenizers.huggingface_tokenizer), a
-        TokenizerSpec, or a Tokenizer.
-    validation: what is held out, as a source of its own (None: files that are named for it, else validation_fraction).
-    context: S, in tokens. batch_size: B, rows of a micro-batch on each device.
-    total_steps: optimiser steps of the run. accumulate: micro-batches a step, as Trainer(accumulate_grad_batches=).
-    seed: of the order of samples. document_mask: see PackedSamples.
-    validation_fraction: of the documents, held out by a draw that does not depend on `seed`; 0 for no validation.
-    split_context: hold out as for samples of this length (None: `context`). What is held out depends a little on it, so
-        runs of several contexts that are to be compared name the longest.
-    validation_samples: rows read at each validation, over all devices; fewer when fewer are held out.
-    validation_batch: rows of a micro-batch there (None: batch_size).
-    num_workers: processes that build batches, on each device; 0 builds them in the training process.
-    cache_dir: where the token file lives (flashtrain.files.caches says where otherwise).
-
     A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps.
-    A checkpoint resumes with exactly the next sample, however many devices it goes on with. Works without a Trainer,
-    too: train_dataloader(). batch_size, accumulate and total_steps may be set anew until then.
+    A checkpoint resumes with exactly the next sample, on any number of devices. train_dataloader() also works without a
+    Trainer; until it is called, batch_size, accumulate and total_steps may be changed. `tokenizer`, `cache` (the open
+    token file), `train_tokens` and `validation_tokens` (counts) are made when they are first used.
 
-    `tokenizer`, `train_tokens` and `validation_tokens` (counts) and `cache` (the open token file) are there when they
-    are first asked for. Raises UserError for arguments out of range, and for what the source, the tokenizer and the
-    cache folder object to.
+    Args:
+        source: Path of a file or folder of text, "stdlib" (the Python standard library's source), or a TextSource or
+            TokenSource.
+        tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", path of a Hugging Face folder, a TokenizerSpec, or a
+            Tokenizer.
+        context: S, in tokens.
+        batch_size: B, rows of a micro-batch on each device.
+        validation: A source that is held out (None: files that are named for validation, else validation_fraction).
+        total_steps: Optimizer steps of the run.
+        accumulate: Micro-batches of a step, as Trainer(accumulate_grad_batches=).
+        seed: Of the order of samples.
+        document_mask: As of PackedSamples.
+        validation_fraction: Share of the documents that is held out, by a draw independent of `seed`; 0: none.
+        split_context: Hold out as for samples of this length (None: `context`). The split depends a little on it: to
+            compare runs of several contexts, set it to the longest in all.
+        validation_samples: Most rows read at each validation, over all devices.
+        validation_batch: Rows of a micro-batch in validation (None: batch_size).
+        num_workers: Processes that build batches, on each device; 0: the training process builds them.
+        cache_dir: Folder of token files (None: that of flashtrain.files.caches).
+
+    Raises:
+        UserError: Arguments out of range, or the source, tokenizer or cache folder cannot be used.
     """
 
     def __init__(
@@ -159,7 +163,7 @@ class TextDataModule(ResumableDataModule):
         self._check()
 
     def prepare_data(self) -> None:
-        """Build the token file where it is missing. Lightning calls this in one process a machine."""
+        """Build the token file if it is missing. Lightning calls this in one process per machine."""
         if self._cache is None:
             opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
             if self.document_mask and not opened.has_documents:
@@ -181,10 +185,10 @@ class TextDataModule(ResumableDataModule):
 
     @property
     def split(self) -> Split:
-        """Which documents train and which validate, with the context and the fraction as they stand."""
+        """The documents for training and for validation, by the current context and fraction."""
         context = self.context if self.split_context is None else max(self.context, self.split_context)
         wanted = (self.validation_fraction, context)
-        if self._split is None or self._split_of != wanted:  # it may have something to say, once
+        if self._split is None or self._split_of != wanted:  # only once: splitting may log a line
             self._split = self.cache.split(fraction=self.validation_fraction, context=context)
             self._split_of = wanted
         return self._split
@@ -206,31 +210,31 @@ class TextDataModule(ResumableDataModule):
 
     @property
     def held_out_samples(self) -> int:
-        """Rows of each validation, over all devices."""
+        """Rows that each validation reads, over all devices."""
         held_out = self.split.validation
         return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
 
     def scored(self) -> dict[str, int]:
-        """What a validation reads: tokens, and documents where it reads all of them whole."""
+        """Counts of what a validation reads: tokens, and documents if it reads all of them whole."""
         held_out = self.split.validation if self.validation_fraction == 1 else None
         if isinstance(held_out, Spans):
             return {"documents": len(held_out.begins), "tokens": held_out.tokens}
         return {"tokens": self.held_out_samples * self.context}
 
     def describe(self) -> str:
-        """The corpus in one line: source, tokenizer, counts, and where the tokens lie."""
+        """The corpus in one line: source, tokenizer, counts, and the folder of the token file."""
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.documents:,} documents, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | {self.cache.folder}"
         )
 
     def train_dataloader(self) -> ResumableLoader:
-        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        """The run's micro-batches for this device, from the trainer's current step on."""
         self._check()
         return self._training(self._samples(self.split.training))
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        """This device's share of the first `validation_samples` held-out samples; an empty list where none are."""
+        """This device's share of the first `validation_samples` held-out samples; an empty list if there are none."""
         self._check()
         held_out = self.split.validation
         if held_out is None:
@@ -238,7 +242,7 @@ class TextDataModule(ResumableDataModule):
         return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
     def epochs_of_parts(self, samples: int) -> str | None:
-        """How often so many samples read each source of a mixture, in words; None of a single source."""
+        """A line on how many epochs of each source of a mixture these samples are; None for a single source."""
         if getattr(self.cache, "samples", None) is None:
             return None
         mixed: Any = self._samples(self.split.training)

@@ -1,4 +1,4 @@
-"""A dataset of the Hugging Face hub, or a local folder of one, read through `datasets`."""
+"""Text from a dataset of the Hugging Face hub or of a local folder, read through `datasets`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,21 @@ SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
 class HubSource:
     """The text column of one split of a dataset.
 
-    name: as on the hub ("roneneldan/TinyStories"), or a local folder that `datasets` can load or that `save_to_disk`
-    wrote. config: the dataset's configuration, where it has several. streaming: read over the network while tokens are
-    written, without a copy of the dataset on disk. options: further arguments of datasets.load_dataset, such as
-    revision, a branch, tag or commit.
+    The fingerprint holds the commit of the revision. A machine without network uses the commit that it saw last, so
+    that a token cache that was built earlier (for example, on a login node) is found again.
 
-    The fingerprint holds the commit that the revision stands for. A machine without network uses the commit that it
-    saw last, so that a token cache built before (on a login node, say) is found again.
-    Raises UserError when `datasets` is not installed, for a split or column that is not there, or a column of no text;
-    and what `datasets` raises.
+    Args:
+        name: Name on the hub ("roneneldan/TinyStories"), or a local folder that `datasets` can load or that
+            `save_to_disk` wrote.
+        split: Name of the split.
+        text_column: Column that holds the text.
+        config: The dataset's configuration, if it has several.
+        streaming: Read over the network while tokens are written, without a copy of the dataset on disk.
+        options: Further arguments of datasets.load_dataset, such as revision (a branch, tag or commit).
+
+    Raises:
+        UserError: `datasets` is not installed, there is no such split or column, or the column is not text. Whatever
+            `datasets` raises is passed on.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class HubSource:
         return self._texts(self._load())
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
-        """The documents of each shard that the dataset lies in, to be read apart."""
+        """For each shard of the dataset a function that reads its documents."""
         rows = self._load()
         count = getattr(rows, "num_shards", 1)
         return [partial(self._texts, rows.shard(num_shards=count, index=number)) for number in range(count)]
@@ -96,7 +102,7 @@ class HubSource:
                 yield text
 
     def approximate_bytes(self) -> int | None:
-        """The size of the split as the dataset states it, None where it does not."""
+        """The size of the split that the dataset states; None if it states none."""
         rows = self._load()
         if self.saved is not None:
             return rows.data.nbytes
@@ -114,7 +120,7 @@ class HubSource:
         return self._rows
 
     def _commit(self) -> str:
-        """The commit that name and revision stand for: the hub's answer, or the last one it gave on this machine."""
+        """The commit of the revision: the hub's answer, or its last answer on this machine."""
         key = hashlib.sha256(repr((self.name, self.revision)).encode()).hexdigest()[:24]
         remembered = default_cache_dir() / "hub-commits" / key
         try:
@@ -128,8 +134,7 @@ class HubSource:
 
 
 def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
-    """The folder of this split where `save_to_disk` of `datasets` wrote this one; None where it did not. UserError: no
-    such split."""
+    """The folder of this split if `save_to_disk` of `datasets` wrote `name`; else None. UserError: no such split."""
     folder = Path(name).expanduser()
     if (folder / SPLITS).is_file():
         splits = read_json(folder / SPLITS)["splits"]
@@ -140,7 +145,7 @@ def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
 
 
 def datasets_library() -> ModuleType:
-    """Hugging Face's `datasets`. UserError where it is not installed."""
+    """Hugging Face's `datasets`. UserError: it is not installed."""
     try:
         import datasets
     except ImportError as error:

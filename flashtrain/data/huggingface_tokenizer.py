@@ -1,4 +1,4 @@
-"""The tokenizer of any Hugging Face folder: tokenizer.json, or what transformers makes one of. No code of it runs."""
+"""The tokenizer of any Hugging Face folder, of tokenizer.json or as transformers builds it. No code in it is run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from flashtrain.files.json_files import read_json
 MAP, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 DECIDING = (FILE, CONFIG, MAP, "added_tokens.json", "config.json", *OTHER_FILES)
-USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # where no file of the folder says which
+USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # if no file of the folder names one
 
 
 class HuggingFaceTokenizer(LibraryTokenizer):
-    """A tokenizer as its folder has it. Made by `load`.
+    """The tokenizer of a Hugging Face folder, made by `load`.
 
-    begin_of_text: what transformers' AutoTokenizer puts before a text (tokenizers.as_document does).
-    end_of_text: the eos_token of the folder's settings, else its sep_token, else that of the model beside.
-    config: what tokenizer_config.json says, a chat template included.
+    Attributes:
+        begin_of_text: Ids that transformers' AutoTokenizer puts before a text (tokenizers.as_document adds them).
+        end_of_text: Id of the folder's eos_token, else of its sep_token, else the eos_token_id in config.json.
+        config: The content of tokenizer_config.json, with the chat template.
     """
 
     kind, name = "huggingface", "a Hugging Face tokenizer"
@@ -39,7 +40,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-        """Raises UserError: no tokenizer there, a damaged one, one without an end of text."""
+        """Read the folder. Raises UserError: it has no tokenizer, a damaged one, or one without an end of text."""
         folder = Path(folder).expanduser()
         config = {**_read(folder / MAP), **_read(folder / CONFIG)}
         if (folder / TEMPLATE).is_file():
@@ -53,7 +54,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         return cls(tokenizer, _end_of_text(folder, tokenizer, config), config)
 
     def without_begin(self) -> HuggingFaceTokenizer:
-        """A copy that puts nothing around a text; nor does AutoTokenizer where it is saved."""
+        """A copy that adds nothing to a text; if it is saved, AutoTokenizer does not either."""
         library = self.library_form()
         library.post_processor = None
         return HuggingFaceTokenizer(library, self.end_of_text, self.config)
@@ -64,7 +65,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
 
 def folder_version(folder: str | os.PathLike[str]) -> str:
-    """A hash of what decides the ids, known without reading the tokenizer."""
+    """A hash of the files that decide the ids, computed without loading the tokenizer."""
     digest = hashlib.sha256()
     for name in DECIDING:
         path = Path(folder).expanduser() / name
@@ -86,7 +87,8 @@ def _made_by_transformers(folder: Path) -> Tokenizer:
 
 
 def _put_before(tokenizer: Tokenizer) -> list[int]:
-    """AutoTokenizer takes what stands around a text from tokenizer.json alone, whatever add_bos_token says."""
+    """The ids that the tokenizer puts before a text."""
+    # AutoTokenizer, too, adds what tokenizer.json names, whatever add_bos_token is.
     found = tokenizer.encode("a")
     own = [not added for added in found.special_tokens_mask]
     return found.ids[: own.index(True)] if any(own) else []

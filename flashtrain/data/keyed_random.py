@@ -1,7 +1,7 @@
-"""Random numbers that follow from their keys alone: the same on every machine, in any order, for any part of a batch.
+"""Counter-based random numbers: each follows from its keys alone, on every machine and in any order.
 
-A generator with a state would have to be seeded anew for each sample; this is an expression over arrays. The mixing
-step is SplitMix64's (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators").
+A generator with a state would need a new seed for each sample; this is an expression over arrays. The mixing step is
+that of SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators").
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 def hashed(*keys: int | np.ndarray) -> np.ndarray:
     """Uniform uint64 from one or more keys (integers of 0 or more, or arrays of them that broadcast)."""
     state = np.zeros(np.broadcast_shapes(*(np.shape(key) for key in keys)), dtype=np.uint64)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is what is meant
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         for key in keys:
             state = _mixed(state + _GOLDEN * (np.asarray(key).astype(np.uint64) + np.uint64(1)))
     return state

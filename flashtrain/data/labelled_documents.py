@@ -1,4 +1,4 @@
-"""Documents with labels, as a classifier is trained and tested on them, and the batches that they make.
+"""Labelled documents and batches of them, for training and testing classifiers.
 
 L labels, B documents of a batch, T packed tokens, S tokens of the longest padded row.
 """
@@ -18,26 +18,26 @@ from flashtrain.data.wordpiece import SpecialTokens
 
 
 class LabelledDocuments(Protocol):
-    """Documents by number; each has any of L labels, or one of them at some of its tokens."""
+    """Documents by number. Each has any of L labels, or a label at some of its tokens."""
 
     label_names: tuple[str, ...]
 
     def __len__(self) -> int:
-        """How many documents."""
+        """The number of documents."""
         ...
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64: the tokens of each."""
+        """(n,) int64: tokens of each document."""
         ...
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Its tokens, (length,) integers, and its labels, (L,) bool, or as tokens: a label's number, -100 for none."""
+        """Its tokens, (length,) integers, and its labels: (L,) bool, or (length,) label numbers, -100 for none."""
         ...
 
 
 class LabelledTexts:
-    """LabelledDocuments in memory: the tokens and the labels of each."""
+    """LabelledDocuments in memory."""
 
     def __init__(
         self, tokens: Sequence[np.ndarray], labels: Sequence[np.ndarray], label_names: tuple[str, ...]
@@ -53,16 +53,16 @@ class LabelledTexts:
         return np.array([len(tokens) for tokens in self.tokens], dtype=np.int64)
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and labels of one."""
+        """Tokens and labels of a document."""
         return self.tokens[number], self.labels[number]
 
 
 class ClassificationBatch(TypedDict, total=False):
-    """Documents between [CLS] and [SEP], cut to the context; the names are those of models.SequenceClassifier.loss.
+    """Documents between [CLS] and [SEP], cut to the context, as arguments of models.SequenceClassifier.loss.
 
-    Packed: tokens (T,) int64 and cu_seqlens (B + 1,) int32; what follows the last end is [PAD] and counts nowhere.
-    Padded: tokens (B, S) int64 and lengths (B,) int64. labels (B, L) int64, 0 and 1; of words as tokens, -100 for none.
-    Plain numbers, which stay on the host: sequences, real_tokens, pairs (the sum of squared lengths).
+    Packed: tokens (T,) int64 and cu_seqlens (B + 1,) int32; tokens after the last end are [PAD], which is not scored.
+    Padded: tokens (B, S) int64 and lengths (B,) int64. labels: (B, L) int64, 0 or 1; labels of words have the shape of
+    `tokens`, -100 for none. Plain numbers on the host: sequences, real_tokens, pairs (the sum of squared lengths).
     """
 
     tokens: Tensor
@@ -75,11 +75,15 @@ class ClassificationBatch(TypedDict, total=False):
 
 
 class LabelledSamples(Dataset[ClassificationBatch]):
-    """LabelledDocuments as samples; indexed by a sequence of their numbers it gives one ClassificationBatch.
+    """LabelledDocuments as samples; indexed by a sequence of document numbers, it returns one ClassificationBatch.
 
-    context: tokens of the longest sample, [CLS] and [SEP] included: of a longer document the first are read. layout:
-    "packed": a batch of B documents has B * context tokens, whatever their lengths, so that shapes stay the same; or
-    "padded". of_words: labels are those of tokens. It goes with data.loader as PackedSamples does.
+    Args:
+        documents: The documents.
+        special: The ids of [CLS], [SEP] and [PAD].
+        context: Tokens of the longest sample, with [CLS] and [SEP]; longer documents are cut.
+        layout: "packed" or "padded". A packed batch of B documents always has B * context tokens, so that shapes stay
+            the same.
+        of_words: Whether tokens have labels, and not documents.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class LabelledSamples(Dataset[ClassificationBatch]):
         return np.concatenate(([first], values[: self.context - 2], [last]), dtype=np.int64, casting="unsafe")
 
     def _laid_out(self, rows: Sequence[np.ndarray], filler: int) -> Tensor:
-        """Rows of whole numbers end to end and filled up to (B * context,), or below one another (B, S); int64."""
+        """Rows of integers end to end and padded to (B * context,), or as a padded matrix (B, S); int64."""
         flat = np.concatenate(rows)
         if self.layout == "packed":
             fill = len(rows) * self.context - len(flat)

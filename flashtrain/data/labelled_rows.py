@@ -1,4 +1,4 @@
-"""Labelled texts from files and datasets: any number of labels a text, or one for each of its words."""
+"""Read labelled texts from files and datasets: any number of labels per text, or one label per word."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS),
 
 
 class Columns(NamedTuple):
-    """Which columns hold texts and labels. of_words: the texts are lists of words, and so are their labels."""
+    """The columns of texts and labels. of_words: a text is a list of words, with a list of as many labels."""
 
     text: str = "text"
     labels: str = "labels"
@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A text, or its words; its labels' names; where it stands, in words."""
+    """A text or its words, the names of its labels, and its place (file and line) as text."""
 
     text: str | list[str]
     labels: list[str]
@@ -37,10 +37,16 @@ class Row(NamedTuple):
 
 
 def file_rows(path: Path, columns: Columns) -> list[Row]:
-    """The rows of a .jsonl file (compressed ones too) or a .parquet file.
+    """The rows of a .jsonl file (also compressed) or a .parquet file.
 
-    A text may be a list of paragraphs, which are joined by line feeds; labels are a list or one alone, strings or whole
-    numbers. UserError: what is wrong in which row.
+    A text may be a list of paragraphs, which are joined by line feeds. Labels are strings or integers, one or a list.
+
+    Args:
+        path: The file.
+        columns: The columns to read.
+
+    Raises:
+        UserError: A row cannot be read; the text names the row.
     """
     return [_row(row, where, columns) for where, row in TextReader().rows(path)]
 
@@ -50,10 +56,17 @@ def dataset_rows(
 ) -> dict[str, list[Row]]:
     """The rows of each split of a dataset of the Hugging Face hub, or of a local folder that `datasets` can load.
 
-    Numbered labels get the names that the dataset gives them. most: of a split, the first so many rows only.
-    dataset_rows("coastalcph/lex_glue", "ecthr_a", Columns()) is the task of Dao et al. 2022, table 5: articles of the
-    Convention, from the facts of a case.
-    UserError: `datasets` is not installed, columns that are not there; and what `datasets` raises.
+    Numbered labels get the dataset's names for them. For example, dataset_rows("coastalcph/lex_glue", "ecthr_a",
+    Columns()) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
+
+    Args:
+        name: The dataset.
+        config: Its configuration.
+        columns: The columns to read.
+        most: For each split, how many of its first rows to read (None: all).
+
+    Raises:
+        UserError: `datasets` is not installed, or a column is missing. Whatever `datasets` raises is passed on.
     """
     tables = datasets_library().load_dataset(name, config)
     found = {}
@@ -72,17 +85,24 @@ def dataset_rows(
 
 
 def labels_in(rows: Iterable[Row]) -> tuple[str, ...]:
-    """The names of all labels that occur, sorted."""
+    """The names of all labels of these rows, sorted."""
     return tuple(sorted({label for row in rows for label in row.labels}))
 
 
 def encode_rows(
     rows: Sequence[Row], tokenizer: Tokenizer, label_names: Sequence[str], *, of_words: bool = False
 ) -> LabelledTexts:
-    """The rows as tokens and labels by number. of_words: a word's label is at its first token (Devlin et al. 2019,
-    section 5.3), and every word but the first is encoded with a space before it.
+    """Encode rows as tokens and label numbers.
 
-    UserError: a label that is not among the names: a test set's labels must all be known from training.
+    Args:
+        rows: The rows.
+        tokenizer: Encodes the texts.
+        label_names: All labels, those of the training rows; a label's number is its index.
+        of_words: Encode word by word, each but the first with a space before it; a word's label stands at its first
+            token (Devlin et al. 2019, section 5.3).
+
+    Raises:
+        UserError: A row has a label that is not among the names.
     """
     place = {name: number for number, name in enumerate(label_names)}
     for row in rows:

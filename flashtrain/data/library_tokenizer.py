@@ -1,4 +1,4 @@
-"""What all tokenizers of the Hugging Face library have in common here, and the files that they are saved as."""
+"""Base class of the tokenizers that the Hugging Face `tokenizers` library runs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-MARK = "flashtrain"  # in CONFIG: {"kind": ...}, what the tokenizer is to flashtrain
-# The class that takes FILE as it is: others of transformers build parts of it anew.
+MARK = "flashtrain"  # key in CONFIG of {"kind": ...}, the kind of tokenizer that flashtrain saved
+# The class of transformers that reads FILE unchanged: others rebuild parts of it.
 TAKEN_AS_IT_IS = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
-# transformers' AutoTokenizer (5.23) takes what spells a special token in a text for that token unless it is called with
-# split_special_tokens=True, builds parts of tokenizer.json anew for some classes, and is not everywhere.
+# Why not transformers' AutoTokenizer (5.23): it reads the spelling of a special token in a text as that token unless it
+# is called with split_special_tokens=True, rebuilds parts of tokenizer.json for some classes, and is not always there.
 class LibraryTokenizer:
-    """A tokenizer that adds nothing to a text, cuts and pads none, and takes a special token that a text spells for
-    text. A subclass says its kind, and its fingerprint.
+    """A tokenizer that adds nothing to a text, never truncates or pads, and reads a special token's spelling as text.
 
-    end_of_text: the id that closes every document. begin_of_text: the ids that stand before a text. config: what
-    transformers reads in tokenizer_config.json.
+    A subclass sets `kind` and `name`, and has `fingerprint`.
+
+    Attributes:
+        end_of_text: Id that ends every document.
+        begin_of_text: Ids that stand before a text.
+        config: What transformers reads in tokenizer_config.json.
     """
 
     kind: str
@@ -52,34 +55,34 @@ class LibraryTokenizer:
         return [np.asarray(one.ids, dtype=np.uint32) for one in found]
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """special: with the special tokens' names."""
+        """The text of ids. special: with the names of special tokens."""
         return self._library.decode([int(token) for token in ids], skip_special_tokens=not special)
 
     def describe(self) -> str:
         return f"{self.name} ({self.vocab_size:,} tokens)"
 
     def library_form(self) -> Tokenizer:
-        """A copy of the library's tokenizer, in which a special token that a text spells is that token."""
+        """A copy of the library's tokenizer that reads the spelling of a special token as that token."""
         return Tokenizer.from_str(self._library.to_str())
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Also loads as transformers.AutoTokenizer.from_pretrained(folder)."""
+        """Write the tokenizer's files, which transformers.AutoTokenizer.from_pretrained(folder) reads too."""
         write_atomically(Path(folder, FILE), self._library.to_str())
         write_atomically(Path(folder, CONFIG), json.dumps({**self.config, MARK: {"kind": self.kind}}, indent=1))
 
 
 def read_tokenizer(path: Path, read: Callable[[str], Any] = Tokenizer.from_file) -> Any:
-    """What `read` makes of a file. Raises UserError, naming the file, which the library's errors do not."""
+    """The result of `read` for a file. Raises UserError with the file's name, which the library's errors lack."""
     try:
         return read(str(path))
-    except Exception as error:  # the library raises no other
+    except Exception as error:  # the library raises nothing more specific
         raise UserError(f"the tokenizer {path} cannot be read: {first_line(error)}.") from error
 
 
-# The library's threads do not survive a fork: where they have run, a process forked from this one (a DataLoader's
-# worker) prints a warning while the variable is not set (tokenizers 0.22).
+# The library's threads do not survive a fork: once they have run, a forked process (such as a DataLoader's worker)
+# prints a warning unless the variable is set (tokenizers 0.22).
 def _before_fork() -> None:
-    os.environ.setdefault(PARALLELISM, "False")  # capitalised: the library reads it as "false", and we know it as ours
+    os.environ.setdefault(PARALLELISM, "False")  # capitalized, to know it as ours: the library reads "false"
 
 
 def _after_fork() -> None:

@@ -1,12 +1,14 @@
 """Batches in an order that can be resumed: which samples a step reads is a function of the step alone.
 
-An optimiser step takes `samples_per_step` = batch_size x accumulate x world_size samples. Numbered through the whole
-run, step s takes the numbers s * samples_per_step and up; number n is sample permutation[n % N] of epoch n // N, with N
-the samples of an epoch and one random permutation an epoch. So the samples of a step depend on their count a step, and
-not on how devices, micro-batches and accumulation share them.
+N samples of an epoch.
 
-torchdata 0.11's StatefulDataLoader in our place: other losses after a checkpoint on an epoch's last batch, and rank 0's
-place for all ranks. Here the place comes from the optimiser steps taken, not from what worker processes read ahead.
+An optimizer step takes `samples_per_step` = batch_size x accumulate x world_size samples. Samples are numbered through
+the whole run: step s takes the numbers from s * samples_per_step on, and number n is sample permutation[n % N] of epoch
+n // N, with one random permutation per epoch. So the samples of a step depend on how many it takes, and not on how they
+are sharded over devices and micro-batches.
+
+Why not StatefulDataLoader of torchdata 0.11: after a checkpoint on an epoch's last batch the losses are different, and
+all ranks resume at rank 0's place. Here the place follows from the optimizer steps, not from what workers read ahead.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ log = logging.getLogger(__name__)
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
-    """(samples,) unsigned: the order in which an epoch reads its samples, a random permutation. of: of what, if of one
-    of several."""
+    """(samples,) unsigned integers: the random order in which an epoch reads its samples.
+
+    of: further keys of the permutation, where there are several in an epoch.
+    """
     # RandomState's stream is frozen: a run resumed under another version of numpy reads the same samples.
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, epoch, *of))))
     order = np.arange(samples, dtype=np.uint32 if samples < 2**32 else np.uint64)
@@ -40,13 +44,19 @@ latest_orders = lru_cache(maxsize=2)(epoch_order)  # a step may lie in two epoch
 
 
 class StepSampler(DistributedSampler):
-    """Hands out, for each micro-batch of a run, the list of sample numbers that this device reads.
+    """Yields, for each micro-batch of a run, the list of sample numbers that this device reads.
 
-    samples: N, the samples of an epoch. batch_size: samples a micro-batch a device. total_steps: optimiser steps of
-    the run; the sampler's length is total_steps * accumulate micro-batches.
+    The length is total_steps * accumulate micro-batches. `begin` is the micro-batch that the next iteration starts
+    with, counted from the run's first. Lightning does not replace it, since a DistributedSampler knows its rank.
 
-    `begin` is the micro-batch that the next iteration starts with, counted from the run's first.
-    Being a DistributedSampler tells Lightning that it already knows its rank, and is to be left alone.
+    Args:
+        samples: N.
+        batch_size: Samples of a micro-batch on one device.
+        total_steps: Optimizer steps of the run.
+        accumulate: Micro-batches of a step.
+        world_size: Data-parallel devices.
+        rank: This device's rank among them.
+        seed: Of the permutations.
     """
 
     def __init__(
@@ -81,16 +91,16 @@ class StepSampler(DistributedSampler):
             yield self.sample_numbers(micro_batch).tolist()
 
     def first_number(self, step: int) -> int:
-        """How many samples all devices together have read before this step."""
+        """The number of samples that all devices together have read before this step."""
         return self._anchor_sample + (step - self._anchor_step) * self.samples_per_step
 
     def place(self, step: int) -> dict[str, Any]:
-        """What a checkpoint says of where this step begins, in plain values."""
+        """Where this step begins, in plain values for a checkpoint."""
         return {"samples_read": self.first_number(step)}
 
     def continue_from(self, step: int, place: dict[str, Any]) -> None:
-        """Let this step begin at this place: for a run that is resumed, also with another count of samples a step."""
-        # Not at step times samples a step: the run may have changed its batch size before.
+        """Let this step begin at this place, to resume a run, also with another number of samples per step."""
+        # The place is not step * samples_per_step: the run may have changed its batch size before.
         self._anchor_step, self._anchor_sample = step, place["samples_read"]
 
     def sample_numbers(self, micro_batch: int) -> np.ndarray:
@@ -100,7 +110,7 @@ class StepSampler(DistributedSampler):
         return self.chosen(first + np.arange(self.batch_size))
 
     def chosen(self, numbers: np.ndarray) -> np.ndarray:
-        """The samples that these numbers of the run stand for."""
+        """The samples of these numbers of the run."""
         epochs, places = np.divmod(numbers, self.samples)
         chosen = np.empty_like(numbers)
         for epoch in np.unique(epochs):
@@ -110,8 +120,7 @@ class StepSampler(DistributedSampler):
 
 
 class ListedBatches(DistributedSampler):
-    """This device's micro-batches of an evaluation, of `samples` samples: the same ones every time. batches: of each,
-    what it is built of. Like StepSampler it knows its rank already."""
+    """This device's micro-batches of an evaluation, the same every time. batches: the index of each micro-batch."""
 
     def __init__(self, samples: int, batches: Sequence[Any], *, world_size: int, rank: int) -> None:
         super().__init__(range(samples), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
@@ -127,8 +136,8 @@ class ListedBatches(DistributedSampler):
 class FixedSampler(ListedBatches):
     """The first `samples` samples in order, an equal share for each device, in micro-batches of one size.
 
-    The same samples are read whatever the count of devices (up to a remainder that does not divide among them) and
-    whatever the micro-batch: `batch_size` is only the most that a micro-batch may hold.
+    Any number of devices reads the same samples, up to the remainder of the division, with any size of micro-batch.
+    `batch_size` is the most that a micro-batch may hold.
     """
 
     def __init__(self, samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> None:
@@ -136,8 +145,8 @@ class FixedSampler(ListedBatches):
             share = samples // world_size
             mine = np.arange(rank * share, (rank + 1) * share)
         else:
-            mine = np.array([rank % samples])  # every device must take part, or the others wait for ever
-        # One size for all: a last, smaller batch would be one more shape to compile for.
+            mine = np.array([rank % samples])  # every device must read one, or the others wait for ever
+        # All have one size: a smaller last batch would be one more shape to compile for.
         size = max(size for size in range(1, min(batch_size, len(mine)) + 1) if len(mine) % size == 0)
         if 2 * size < batch_size <= len(mine):
             size = batch_size
@@ -146,9 +155,9 @@ class FixedSampler(ListedBatches):
 
 
 class Samples(Protocol):
-    """What a loader reads: PackedSamples of text, or the labelled sequences of flashtrain.data.sequences.
+    """Samples that a loader reads, such as PackedSamples; indexed by a list of sample numbers, they return a batch.
 
-    context: tokens of a sample, at most. tokens: of all samples together. A list of sample numbers gives their batch.
+    context: most tokens of a sample. tokens: tokens of all samples.
     """
 
     context: int
@@ -162,19 +171,24 @@ class Samples(Protocol):
 def evaluation_loader(
     samples: Any, sampler: DistributedSampler, *, num_workers: int = 0, pin_memory: bool = False
 ) -> DataLoader[Any]:
-    """A plain DataLoader over what the sampler hands out, for validation."""
+    """A DataLoader over the sampler's batches, for validation."""
     return DataLoader(samples, sampler=sampler, **loader_options(num_workers, pin_memory))
 
 
 class ResumableLoader(DataLoader[Any]):
-    """Training batches from the step that the run stands at to the end of the run.
+    """Training batches from the run's current step to the end of the run.
 
-    trainer: where given, its global_step is the place, whenever an iteration starts and whenever state is saved. A
-    loop without Lightning leaves it out: the place is then what the loop has taken from the iterator, in whole steps.
+    `len()` is always that of the whole run; after a resume the iterator yields what is left of it. Lightning saves the
+    state in its checkpoints by state_dict and load_state_dict. A checkpoint between the micro-batches of a step holds
+    no gradients, so that step is read again from its first micro-batch.
 
-    `len()` is always the whole run's; after a resume the iterator yields what is left of it. With state_dict and
-    load_state_dict Lightning keeps the state in its checkpoints by itself. A checkpoint taken between the micro-batches
-    of one step holds no gradients, so that step is read again from its first micro-batch.
+    Args:
+        samples: The samples.
+        sampler: Their order.
+        trainer: If given, its global_step is the place whenever an iteration starts and whenever state is saved. In a
+            loop without Lightning the place is what was taken from the iterator, in whole steps.
+        num_workers: Processes that build batches; 0: this process builds them.
+        pin_memory: As of DataLoader.
     """
 
     def __init__(
@@ -210,18 +224,18 @@ class ResumableLoader(DataLoader[Any]):
 
     @property
     def step(self) -> int:
-        """Optimiser steps done."""
+        """Optimizer steps done."""
         if self.trainer is not None:
             return self.trainer.global_step
         return (self._begin + self._taken) // self.steps.accumulate
 
     @property
     def samples_read(self) -> int:
-        """Samples that the steps done have trained on, over all devices."""
+        """Samples that these steps have trained on, over all devices."""
         return self.steps.first_number(self.step)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the stream of samples, and what the stream was made of. Plain numbers, the same on all ranks."""
+        """The place in the stream of samples, and what identifies the stream: plain numbers, equal on all ranks."""
         return {
             "step": self.step,
             "accumulate": self.steps.accumulate,
@@ -233,10 +247,10 @@ class ResumableLoader(DataLoader[Any]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after the steps that the state counts: with exactly the next sample, also at another batch size.
+        """Continue after the state's steps with exactly the next sample, also at another batch size.
 
-        A stream made of other data, context or seed has no such sample: that is logged as a warning. Raises UserError
-        for the state of another kind of data.
+        If the data, context or seed has changed, samples may repeat, and a warning is logged. Raises UserError for the
+        state of another kind of data.
         """
         now = self.state_dict()
         missing = self.steps.place(self.step).keys() - state_dict.keys()
@@ -258,10 +272,10 @@ class ResumableLoader(DataLoader[Any]):
 
 
 def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:
-    """Make Lightning's count of micro-batches agree with its count of optimiser steps.
+    """Make Lightning's count of micro-batches agree with its count of optimizer steps.
 
-    They differ when a checkpoint was taken between the micro-batches of a step (time-based, or after an exception), and
-    when the run goes on with another accumulation. Left alone, later steps would be made of the wrong micro-batches.
+    They differ if a checkpoint was saved between the micro-batches of a step (time-based, or after an exception), or if
+    the run resumes with another accumulation. Later steps would then be made of the wrong micro-batches.
     """
     progress = trainer.fit_loop.epoch_loop.batch_progress
     current, total = progress.current, progress.total
@@ -274,20 +288,20 @@ def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, a
         for tracker, value in ((current, steps * accumulate_now), (total, before_epoch + steps * accumulate_now)):
             tracker.reset()
             tracker.increment_by(value)
-        # The step at which Lightning logs: it would count the last one only where it finds the counts as it saved them.
+        # The step at which Lightning logs: Lightning counts the last step only if it finds the counts that it saved.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
     if steps * accumulate_now < length:
-        progress.is_last_batch = False  # it was the last of a shorter run
+        progress.is_last_batch = False  # the last batch of a shorter run
 
 
 def loader_options(num_workers: int, pin_memory: bool) -> dict[str, Any]:
     return {
-        "batch_size": None,  # the sampler gives whole micro-batches, and the samples build them whole
+        "batch_size": None,  # the sampler yields whole micro-batches, and the samples build them
         "collate_fn": _as_it_is,
         "num_workers": num_workers,
         "persistent_workers": num_workers > 0,
         "pin_memory": pin_memory,
-        # A generator of its own: the loader draws a number from it, and must not shift the run's random stream.
+        # A separate generator: the loader draws a number from it, which must not change the run's random stream.
         "generator": torch.Generator(),
     }
 

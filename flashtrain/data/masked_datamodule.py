@@ -1,4 +1,4 @@
-"""Text in, masked samples out: the LightningDataModule of masked-language training.
+"""The LightningDataModule of masked-language training.
 
 T tokens of a packed row.
 """
@@ -23,23 +23,27 @@ from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, without_begin
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 
-VALIDATION_SEED = 2**32  # no training run has it: seeds end below
+VALIDATION_SEED = 2**32  # no training run has this seed: theirs are smaller
 
 
 class MaskedTextDataModule(TextDataModule):
     """Batches of masked samples (flashtrain.data.masking.MaskedBatch) of a corpus.
 
-    source, tokenizer, total_steps, accumulate, seed, validation, validation_fraction, num_workers, cache_dir: see
-    TextDataModule; but the source is text.
-    context: tokens of the longest sample, [CLS] and [SEP] included. unit: what a sample is, "sentence", "paragraph" or
-    "document", cut where it is longer; shortest: pieces below so many tokens are joined to the next.
-    token_budget: T, tokens of a micro-batch on each device. share: of the tokens, masked. layout: "packed", or
-    "padded": the same samples in padded rows.
-    cost: of a sequence, by which the rows of a step are evened (BertConfig's cost_per_token and cost_per_pair).
-    validation_samples: at most so many held-out samples, masked the same at every validation.
+    The arguments that are not listed are those of TextDataModule; the source must be text. After setup(), `special` and
+    `vocab_size` count the tokenizer's tokens and four special ones.
 
-    After setup(): also `special` and `vocab_size`, the tokenizer's tokens and four special ones.
-    Raises UserError for arguments out of range, and what TextDataModule raises.
+    Args:
+        context: Tokens of the longest sample, with [CLS] and [SEP].
+        token_budget: T, tokens of a micro-batch on each device.
+        unit: What a sample is: "sentence", "paragraph" or "document", cut if it is longer than the context.
+        shortest: Pieces with fewer tokens are joined to the next.
+        share: Share of the tokens that is masked.
+        layout: "packed", or "padded": the same samples in padded rows.
+        cost: Cost of a sequence, by which the rows of a step are balanced (BertConfig's cost_per_token, cost_per_pair).
+        validation_samples: Most held-out samples of a validation; they are masked the same every time.
+
+    Raises:
+        UserError: Arguments out of range, or as of TextDataModule.
     """
 
     def __init__(
@@ -98,24 +102,24 @@ class MaskedTextDataModule(TextDataModule):
 
     @property
     def special(self) -> SpecialTokens:
-        """The four special tokens, past the tokenizer's own. Raises UserError before setup()."""
+        """The four special tokens, whose ids follow the tokenizer's own. Needs setup()."""
         return SpecialTokens.past(self.tokenizer.vocab_size)
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's tokens and the special ones. Raises UserError before setup()."""
+        """The number of the tokenizer's tokens and the special ones. Needs setup()."""
         return self.special.vocab_size
 
     def padding(self) -> float:
-        """Tokens that a micro-batch computes over its budget: 1 of packed rows, of padded ones about that of the first
-        epoch's longest sample over the mean one. Needs setup()."""
+        """Tokens that a micro-batch computes, over its budget: 1 for packed rows; for padded ones about the longest
+        sample of the first epoch over the mean one. Needs setup()."""
         if self.layout != "padded":
             return 1.0
         lengths = self._masked(self.split.training, self.seed).lengths
         return float(lengths.max() / lengths.mean())
 
     def means(self) -> tuple[float, float, float]:
-        """Of a token to train on, in the first epoch: pairs of attention, samples, labels. Needs setup()."""
+        """Pairs of attention, samples and labels per training token of the first epoch. Needs setup()."""
         samples = self._masked(self.split.training, self.seed)
         lengths = samples.lengths
         tokens = float(lengths.sum())
@@ -123,13 +127,13 @@ class MaskedTextDataModule(TextDataModule):
         return pairs / tokens, len(lengths) / tokens, float(samples.label_counts.sum()) / tokens
 
     def train_dataloader(self) -> ResumableLoader:
-        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        """The run's micro-batches for this device, from the trainer's current step on."""
         self._check()
         samples = self._masked(self.split.training, self.seed)
         return self._training(samples, {"budget": self.token_budget, "cost": self.cost, "most": samples.most})
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]
-        """This device's rows of the first `validation_samples` held-out samples; an empty list where none are."""
+        """This device's rows of the first `validation_samples` held-out samples; an empty list if there are none."""
         self._check()
         held_out = self.split.validation
         if held_out is None:

@@ -1,9 +1,9 @@
-"""Masked samples of their real lengths: one piece of text each.
+"""Masked samples, each of one piece of text, packed or padded to batches.
 
 T packed tokens, N sequences a row may hold, M labels it may have, B padded rows.
 
 A sample is [CLS] piece [SEP]. Which tokens are masked follows from the seed, the epoch and the sample alone: every
-epoch masks others, and a resumed run the same.
+epoch masks other tokens, and a resumed run masks the same ones.
 """
 
 from __future__ import annotations
@@ -25,20 +25,31 @@ ROUNDED_TO = 8  # a padded row's width
 
 
 class Row(NamedTuple):
-    """What a micro-batch is made of: sample numbers, and the step's labels for each micro-batch of it."""
+    """The sample numbers of a micro-batch, and the step's labels divided by its micro-batches."""
 
     numbers: tuple[int, ...]
     label_count: float
 
 
 class MaskedSamples(Dataset[MaskedBatch]):
-    """The samples of one split; indexed by a Row it gives one MaskedBatch. Sample e * len + i is sample i of epoch e.
+    """The samples of one split; indexed by a Row, they return a MaskedBatch. Sample e * len + i is sample i of epoch e.
 
-    tokens: of which slices are read (token_cache.MappedTokens). pieces: see pieces.split_pieces. seed: of masks. share:
-    of a sample's tokens that are masked. layout: "packed" rows of `budget` tokens, of at most `most` samples, as
-    follows from the mean length, or "padded". lengths, label_counts: (n,) int64, tokens of each sample, [CLS] and [SEP]
-    included, and masked ones.
-    Raises UserError: no pieces.
+    Args:
+        tokens: The token file, of which slices are read (token_cache.MappedTokens).
+        pieces: Ranges of it (pieces.split_pieces).
+        special: The special tokens.
+        budget: T.
+        seed: Of the masks.
+        share: Share of a sample's tokens that is masked.
+        layout: "packed" or "padded".
+
+    Attributes:
+        lengths: (n,) int64, tokens of each sample, with [CLS] and [SEP].
+        label_counts: (n,) int64, masked tokens of each sample.
+        most: N, from the mean length.
+
+    Raises:
+        UserError: There are no pieces.
     """
 
     def __init__(
@@ -65,16 +76,16 @@ class MaskedSamples(Dataset[MaskedBatch]):
         self.label_counts = masked_count(pieces.lengths, share)
         most = min(math.ceil(2 * budget / float(lengths.mean())), budget // int(lengths.min()))
         self.most = max(1, most)
-        # At most what the budget has, and what rounding to one at least adds for each sample (of 3 tokens or more).
+        # M: the budget's share, and what rounding up to one label adds for each sample (of 3 tokens or more).
         self.most_labels = math.floor(share * budget + self.most * max(0.0, 1 - 3 * share, 0.5 - 2 * share)) + 1
 
     def __len__(self) -> int:
-        """The samples of an epoch."""
+        """The number of samples in an epoch."""
         return len(self.lengths)
 
     @property
     def tokens(self) -> int:
-        """Of all pieces."""
+        """Tokens of all pieces."""
         return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:
@@ -85,7 +96,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int = 1
     ) -> list[Row]:
-        """One row each, with the step's labels for a row of it: row a * world_size + rank is micro-batch a's."""
+        """This device's micro-batches of a step, one row each: row a * world_size + rank is micro-batch a."""
         every = self.row([number for row in rows for number in row])
         return [Row(row, every.label_count / len(rows)) for row in rows[rank::world_size]]
 

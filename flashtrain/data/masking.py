@@ -1,7 +1,6 @@
-"""Which tokens a masked language model has to find: 15% of each sample, as Devlin et al. 2019 have it.
+"""Choose and mask the tokens that a masked language model predicts: 15% of each sample (Devlin et al. 2019).
 
-T tokens of several samples end to end, M masked positions; of a batch N sequences a row may hold, B padded rows, S the
-longest of them.
+T tokens of several samples end to end, M masked positions, N sequences a row may hold, B padded rows, S the longest.
 """
 
 from __future__ import annotations
@@ -14,19 +13,22 @@ from torch import Tensor
 from flashtrain.data.keyed_random import hashed, uniform
 from flashtrain.data.wordpiece import SpecialTokens
 
+NUMBERS = ("sequences", "real_tokens", "pairs", "scored")  # of a batch: plain numbers
+MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the chosen tokens: become [MASK], become a random token; the rest stays
+
 
 class MaskedBatch(TypedDict, total=False):
-    """Samples with some tokens masked, in one of two layouts; the names are those of models.Bert.loss.
+    """Samples with some tokens masked, packed or padded, as arguments of models.Bert.loss.
 
-    Packed, without padding between: tokens (T,) int64, and cu_seqlens (N + 1,) int32: 0, then where each sample ends,
-    the last end repeated. Shapes are the same for every batch; what follows the last end is [PAD] and counts nowhere.
-    Padded: tokens (B, S) int64, [PAD] after each sample, and lengths (B,) int64.
+    Packed: tokens (T,) int64 and cu_seqlens (N + 1,) int32: 0, then the end of each sample, the last one repeated.
+    Shapes are the same for every batch; tokens after the last end are [PAD], which is not scored.
+    Padded: tokens (B, S) int64, with [PAD] after each sample, and lengths (B,) int64.
 
-    masked (M,) int64: indices of the masked tokens among all tokens, row after row. labels (M,) int64: what stood
-    there. Packed, both are filled up, with index 0 and label -100.
-    label_count: float32 scalar: the step's labels over its micro-batches on all devices, so that the mean of the
+    masked (M,) int64: indices of the masked tokens among all tokens, row after row. labels (M,) int64: the tokens that
+    were masked. A packed batch pads both, with index 0 and label -100.
+    label_count: float32 scalar, the step's labels over its micro-batches on all devices, so that the mean of the
     losses is the mean over the step's labels.
-    Plain numbers, which stay on the host: sequences, real_tokens, pairs (the sum of squared lengths), scored (labels).
+    Plain numbers on the host: sequences, real_tokens, pairs (the sum of squared lengths), scored (labels).
     """
 
     tokens: Tensor
@@ -41,20 +43,14 @@ class MaskedBatch(TypedDict, total=False):
     scored: int
 
 
-NUMBERS = ("sequences", "real_tokens", "pairs", "scored")
-
-
 def loss_arguments(batch: MaskedBatch) -> dict[str, Tensor]:
-    """What models.Bert.loss takes of the batch."""
+    """The arguments of models.Bert.loss in the batch."""
     return {name: value for name, value in batch.items() if name not in NUMBERS}  # type: ignore[misc]
 
 
 def score_arguments(batch: MaskedBatch) -> dict[str, Tensor]:
-    """What models.Bert.score takes of the batch."""
+    """The arguments of models.Bert.score in the batch."""
     return {name: value for name, value in loss_arguments(batch).items() if name != "label_count"}
-
-
-MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the chosen tokens: become [MASK], become another token; the rest stays
 
 
 class Masked(NamedTuple):
@@ -66,10 +62,10 @@ class Masked(NamedTuple):
 
 
 def masked_count(ordinary: np.ndarray | int, share: float) -> np.ndarray:
-    """How many of so many tokens of a sample are chosen: the share, rounded, and at least one where there are any.
+    """The number of tokens to choose of each sample: its share, rounded, and at least one if the sample has any.
 
-    The count follows from the length alone, as in the published preprocessing, so that every device knows how many
-    labels a step has without asking.
+    It follows from the length alone, as in the published preprocessing, so that every device knows how many labels a
+    step has without communication.
     """
     tokens = np.asarray(ordinary)
     return np.where(tokens > 0, np.maximum(1, np.floor(share * tokens + 0.5)), 0).astype(np.int64)
@@ -85,9 +81,13 @@ def mask_tokens(
 ) -> Masked:
     """Choose and replace tokens: of the chosen 80% become [MASK], 10% a random token, 10% stay (Devlin et al. 2019).
 
-    tokens: (T,) integers. samples: (T,), the ordinal of each token's sample, not decreasing. keys: what the choice
-    follows from, besides a token's place in its sample: integers or (T,) arrays, such as a seed, each token's epoch and
-    its sample's number. [CLS], [SEP] and [PAD] are never chosen.
+    Args:
+        tokens: (T,) integers.
+        samples: (T,), the number of each token's sample, not decreasing.
+        special: The special tokens. [CLS], [SEP] and [PAD] are never chosen.
+        keys: Random keys, integers or (T,) arrays, such as a seed, each token's epoch and its sample's number. The
+            choice follows from them and a token's place in its sample.
+        share: Share of a sample's tokens to choose.
     """
     tokens = tokens.astype(np.int64)
     index = np.arange(len(tokens))

@@ -1,8 +1,9 @@
-"""Several corpora mixed by weight: each has its token file and its held-out part, and a step draws from all.
+"""Mix several corpora by weight: each has its own token file and held-out part, and every step draws from all.
 
-N numbers a run's samples through; a block of BLOCK of them holds each part's share exactly, in a random order.
+The samples of a run are numbered. Each block of BLOCK numbers holds every part's share exactly, in a random order.
 
-interleave_datasets of datasets 5.2 mixes documents: equal weights of texts of 1,000 and 100 characters gave 91 to 9.
+Why not interleave_datasets of datasets 5.2: it mixes documents, not tokens. Equal weights of texts of 1,000 and 100
+characters gave 91% and 9% of the text.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BLOCK = 10_000
 
 
 class Part(NamedTuple):
-    """A source of the mixture. weight: its share of the samples, over the sum of all weights."""
+    """A source of the mixture. Its share of the samples is weight / sum of all weights."""
 
     name: str
     source: TextSource | TokenSource
@@ -39,9 +40,9 @@ class Part(NamedTuple):
 
 
 class MixtureSource:
-    """Sources by name, with a weight each; all become tokens of one tokenizer.
+    """Named sources with a weight each, all encoded by one tokenizer.
 
-    A "bpe" is trained on the beginnings of all, as much of each as its weight says.
+    A "bpe" tokenizer is trained on the beginnings of all sources, of each in proportion to its weight.
     """
 
     def __init__(self, parts: Mapping[str, tuple[TextSource | TokenSource, float]]) -> None:
@@ -49,7 +50,7 @@ class MixtureSource:
 
     @property
     def shares(self) -> np.ndarray:
-        """(parts,) float64: of the samples."""
+        """(parts,) float64: each part's share of the samples."""
         weights = np.array([part.weight for part in self.parts])
         return weights / weights.sum()
 
@@ -62,7 +63,7 @@ class MixtureSource:
     def open_tokens(
         self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None
     ) -> OpenMixture:
-        """Every part's tokens, made where they are missing. Raises UserError."""
+        """The tokens of every part, made if they are missing. Raises UserError."""
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe":
             tokenizer = self._trained(tokenizer, cache_dir)
         caches = [open_split(part.source, tokenizer, cache_dir) for part in self.parts]
@@ -70,7 +71,7 @@ class MixtureSource:
         return OpenMixture([part.name for part in self.parts], caches, block_counts(self.shares), folder)
 
     def _trained(self, spec: TokenizerSpec, cache_dir: str | os.PathLike[str] | None) -> Tokenizer:
-        """A BPE of the beginnings of all parts, as much of each as its share, trained once: it lies in the cache."""
+        """A BPE trained on the beginnings of all parts, of each in proportion to its share; the cache saves it."""
         texts = []
         for part, share in zip(self.parts, self.shares, strict=True):
             if isinstance(part.source, TokenSource):
@@ -89,7 +90,7 @@ class MixtureSource:
 
 
 class MixedSpans(NamedTuple):
-    """The spans of each part (packing.Spans), None of one that has none."""
+    """The spans of each part (packing.Spans); None for a part without any."""
 
     parts: tuple[Spans | None, ...]
 
@@ -100,7 +101,7 @@ class MixedSpans(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenMixture:
-    """What a data module needs of token_cache.OpenTokens. counts: each part's, of a block."""
+    """The open tokens of a mixture, in place of token_cache.OpenTokens. counts: samples of each part in a block."""
 
     names: list[str]
     caches: list[OpenTokens]
@@ -133,7 +134,7 @@ class OpenMixture:
         return Split(training, None if none else held_out)  # type: ignore[arg-type]
 
     def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
-        """The parts' packed samples. in_proportion: number them such that the first so many are mixed by weight."""
+        """The packed samples of all parts. in_proportion: number them so that the first ones are mixed by weight."""
         parts = [
             None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
@@ -142,7 +143,7 @@ class OpenMixture:
 
 
 class MixedSamples:
-    """The packed samples of several corpora, numbered through; a part may be None, and has none then."""
+    """The packed samples of several corpora, numbered one part after the other; a part without samples is None."""
 
     def __init__(self, names: Sequence[str], parts: Sequence[Any], counts: np.ndarray, *, in_proportion: bool) -> None:
         self.names = names
@@ -170,11 +171,11 @@ class MixedSamples:
         return cast(Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]})
 
     def sampler(self, **options: Any) -> MixtureSampler:
-        """The order in which a run reads them: see StepSampler's options."""
+        """The sampler of a training run. options: as of StepSampler."""
         return MixtureSampler(self.lengths, self.counts, **options)
 
     def epochs(self, samples: int) -> str:
-        """How often so many samples read each part, in words."""
+        """A line on how many epochs of each part these samples are."""
         read = samples * self.counts / BLOCK / self.lengths
         words = (
             f"{name} {often:.2g}" if often < 10 else f"{name} {often:.0f}"
@@ -184,8 +185,8 @@ class MixedSamples:
 
 
 class MixtureSampler(StepSampler):
-    """A StepSampler of several parts: sample number n is of a part that follows from n alone, and each part is read in
-    random permutations of its own, one an epoch of it."""
+    """A StepSampler of several parts: the part of sample number n follows from n alone, and each part is read in random
+    permutations of its own, one per epoch of that part."""
 
     def __init__(self, lengths: np.ndarray, counts: np.ndarray, **options: Any) -> None:
         super().__init__(int(lengths.sum()), **options)
@@ -211,7 +212,7 @@ class MixtureSampler(StepSampler):
         return found
 
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """(BLOCK,) each: which part a number of the block is of, and how many of that part come before it there."""
+        """(BLOCK,) each: the part of each number of the block, and how many of that part come before it there."""
         if block not in self._blocks:
             order = epoch_order(BLOCK, self.seed, block, len(self.counts))
             parts = np.repeat(np.arange(len(self.counts)), self.counts)[order]
@@ -228,10 +229,10 @@ class MixtureSampler(StepSampler):
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:
-    """(parts,) int64: how many of BLOCK samples each part has: its share, rounded, and one at least."""
+    """(parts,) int64: samples of each part in a block: its share, rounded, and at least one."""
     counts = np.maximum(1, np.floor(shares * BLOCK)).astype(np.int64)
     missing = BLOCK - int(counts.sum())
-    if missing < 0:  # many tiny shares took more than their own
+    if missing < 0:  # many tiny shares were rounded up to one
         counts[counts.argmax()] += missing
     else:
         counts[np.argsort(-(shares * BLOCK - counts), kind="stable")[:missing]] += 1

@@ -1,4 +1,4 @@
-"""Packed text: documents laid end to end and cut into rows of one length, without padding.
+"""Pack text: documents lie end to end and are cut into rows of one length, without padding.
 
 B batch (rows of the micro-batch on this device), S sequence (the context length in tokens).
 
@@ -20,17 +20,18 @@ from torch.utils.data import Dataset
 
 from flashtrain.errors import UserError
 
-IGNORED_LABEL = -100
-"""The label of a position that has no target; torch's cross_entropy leaves it out by default."""
+IGNORED_LABEL = -100  # of a position without a target: the default ignore_index of torch's cross_entropy
+
+log = logging.getLogger(__name__)
 
 
 class Batch(TypedDict):
     """Packed rows of text, without padding.
 
     tokens (B, S) int64.
-    labels (B, S) int64: the token that follows each position, -100 where there is none to learn.
-    documents (B, S) int32: ordinal of the document within its row, from 0, non-decreasing along S.
-    positions (B, S) int32: 0 to S-1; with a document mask, counted anew from each document's first token in the row.
+    labels (B, S) int64: the token that follows each position, -100 if there is none to learn.
+    documents (B, S) int32: number of the document within its row, from 0, non-decreasing along S.
+    positions (B, S) int32: 0 to S-1; with a document mask, they restart at each document's first token in the row.
     """
 
     tokens: Tensor
@@ -40,22 +41,19 @@ class Batch(TypedDict):
 
 
 class ChatBatch(Batch):
-    """A Batch whose labels are -100 but for what is to be learnt.
+    """A Batch of conversations: labels are -100 except on the tokens to learn.
 
-    weight: what the micro-batch's mean loss is multiplied by. The mean over a step's micro-batches and devices is then
-    the mean over all labels of the step, wherever each came to lie: a mean of the micro-batches' own means would count
-    the labels of a row with few of them more than others. label_count: the labels of that mean.
+    weight: factor for the micro-batch's mean loss, with which the mean over a step's micro-batches and devices is the
+    mean over all labels of the step. (A plain mean of means would give more weight to the labels of a micro-batch that
+    has few.) label_count: number of labels in the micro-batch's mean.
     """
 
     weight: float
     label_count: int
 
 
-log = logging.getLogger(__name__)
-
-
 class Spans(NamedTuple):
-    """Documents, or parts of them, as ranges of the token file. Both arrays are (documents,) int64, in file order."""
+    """Documents or parts of them as ranges of the token file. Both arrays are (documents,) int64, in file order."""
 
     begins: np.ndarray
     ends: np.ndarray
@@ -70,24 +68,29 @@ class Spans(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What is trained on and what is held out; `validation` is None when nothing is."""
+    """The documents for training and those held out; `validation` is None if none are."""
 
     training: Spans
     validation: Spans | None
 
 
 def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed: int = 0) -> Split:
-    """Hold out about `fraction` of the documents, drawn at random, and no document on both sides.
+    """Hold out about `fraction` of the documents, drawn at random; no document is on both sides.
 
-    offsets: (documents + 1,) int64, as in a token cache. fraction: of the documents; 0 holds out nothing, 1 all.
-    context: S, in tokens. Both sides get at least one sample's worth (S + 1 tokens) wherever the corpus has that.
+    Both sides get at least one sample (S + 1 tokens) if the corpus is long enough. At least one document is held out,
+    and more if they are short. A document of more than twice the share (which would turn 1% into half of a corpus of
+    few documents) is held out only if there is no other choice, the shortest sufficient one first. If no whole document
+    can be held out, as in a corpus of one, the last tokens of the longest document are, and a line is logged; if not
+    even those, nothing is, and a line is logged. The split follows from the arguments alone.
 
-    At least one document is held out, more when they are short. A document of more than twice the share (which would
-    turn 1% into half of a corpus of few documents) is held out only if no other choice is left, the shortest
-    sufficient one first. Where no whole document can be spared, as in a corpus of one, the last tokens of the longest
-    document are held out instead, with one logged line; where not even those, nothing is, with one logged line.
+    Args:
+        offsets: (documents + 1,) int64, as in a token cache.
+        fraction: Share of the documents; 0 holds out nothing, 1 all.
+        context: S, in tokens.
+        seed: Of the draw.
 
-    Deterministic in its arguments. Raises UserError when the corpus is shorter than one sample.
+    Raises:
+        UserError: The corpus is shorter than one sample.
     """
     begins, ends = np.asarray(offsets[:-1]), np.asarray(offsets[1:])
     lengths = ends - begins
@@ -113,9 +116,9 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
             f"{tail:,}",
         )
         cut = int(ends[longest]) - tail
-        kept = ends.copy()
-        kept[longest] = cut
-        return Split(Spans(begins, kept), Spans(np.array([cut]), ends[longest : longest + 1]))
+        training_ends = ends.copy()
+        training_ends[longest] = cut
+        return Split(Spans(begins, training_ends), Spans(np.array([cut]), ends[longest : longest + 1]))
     log.warning(
         "the corpus of %s tokens is too small to hold any out for validation with context=%s", f"{total:,}", context
     )
@@ -123,7 +126,7 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
 
 
 def _held_out(lengths: np.ndarray, fraction: float, sample: int, seed: int) -> np.ndarray | None:
-    """The documents to hold out, or None when no choice leaves enough on both sides."""
+    """The documents to hold out; None if no choice leaves enough on both sides."""
     total = int(lengths.sum())
     wanted = max(1, min(round(fraction * len(lengths)), len(lengths) - 1))
     # RandomState's stream is frozen: the split stays the same under every version of numpy.
@@ -147,13 +150,18 @@ def _leaves_enough(total: int, held: int, fraction: float, sample: int) -> bool:
 
 
 class PackedSamples(Dataset[Batch]):
-    """The samples of one split; indexed by a sequence of sample numbers, it gives them as one Batch.
+    """The samples of one split; indexed by a sequence of sample numbers, they return one Batch.
 
-    tokens: of which slices are read (token_cache.MappedTokens). spans: the split's documents in them. context: S.
-    document_mask: positions restart at each document, and the label that would be the next document's first token is
-    -100; without it rows are plain text with end_of_text in between. `documents` are given either way.
-    whole: the tokens past the last full sample are one too, filled up without labels.
-    Raises UserError when the spans hold fewer than S + 1 tokens.
+    Args:
+        tokens: The token file, of which slices are read (token_cache.MappedTokens).
+        spans: The split's documents in it.
+        context: S.
+        document_mask: Positions restart at each document, and the label that would be the next document's first token
+            is -100. Without it, rows are plain text with end_of_text in between. `documents` are given either way.
+        whole: The tokens after the last full sample are a sample too, padded without labels.
+
+    Raises:
+        UserError: The spans hold fewer than S + 1 tokens.
     """
 
     def __init__(
@@ -165,7 +173,7 @@ class PackedSamples(Dataset[Batch]):
         self.document_mask = document_mask
         # Where each document ends in the stream.
         self._ends = spans.lengths.cumsum()
-        # Documents that are neighbours in the file are read at once: a run, of which there are few.
+        # Documents that are neighbors in the file form a run, which is read at once: there are few runs.
         first = np.concatenate([[True], spans.begins[1:] != spans.ends[:-1]])
         last = np.concatenate([first[1:], [True]])
         self._run_begins = spans.begins[first]
@@ -179,11 +187,11 @@ class PackedSamples(Dataset[Batch]):
             )
 
     def __len__(self) -> int:
-        """The samples of an epoch."""
+        """The number of samples in an epoch."""
         return -(-(self.tokens - 1) // self.context) if self.whole else (self.tokens - 1) // self.context
 
     def __getitem__(self, samples: Sequence[int]) -> Batch:
-        """The Batch of these samples, in this order. Raises IndexError for one that does not exist."""
+        """The Batch of these samples, in this order. Raises IndexError for a sample that does not exist."""
         size = self.context
         window = np.zeros((len(samples), size + 1), dtype=np.int64)
         ends, lengths = [], []
@@ -200,12 +208,12 @@ class PackedSamples(Dataset[Batch]):
         return batch
 
     def _document_ends(self, begin: int) -> np.ndarray:
-        """Where documents end in the row that begins here in the stream: columns 1 to S."""
+        """The columns, 1 to S, at which documents end in the row that begins here in the stream."""
         first, last = np.searchsorted(self._ends, (begin, begin + self.context), side="right")
         return self._ends[first:last] - begin
 
     def _read(self, begin: int, out: np.ndarray) -> None:
-        """Copy the stream's tokens from `begin` on into out."""
+        """Copy the stream's tokens from `begin` on into `out`."""
         run = int(np.searchsorted(self._run_stream_ends, begin, side="right"))
         filled = 0
         while filled < len(out):
@@ -218,11 +226,16 @@ class PackedSamples(Dataset[Batch]):
 
 
 def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: bool) -> Batch:
-    """The Batch of rows of tokens. window: (B, S + 1) int64. ends: of each row, the columns, 1 to S, that follow a
-    document's last token."""
+    """Make a Batch of rows of tokens.
+
+    Args:
+        window: (B, S + 1) int64.
+        ends: For each row the columns, 1 to S, that follow a document's last token.
+        document_mask: As of PackedSamples.
+    """
     size = window.shape[1] - 1
-    # A document's first token is marked in its row: a running sum then numbers the documents, and a running
-    # maximum of the marked columns says where each began.
+    # Each document's first token is marked in its row: the running sum of the marks numbers the documents, and the
+    # running maximum of the marked columns is where each document began.
     begun = np.zeros((len(window), size), dtype=np.int32)
     for row, crossed in enumerate(ends):
         begun[row, crossed[crossed < size]] = 1

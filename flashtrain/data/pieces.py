@@ -1,6 +1,6 @@
-"""Where the samples of a corpus begin and end: its sentences, its paragraphs, or its documents cut to a length.
+"""Split documents into pieces: sentences, paragraphs, or whole documents, cut to a length.
 
-T tokens of a document, P pieces.
+T tokens of a document.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from flashtrain.data.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 2**22
 SENTENCE_ENDS = (".", "!", "?")
-CLOSING = "\"'\u201d\u2019\u00bb)]"  # quotes and brackets that may follow a sentence's last mark
+CLOSING = "\"'\u201d\u2019\u00bb)]"  # quotes and brackets that may follow the end of a sentence
 
 
 class TokenBreaks(NamedTuple):
-    """What each token id says of where a text breaks; all (vocabulary,).
+    """For each token id, how it may break a text; all (vocabulary,).
 
-    blank: white space only. before, after: line feeds in the white space that it begins and ends with (a blank one's
-    are all in `after`). spaced: begins with white space. ends: ends a sentence, by . ! or ? and closing quotes.
+    blank: it is white space only. before, after: line feeds in the white space at its beginning and at its end (those
+    of a blank token count in `after`). spaced: it begins with white space. ends: it ends a sentence, with . ! or ?
+    and closing quotes.
     """
 
     blank: np.ndarray
@@ -34,7 +35,7 @@ class TokenBreaks(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenBreaks:
-        """Read from the text of every token."""
+        """Decode every token of the vocabulary once."""
         texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
         blank = np.array([not text.strip() for text in texts])
         before = np.array([text[: len(text) - len(text.lstrip())].count("\n") for text in texts])
@@ -58,13 +59,19 @@ def split_pieces(
     shortest: int = 1,
     end_of_text: int,
 ) -> Spans:
-    """Cut documents into pieces of 1 to `longest` tokens; every token but the ends of text is in exactly one.
+    """Cut documents into pieces; every token except the ends of text is in exactly one. White space stays with the
+    text before it.
 
-    tokens: the token file. spans: the documents in it. unit: "document"; "paragraph": where there is an empty line (two
-    line feeds with nothing but white space between); "sentence": there, and where white space follows . ! or ?, quotes
-    aside. Within these, what is longer than `longest` is cut there. White space stays with what it follows.
-    shortest: a shorter piece is joined to the next of its document (the last one to the one before), unless they are
-    together too long. A heading is no sample of its own, that is to say.
+    Args:
+        tokens: The token file.
+        spans: The documents in it.
+        breaks: How its tokens break a text.
+        unit: "document"; "paragraph": cut at empty lines (two line feeds with only white space between them);
+            "sentence": cut there and where white space follows . ! or ? and closing quotes.
+        longest: Tokens of the longest piece; a longer unit is cut.
+        shortest: A piece with fewer tokens, such as a heading, is joined to the next of its document (the last piece to
+            the one before), unless together they are too long.
+        end_of_text: The id that ends a document.
     """
     pieces: list[tuple[int, int]] = []
     for first, last in _groups(spans):
@@ -81,7 +88,7 @@ def split_pieces(
 
 
 def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
-    """Runs of documents that are neighbours in the file, of about TOKENS_AT_ONCE tokens."""
+    """Runs of documents that are neighbors in the file, of about TOKENS_AT_ONCE tokens."""
     first = 0
     for document in range(1, len(spans.begins) + 1):
         apart = document < len(spans.begins) and spans.begins[document] != spans.ends[document - 1]
@@ -91,12 +98,12 @@ def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
 
 
 def _starts(tokens: np.ndarray, breaks: TokenBreaks, unit: str) -> np.ndarray:
-    """Where a paragraph or sentence begins in tokens (T,): sorted indices of tokens that are not blank."""
+    """Sorted indices of the tokens (T,) that begin a paragraph or sentence; none of them is blank."""
     solid = np.flatnonzero(~breaks.blank[tokens])
     if unit == "document":
         return solid[:0]
     before, after = solid[:-1], solid[1:]
-    # Line feeds up to each token, counting those that stand alone; then those that the two neighbours bring along.
+    # Line feeds between two solid tokens: those of blank tokens in between, and those at the ends of the two.
     alone = np.concatenate(([0], np.where(breaks.blank[tokens], breaks.after[tokens], 0).cumsum()))
     feeds = alone[after] - alone[before + 1] + breaks.after[tokens[before]] + breaks.before[tokens[after]]
     starting = feeds >= 2
@@ -106,7 +113,7 @@ def _starts(tokens: np.ndarray, breaks: TokenBreaks, unit: str) -> np.ndarray:
 
 
 def _joined(bounds: list[int], shortest: int, longest: int) -> list[tuple[int, int]]:
-    """Neighbouring bounds as ranges, short ones joined."""
+    """The ranges between neighboring bounds, with short ones joined."""
     ranges: list[tuple[int, int]] = []
     begin = bounds[0]
     for end, following in zip(bounds[1:], [*bounds[2:], None], strict=True):
@@ -121,7 +128,7 @@ def _joined(bounds: list[int], shortest: int, longest: int) -> list[tuple[int, i
 
 
 def _cut(ranges: list[tuple[int, int]], longest: int, shortest: int) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `longest`; the last two of a long one share what they have where the last would be short."""
+    """Ranges of at most `longest`; if the last part of a long one would be short, the last two are made equal."""
     for begin, end in ranges:
         while end - begin > longest:
             size = longest

@@ -1,6 +1,4 @@
-"""Labelled sequences: what a step receives, samples by number, the source that a task offers, and the data module.
-
-The tasks of the Long Range Arena (Tay et al. 2021) are such sources. A task's data knows nothing of models.
+"""Data of sequence classification, such as the tasks of the Long Range Arena (Tay et al. 2021).
 
 N samples, W sequences of a sample (1, or 2 of a pair), T tokens in all, B samples of a batch (the micro-batch on this
 device), S the longest of them.
@@ -20,11 +18,15 @@ from flashtrain.data.datamodule import ResumableDataModule
 from flashtrain.data.loader import ResumableLoader, Samples
 from flashtrain.errors import at_least
 
+PADDING = 0
+ROUNDED_TO = 64  # a batch is padded to a multiple of so many tokens, so that few shapes occur
+
 
 class SequenceBatch(TypedDict, total=False):
-    """tokens (B, S), or (B, 2, S) where a sample is two sequences: uint8 grey levels, or token numbers, 0 for padding.
+    """A batch of labelled sequences.
 
-    labels (B,) int64. lengths (B,) or (B, 2) int64: tokens before the padding; absent where all are S long.
+    tokens (B, S), or (B, 2, S) of pairs: uint8 gray levels or token numbers, 0 for padding.
+    labels (B,) int64. lengths (B,) or (B, 2) int64: tokens before the padding; absent if all have length S.
     """
 
     tokens: Tensor
@@ -34,10 +36,10 @@ class SequenceBatch(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """What a model needs to know of a task's samples.
+    """The properties of a task's samples that a model needs.
 
-    classes: answers. length: tokens of the longest sequence. vocab_size: token numbers, 0 (padding) included. side: of
-    square images, whose tokens are grey levels; None for others. towers: sequences of a sample.
+    classes: number of classes. length: tokens of the longest sequence. vocab_size: number of tokens, with 0 (padding).
+    side: side of square images, whose tokens are gray levels; None for other data. towers: W.
     """
 
     classes: int
@@ -48,10 +50,10 @@ class SequenceShape:
 
 
 class SequenceSource(Protocol):
-    """A task's data: `prepare` makes or reads it (in one process a machine), and `split` opens a part of it.
+    """A task's data: `prepare` makes or reads it (in one process per machine), and `split` opens a split of it.
 
-    One whose samples are not tokens yet also has `finish`, which turns what a loader handed over, on the device by now,
-    into a SequenceBatch.
+    A source whose samples are not tokens yet also has `finish`, which turns a loader's batch into a SequenceBatch on
+    the device.
     """
 
     @property
@@ -64,12 +66,8 @@ class SequenceSource(Protocol):
     def split(self, name: str) -> Samples: ...
 
 
-PADDING = 0
-ROUNDED_TO = 64  # a batch is padded to a multiple of so many tokens, so that few shapes occur
-
-
 class Sequences(NamedTuple):
-    """tokens (T,) uint8, one sequence after another; offsets (N * W + 1,) int64, where each begins, and the end;
+    """tokens (T,) uint8: all sequences end to end; offsets (N * W + 1,) int64: where each begins, and the last ends;
     labels (N,) uint8."""
 
     tokens: np.ndarray
@@ -77,14 +75,14 @@ class Sequences(NamedTuple):
     labels: np.ndarray
 
     def part(self, begin: int, end: int) -> Sequences:
-        """Samples begin to end; what is not read is shared."""
+        """The samples from begin to end; the tokens are shared and not copied."""
         if not len(self.labels):
             return self
         width = (len(self.offsets) - 1) // len(self.labels)
         return Sequences(self.tokens, self.offsets[begin * width : end * width + 1], self.labels[begin:end])
 
     def chosen(self, samples: np.ndarray) -> Sequences:
-        """These samples, in this order, copied."""
+        """A copy of these samples, in this order."""
         width = (len(self.offsets) - 1) // max(1, len(self.labels))
         rows = (samples[:, None] * width + np.arange(width)).ravel()
         lengths = self.offsets[rows + 1] - self.offsets[rows]
@@ -94,10 +92,14 @@ class Sequences(NamedTuple):
 
 
 class SequenceSamples:
-    """Batches of Sequences by their numbers (what flashtrain.data.loader calls Samples).
+    """Sequences as samples (flashtrain.data.loader.Samples).
 
-    context: sequences are cut to so many tokens. fixed: pad every batch to `context`, for programs that are compiled
-    for one shape, and not only to its longest. Rows that are all `context` long come without `lengths`.
+    If all sequences are `context` tokens long, batches have no `lengths`.
+
+    Args:
+        sequences: The sequences.
+        context: Sequences are cut to so many tokens.
+        fixed: Pad every batch to `context` and not only to its longest sequence, for models compiled for one shape.
     """
 
     def __init__(self, sequences: Sequences, context: int, *, fixed: bool = False) -> None:
@@ -114,7 +116,7 @@ class SequenceSamples:
         return len(self.sequences.labels)
 
     def __getitem__(self, samples: list[int]) -> SequenceBatch:
-        """The batch of these samples, in this order. Raises IndexError for one that does not exist."""
+        """The batch of these samples, in this order. Raises IndexError for a sample that does not exist."""
         numbers = np.asarray(samples, dtype=np.int64)
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < len(self)):
             raise IndexError(f"samples {numbers.min()} to {numbers.max()} of {len(self)}")
@@ -130,21 +132,29 @@ class SequenceSamples:
         labels = torch.from_numpy(self.sequences.labels[numbers].astype(np.int64))
         batch = SequenceBatch(tokens=torch.from_numpy(tokens).view(shape), labels=labels)
         if not self.all_full:
-            # An empty sequence is one token of padding: every row has something to pool.
+            # An empty sequence counts as one token of padding, so that every row has something to pool.
             batch["lengths"] = torch.from_numpy(lengths.clip(min=1)).view(shape[:-1])
         return batch
 
 
 class SequenceDataModule(ResumableDataModule):
-    """SequenceBatches of a task.
-
-    source: the task's data. batch_size: B. total_steps, accumulate: optimiser steps of the run, micro-batches of each.
-    seed: of the order of samples. validation_samples: the first so many of that split, over all devices (None: all).
-    evaluation_batch: B where nothing is trained (None: batch_size). num_workers: processes that build
-    batches, on each device; 0: in the training process.
+    """The LightningDataModule of a task's SequenceBatches.
 
     A run is one Lightning epoch of total_steps * accumulate micro-batches, as with TextDataModule. A checkpoint resumes
-    with exactly the next sample, however many devices it goes on with. UserError: arguments out of range.
+    with exactly the next sample, on any number of devices.
+
+    Args:
+        source: The task's data.
+        batch_size: B.
+        total_steps: Optimizer steps of the run.
+        accumulate: Micro-batches of a step.
+        seed: Of the order of samples.
+        validation_samples: Read only the first so many samples of the validation split, over all devices (None: all).
+        evaluation_batch: B in validation and test (None: batch_size).
+        num_workers: Processes that build batches, on each device; 0: the training process builds them.
+
+    Raises:
+        UserError: Arguments out of range.
     """
 
     def __init__(
@@ -172,7 +182,7 @@ class SequenceDataModule(ResumableDataModule):
         self.num_workers = num_workers
 
     def prepare_data(self) -> None:
-        """Make or read what is missing. Lightning calls this in one process a machine."""
+        """Make or read the data. Lightning calls this in one process per machine."""
         self.source.prepare()
 
     @property
@@ -182,7 +192,7 @@ class SequenceDataModule(ResumableDataModule):
         return count if limit is None else min(limit, count)
 
     def train_dataloader(self) -> ResumableLoader:
-        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        """The run's micro-batches for this device, from the trainer's current step on."""
         return self._training(self.source.split("train"))
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -194,6 +204,6 @@ class SequenceDataModule(ResumableDataModule):
         return self._once(self.source.split("test"), None, self.evaluation_batch)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> SequenceBatch:
-        """What is left to do on the device, such as drawing."""
+        """Finish the batch on the device (such as drawing images), if the source has `finish`."""
         finish = getattr(self.source, "finish", None)
         return batch if finish is None else finish(batch)

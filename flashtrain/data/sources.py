@@ -1,4 +1,4 @@
-"""What a source of text or of tokens is, and the one that every machine has: the Python standard library's source."""
+"""Interfaces of text and token sources, and the source that every machine has: the Python standard library's code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TEST_FOLDERS = {"test", "tests", "idle_test"}
 
 @runtime_checkable
 class TextSource(Protocol):
-    """What the token cache needs from a source of text; a class of one's own with these four methods will do."""
+    """A source of text: any class with these four methods."""
 
     def describe(self) -> str:
-        """A few words for people, on one line."""
+        """A short description, on one line."""
         ...
 
     def fingerprint(self) -> str:
-        """Changes whenever the documents change. Must be cheap: every start of a run asks for it."""
+        """A text that changes whenever the documents change. Must be cheap: every start of a run calls this."""
         ...
 
     def documents(self) -> Iterator[str]:
@@ -36,28 +36,28 @@ class TextSource(Protocol):
         ...
 
     def approximate_bytes(self) -> int | None:
-        """About how many bytes of UTF-8 text there are, for progress bars and plans; None where nobody knows."""
+        """Approximate bytes of UTF-8 text, for progress lines and plans; None if unknown."""
         ...
 
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """A source that brings its tokens: nothing is tokenised, and nothing is copied into the cache."""
+    """A source of tokens: nothing is tokenized, and nothing is copied into the cache."""
 
     def describe(self) -> str:
-        """A few words for people, on one line."""
+        """A short description, on one line."""
         ...
 
     def open_tokens(self, tokenizer: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
-        """A token_cache.OpenTokens, or what serves as one. tokenizer: as TextDataModule takes it. Raises UserError."""
+        """A token_cache.OpenTokens or an equivalent. tokenizer: as of TextDataModule. Raises UserError."""
         ...
 
 
 class StandardLibrarySource:
-    """The Python standard library's own source code, as found on this machine: a document a .py file.
+    """The source code of this machine's Python standard library, one document per .py file.
 
-    Real text on every machine with nothing to download: about 30 MB with its tests, 13 MB without. Installed packages
-    are no part of it. Files that are not UTF-8 are left out (a few of the tests are broken on purpose).
+    It is real text with nothing to download: about 30 MB with its tests, 13 MB without. Installed packages are left
+    out, and so are files that are not UTF-8 (a few of the tests are broken on purpose).
     """
 
     def __init__(self, include_tests: bool = True) -> None:
@@ -99,6 +99,6 @@ class StandardLibrarySource:
 
 
 def held_out(source: Any) -> Any:
-    """What a source holds out by its files' names, as a source of its own; None where nothing is."""
+    """A source of the files that are named for validation; None if the given source has none."""
     own = getattr(source, "held_out", None)
     return own() if callable(own) else None

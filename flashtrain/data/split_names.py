@@ -1,4 +1,4 @@
-"""Which split a file's name says that it is of: train.jsonl, validation-00000-of-00002.parquet, books_test.txt.gz."""
+"""Find a file's split by its name: train.jsonl, validation-00000-of-00002.parquet, books_test.txt.gz."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
-# Split -> what files and datasets call it.
+# Split -> its names in files and datasets.
 NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev", "eval"), "test": ("test",)}
 _ANY = rf"({'|'.join(name for names in NAMES.values() for name in names)})(?:ing|set)?"
 _WORD = re.compile(rf"(?<![a-z]){_ANY}(?![a-z])")
@@ -21,17 +21,19 @@ File = TypeVar("File")
 
 
 def split_named(path: PurePath) -> str | None:
-    """The split that a word of the file's name says, or of the folders' that it is in; None where none does."""
+    """The split that a word of the file's name, or of its folders' names, stands for; None if no word does."""
     found = next(filter(None, (_WORD.search(part.lower()) for part in reversed(path.parts))), None)
     return None if found is None else next(split for split, names in NAMES.items() if found[1] in names)
 
 
 def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[str, list[File]]:
-    """A folder's files, of which the paths within it are given, by split and in their order; those without a name of
-    one train.
+    """Group a folder's files by split, in their order. Files without a split's name are for training, and so are all
+    files if none would be left for training.
 
-    any_word: a word says it also where no file is named train; else only a name of nothing but the split and a number
-    does then, and how-to-test.md is a text like others. Where nothing would be left to train on, all is.
+    Args:
+        files: The files by their paths within the folder.
+        any_word: Whether any word of a name counts even if no file is named train. Otherwise, only a name of nothing
+            but the split and a number counts then, so that how-to-test.md is an ordinary text.
     """
     names = {path: split_named(path) for path in files}
     if not any_word and "train" not in names.values():
@@ -43,21 +45,21 @@ def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[
 
 
 class SplitFiles:
-    """A source whose files are of the split that it is of: those to train on, or what is held out of them."""
+    """Base class of sources that read the files of one split: those for training, or those held out."""
 
     split = "train"
-    address: str | None = None  # in place of a path
+    address: str | None = None  # used in place of a path
 
     def by_split(self) -> dict[str, list[Any]]:
-        """All files: Paths, or what stands for them of an address. Raises UserError: there are none."""
+        """All files: Paths, or RemoteFiles of an address. Raises UserError: there are none."""
         raise NotImplementedError
 
     def files(self) -> list[Any]:
-        """Those that are read."""
+        """The files of this source's split."""
         return self.by_split()[self.split]
 
     def held_out(self) -> Any:
-        """The files that are named for validation, as a source of their own; None where none is."""
+        """A source of the files that are named for validation; None if there are none."""
         found = self.by_split()
         for split, what in (("validation", "held out"), ("test", "left out")):
             if split in found:

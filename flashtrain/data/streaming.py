@@ -1,4 +1,4 @@
-"""The LightningDataModule of text that is streamed (text_stream: how)."""
+"""The LightningDataModule of streamed text."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldOutTokens(OpenTokens):
-    """Documents in memory, all of which validate."""
+    """Documents in memory, all of which are held out."""
 
     tokens: Any = None
 
 
 class StreamingDataModule(TextDataModule):
-    """A TextDataModule without a token file: text_stream says how. Its tokenizer is not trained on the text.
+    """A TextDataModule without a token file (see text_stream). Its tokenizer is not trained on the text.
 
-    What is named for validation is held out, else the first documents: as many as validation_samples need, and at most
-    validation_fraction of the text where its size is known; `cache` holds them. num_workers and cache_dir are not used.
+    Files that are named for validation are held out, or else the first documents: as many as validation_samples need,
+    and at most validation_fraction of the text if its size is known. `cache` holds them. num_workers and cache_dir are
+    not used.
     """
 
     def __init__(self, source: Any, tokenizer: str | TokenizerSpec | Tokenizer = "bytes", *more: Any, **options: Any):
@@ -41,8 +42,7 @@ class StreamingDataModule(TextDataModule):
         self._stream_loader: StreamLoader | None = None
 
     def prepare_data(self) -> None:
-        """Make the tokenizer, and read what is held out: the documents that are named for it, or the text's first,
-        which are not trained on. All devices take the same."""
+        """Make the tokenizer, and read the documents that are held out: the same ones on all devices."""
         if self._cache is not None:
             return
         source, spec = self.source, self.tokenizer_spec
