@@ -67,9 +67,7 @@ def share_out(
 
     Args:
         lengths: (n,) tokens of the waiting sequences, oldest first. Rows are full only if more are given than fit.
-        cost: What a sequence costs.
-        bins: Number of rows.
-        budget: Tokens of a row.
+        bins, budget: Number of rows, and tokens of a row.
         most: Sequences that a row may hold (None: any number).
         tolerance: How far a row's cost may exceed the mean, as a factor.
 

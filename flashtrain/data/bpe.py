@@ -42,12 +42,7 @@ class BPETokenizer(LibraryTokenizer):
 
     @classmethod
     def train(cls, documents: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Learn merges until there are vocab_size tokens, or as many as the text yields.
-
-        Args:
-            documents: Texts, of which each is read once.
-            vocab_size: At least 257: the bytes and the end of text.
-        """
+        """Learn merges until there are vocab_size tokens (257 or more), or as many as the text yields."""
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],

@@ -84,8 +84,6 @@ class ChatAnswers:
         """The documents of a conversation: one, or one for each answer.
 
         Args:
-            messages: The conversation.
-            tools: Its tools.
             answers: Indices of the messages that get labels.
             whole: The text of the conversation.
             first: Index of the first message that may get labels.

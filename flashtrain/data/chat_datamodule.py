@@ -38,11 +38,9 @@ class ChatDataModule(TextDataModule):
         tokenizer: A Hugging Face folder, or the tokenizer from one.
         template: Jinja that replaces the tokenizer's own chat template.
         train_on: Which tokens get labels, "assistant" or "all".
-        text_column: The column of rows of plain text.
         too_long: What happens to a document longer than the context: "cut" (its first tokens are read), "drop" or
             "refuse". A document without a label within the context is always left out.
         skip_broken: Largest share of rows that may be broken.
-        validation: Conversations to validate on.
         **options: As of TextDataModule, and so are context, batch_size and document_mask. validation_samples: rows.
 
     Raises:

@@ -50,8 +50,6 @@ class ChatSamples(Dataset[ChatBatch]):
     Sample e * len + i is document i in epoch e.
 
     Args:
-        cache: The token file, with marks.
-        documents: The documents in it.
         context: S.
         document_mask: As of packing.PackedSamples.
         shared: Whether devices share each sequence (context parallelism), so that their loss is the mean over all

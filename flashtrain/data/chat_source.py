@@ -95,8 +95,7 @@ class ChatSource:
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
         """Groups of documents (token_cache.Encoded). The tokenizer is the template's own.
 
-        Raises:
-            UserError: A row is broken, or more rows than may be skipped; the text names the first.
+        UserError: a row is broken, or more rows than may be skipped; the message names the first.
         """
         broken: list[UserError] = []
 

@@ -33,7 +33,6 @@ class ChatTemplate:
     Without a template, only rows of plain text and of prompt and completion can be read.
 
     Args:
-        tokenizer: The tokenizer of a Hugging Face folder.
         template: Jinja that replaces the tokenizer's own template.
         train_on: Which tokens get labels, "assistant" or "all".
         text_column: The column of rows of plain text.

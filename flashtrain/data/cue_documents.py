@@ -27,10 +27,8 @@ class CueDocuments:
 
     Args:
         size: Number of documents.
-        length: n.
-        labels: L.
+        length, labels: n and L.
         presence: Probability that a label is present.
-        seed: Of all draws.
 
     Raises:
         UserError: There are more labels than tokens.
@@ -91,11 +89,6 @@ def best_micro_f1(length: int, read: int, presence: float) -> float:
     Let f = min(1, read / n) be the probability that a cue is read, and p the presence. A label whose cue is seen is
     certain: p f of all labels. The others look alike: predicting none of them scores 2 f / (1 + f), predicting all
     scores 2 p / (1 + p), and predicting some lies between.
-
-    Args:
-        length: n.
-        read: c.
-        presence: p.
     """
     seen = min(1.0, read / length)
     return max(2 * seen / (1 + seen), 2 * presence / (1 + presence))

@@ -31,8 +31,6 @@ class HubSource:
     Args:
         name: Name on the hub ("roneneldan/TinyStories"), or a local folder that `datasets` can load or that
             `save_to_disk` wrote.
-        split: Name of the split.
-        text_column: Column that holds the text.
         config: The dataset's configuration, if it has several.
         streaming: Read over the network while tokens are written, without a copy of the dataset on disk.
         options: Further arguments of datasets.load_dataset, such as revision (a branch, tag or commit).

@@ -78,8 +78,6 @@ class LabelledSamples(Dataset[ClassificationBatch]):
     """LabelledDocuments as samples; indexed by a sequence of document numbers, it returns one ClassificationBatch.
 
     Args:
-        documents: The documents.
-        special: The ids of [CLS], [SEP] and [PAD].
         context: Tokens of the longest sample, with [CLS] and [SEP]; longer documents are cut.
         layout: "packed" or "padded". A packed batch of B documents always has B * context tokens, so that shapes stay
             the same.

@@ -40,13 +40,7 @@ def file_rows(path: Path, columns: Columns) -> list[Row]:
     """The rows of a .jsonl file (also compressed) or a .parquet file.
 
     A text may be a list of paragraphs, which are joined by line feeds. Labels are strings or integers, one or a list.
-
-    Args:
-        path: The file.
-        columns: The columns to read.
-
-    Raises:
-        UserError: A row cannot be read; the text names the row.
+    UserError: a row cannot be read; the message names the row.
     """
     return [_row(row, where, columns) for where, row in TextReader().rows(path)]
 
@@ -60,9 +54,6 @@ def dataset_rows(
     Columns()) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
 
     Args:
-        name: The dataset.
-        config: Its configuration.
-        columns: The columns to read.
         most: For each split, how many of its first rows to read (None: all).
 
     Raises:
@@ -95,8 +86,6 @@ def encode_rows(
     """Encode rows as tokens and label numbers.
 
     Args:
-        rows: The rows.
-        tokenizer: Encodes the texts.
         label_names: All labels, those of the training rows; a label's number is its index.
         of_words: Encode word by word, each but the first with a space before it; a word's label stands at its first
             token (Devlin et al. 2019, section 5.3).

@@ -53,10 +53,6 @@ class StepSampler(DistributedSampler):
         samples: N.
         batch_size: Samples of a micro-batch on one device.
         total_steps: Optimizer steps of the run.
-        accumulate: Micro-batches of a step.
-        world_size: Data-parallel devices.
-        rank: This device's rank among them.
-        seed: Of the permutations.
     """
 
     def __init__(
@@ -183,12 +179,9 @@ class ResumableLoader(DataLoader[Any]):
     no gradients, so that step is read again from its first micro-batch.
 
     Args:
-        samples: The samples.
-        sampler: Their order.
         trainer: If given, its global_step is the place whenever an iteration starts and whenever state is saved. In a
             loop without Lightning the place is what was taken from the iterator, in whole steps.
-        num_workers: Processes that build batches; 0: this process builds them.
-        pin_memory: As of DataLoader.
+        num_workers, pin_memory: As of DataLoader.
     """
 
     def __init__(

@@ -37,16 +37,13 @@ class MaskedSamples(Dataset[MaskedBatch]):
     Args:
         tokens: The token file, of which slices are read (token_cache.MappedTokens).
         pieces: Ranges of it (pieces.split_pieces).
-        special: The special tokens.
         budget: T.
-        seed: Of the masks.
         share: Share of a sample's tokens that is masked.
         layout: "packed" or "padded".
 
     Attributes:
         lengths: (n,) int64, tokens of each sample, with [CLS] and [SEP].
         label_counts: (n,) int64, masked tokens of each sample.
-        most: N, from the mean length.
 
     Raises:
         UserError: There are no pieces.

@@ -87,7 +87,6 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
         offsets: (documents + 1,) int64, as in a token cache.
         fraction: Share of the documents; 0 holds out nothing, 1 all.
         context: S, in tokens.
-        seed: Of the draw.
 
     Raises:
         UserError: The corpus is shorter than one sample.
@@ -231,7 +230,6 @@ def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: 
     Args:
         window: (B, S + 1) int64.
         ends: For each row the columns, 1 to S, that follow a document's last token.
-        document_mask: As of PackedSamples.
     """
     size = window.shape[1] - 1
     # Each document's first token is marked in its row: the running sum of the marks numbers the documents, and the

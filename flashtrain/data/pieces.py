@@ -63,15 +63,11 @@ def split_pieces(
     text before it.
 
     Args:
-        tokens: The token file.
-        spans: The documents in it.
-        breaks: How its tokens break a text.
         unit: "document"; "paragraph": cut at empty lines (two line feeds with only white space between them);
             "sentence": cut there and where white space follows . ! or ? and closing quotes.
         longest: Tokens of the longest piece; a longer unit is cut.
         shortest: A piece with fewer tokens, such as a heading, is joined to the next of its document (the last piece to
             the one before), unless together they are too long.
-        end_of_text: The id that ends a document.
     """
     pieces: list[tuple[int, int]] = []
     for first, last in _groups(spans):

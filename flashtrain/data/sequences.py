@@ -97,7 +97,6 @@ class SequenceSamples:
     If all sequences are `context` tokens long, batches have no `lengths`.
 
     Args:
-        sequences: The sequences.
         context: Sequences are cut to so many tokens.
         fixed: Pad every batch to `context` and not only to its longest sequence, for models compiled for one shape.
     """
@@ -144,7 +143,6 @@ class SequenceDataModule(ResumableDataModule):
     with exactly the next sample, on any number of devices.
 
     Args:
-        source: The task's data.
         batch_size: B.
         total_steps: Optimizer steps of the run.
         accumulate: Micro-batches of a step.

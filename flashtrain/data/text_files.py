@@ -1,8 +1,8 @@
-"""Documents from files of text: a .txt or .md file is one, and so is a line of .jsonl and a row of .parquet.
+"""Read documents from text files: each .txt or .md file, .jsonl line and .parquet row is a document.
 
-datasets 5.2 in its place makes line feeds of carriage returns, keeps a byte order mark as text, makes datetime objects
-of texts that look like dates and names no file in an error. zstandard 0.25 and fsspec 2026.9 read a .zst file that was
-cut short as a shorter text, silently.
+Why not datasets 5.2: it turns carriage returns into line feeds, reads a byte order mark as text, makes datetime objects
+of texts that look like dates, and names no file in an error. zstandard 0.25 and fsspec 2026.9 silently read a truncated
+.zst file as a shorter text.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ ENCODINGS = (UTF_8, "latin-1", "cp1252", "utf-16", "utf-16-le", "shift-jis", "gb
 COMPRESSIONS = (".gz", ".xz", ".zst")
 FORMATS = (".txt", ".md", ".jsonl", ".parquet")
 TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}  # bytes of text in a byte of file, roughly
-ROWS = 256  # of a .parquet file at once
-LISTED = 3  # files by name, in a line that counts more
+ROWS = 256  # rows of a .parquet file that are read at once
+LISTED = 3  # files that a logged line names
 
-Row = tuple[str, dict[str, Any]]  # where it stands, in words, and its fields
+Row = tuple[str, dict[str, Any]]  # its place as text, and its fields
 
 
 def check_encoding(name: str) -> str:
-    """Python's own name of a text encoding. Raises UserError for what is none."""
+    """Python's own name of a text encoding. Raises UserError if there is no such text encoding."""
     try:
-        "x".encode(name)  # refuses codecs of other things than text, such as rot13 and base64
+        "x".encode(name)  # refuses codecs that do not encode text, such as rot13 and base64
         return codecs.lookup(name).name
     except (LookupError, ValueError) as error:
         listed = (*ENCODINGS, "and Python's other text encodings")
@@ -49,15 +49,17 @@ def check_encoding(name: str) -> str:
 
 
 class TextReader:
-    """Reads one file after another. encoding, errors: see FilesSource. replaced: U+FFFD that were put into each file's
-    text. A file is a Path, or what stands for one of an address (files.found_files)."""
+    """Reads files: Paths, or RemoteFiles (files.found_files).
+
+    encoding, errors: as of FilesSource. replaced: for each file the number of U+FFFD that replaced invalid bytes.
+    """
 
     def __init__(self, encoding: str = UTF_8, errors: str = "strict") -> None:
         self.encoding, self.errors = check_encoding(encoding), errors
         self.replaced: Counter[str] = Counter()
 
     def text(self, path: Any) -> str:
-        """The whole text of a file. UserError, with the place: bytes that are no text."""
+        """The whole text of a file. UserError: some bytes are not text; the message has their place."""
         with opened(path) as file:
             return self._decoded(file.read(), path)
 
@@ -66,8 +68,12 @@ class TextReader:
     ) -> Iterator[Row]:
         """The rows of a .jsonl or .parquet file.
 
-        column: all that is read of a .parquet file that has it. broken: is called with the error of a line that is no
-        JSON object, which is passed over; None: that error is raised. UserError: also bytes that are no text.
+        Args:
+            column: The only column to read of a .parquet file that has it.
+            broken: Called with the error of a line that is not a JSON object, which is skipped; None: raise it.
+
+        Raises:
+            UserError: A line is not a JSON object, or some bytes are not text.
         """
         if path.suffix.lower() == ".parquet":
             yield from _table_rows(path, column)
@@ -87,7 +93,7 @@ class TextReader:
 
     def _object(self, line: str, path: Any) -> dict[str, Any]:
         row = json.loads(line)
-        if "\\ud" in line.lower():  # JSON can say half of a surrogate pair, which no text can hold
+        if "\\ud" in line.lower():  # JSON can hold half of a surrogate pair, which text cannot
             text = json.dumps(row, ensure_ascii=False)
             whole = text.encode(errors=self.errors)
             self.replaced[str(path)] += whole.count(b"?") - text.count("?")
@@ -98,7 +104,7 @@ class TextReader:
 
     def _lines(self, path: Any) -> Iterator[tuple[int, str]]:
         with opened(path) as file:
-            if "\n".encode(self.encoding) != b"\n":  # UTF-16, say, whose bytes do not say where lines end
+            if "\n".encode(self.encoding) != b"\n":  # such as UTF-16: its bytes cannot be split into lines
                 yield from enumerate(self._decoded(file.read(), path).split("\n"), start=1)
                 return
             offset = 0
@@ -107,9 +113,9 @@ class TextReader:
                 offset += len(line)
 
     def _decoded(self, data: bytes, path: Any, offset: int = 0, line: int = 1) -> str:
-        """The text of these bytes, which begin at this offset and line of the file; without a byte order mark."""
+        """The text of bytes at this offset and line of the file, without a byte order mark."""
 
-        def decode(errors: str) -> str:  # bytes.decode takes UTF-16 without its mark for one of the two byte orders
+        def decode(errors: str) -> str:  # bytes.decode would guess the byte order of UTF-16 without a mark
             return codecs.getincrementaldecoder(self.encoding)(errors).decode(data, True)
 
         try:
@@ -137,13 +143,13 @@ class TextReader:
 
 @contextmanager
 def opened(path: Any) -> Iterator[BinaryIO]:
-    """A file's content, uncompressed. UserError, with the file's name: it is damaged, cut short or cannot be read."""
+    """A file's content, decompressed. UserError: the named file is damaged, truncated or cannot be read."""
     try:
         with path.open("rb") as file:
             yield _uncompressed(file, path.suffix.lower())
     except UserError:
         raise
-    except Exception as error:  # most of which do not name the file
+    except Exception as error:  # most libraries' errors do not name the file
         raise UserError(f"cannot read {path}: {first_line(error)}.") from error
 
 
@@ -174,15 +180,19 @@ def _table_rows(path: Any, column: str | None) -> Iterator[Row]:
 
 
 class FilesSource(SplitFiles):
-    """A file, or every readable file below a folder in the order of their paths; hidden files are left out, and so are
-    those named for another split than this source is of (split_names).
+    """A file, or all readable files below a folder, in the order of their paths.
 
-    path: file or folder, or an address that fsspec reads ("s3://bucket/folder"). text_column: the field of .jsonl
-    objects and .parquet rows that holds the text; rows where it is null are left out. encoding: of .txt, .md and .jsonl
-    (check_encoding). encoding_errors: "strict", or "replace": bytes that are no text become U+FFFD, and a logged line
-    counts them.
-    Raises UserError for a missing path, no readable file, a malformed file or line, a missing column, bytes that are no
-    text, and an unknown encoding.
+    Hidden files are left out, and so are the files that are named for another split (split_names).
+
+    Args:
+        path: A file or folder, or an address that fsspec reads ("s3://bucket/folder").
+        text_column: The field of .jsonl objects and .parquet rows that holds the text; rows with null are left out.
+        encoding: Encoding of .txt, .md and .jsonl files.
+        encoding_errors: "strict", or "replace": invalid bytes become U+FFFD, and a logged line counts them.
+
+    Raises:
+        UserError: The path does not exist, no file is readable, a file or line is malformed, a column is missing, some
+            bytes are not text, or the encoding is unknown.
     """
 
     def __init__(
@@ -197,7 +207,7 @@ class FilesSource(SplitFiles):
         self.path = Path(path).expanduser()
         self.text_column = text_column
         self.reader = TextReader(encoding, encoding_errors)
-        self._logged: set[str] = set()  # files of which was logged what became U+FFFD: they are read more than once
+        self._logged: set[str] = set()  # files whose U+FFFD were logged: files are read more than once
 
     def describe(self) -> str:
         if self.address is not None:
@@ -221,7 +231,7 @@ class FilesSource(SplitFiles):
         return self._texts(self.files())
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
-        """The documents of each file, to be read apart."""
+        """For each file a function that reads its documents."""
         return [partial(self._texts, [file]) for file in self.files()]
 
     def approximate_bytes(self) -> int:
@@ -267,7 +277,7 @@ class FilesSource(SplitFiles):
 
 
 def _format(file: Any) -> str | None:
-    """Which of FORMATS the file has by its name, compression aside; None when it is not read."""
+    """The one of FORMATS that the file's name has, without its compression; None if the file is not read."""
     before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))[-2:]
     if last in COMPRESSIONS:
         return before if before in FORMATS[:-1] else None

@@ -1,10 +1,10 @@
-"""Text that becomes tokens while it is trained on: for corpora larger than the memory or the disk. Nothing is written.
+"""Tokenize text while a model trains on it, for corpora larger than the memory or the disk. Nothing is written.
 
 B micro-batch on this device, S sequence (context).
 
-`datasets` reads the shards of a source, each device its own where there are enough, and says where it stands. The order
-of shards is ours, and so is that of the documents of a group, which are tokenised together: the shuffle buffer of
-datasets 5.2 loses its documents when a run is resumed. Its state is one device's: StreamLoader gathers those of all.
+`datasets` reads the shards of a source, each device its own shards if there are enough, and reports its place. The
+order of shards is ours, and so is that of the documents of a group, which are tokenized together: the shuffle buffer of
+datasets 5.2 loses its documents when a run resumes. Its state is that of one device: StreamLoader gathers all.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ log = logging.getLogger(__name__)
 
 GROUP_DOCUMENTS = 512
 GROUP_CHARACTERS = 4_000_000
-READY = 4  # batches that are made ahead
+READY = 4  # batches that are prepared ahead
 
 Shard = Callable[[], Iterator[str]]
 
 
 class Place(NamedTuple):
-    """Of the next token: the epoch; the number in it of the group of documents, and the state of `datasets` before
-    that (None: the epoch's beginning); how many documents of the group and tokens of the document come before it."""
+    """The place of the next token: the epoch; the number of its group of documents in the epoch, and the state of
+    `datasets` before that group (None: the epoch's beginning); the documents before it in the group, and the tokens
+    before it in the document."""
 
     epoch: int = 0
     group: int = 0
@@ -51,16 +52,16 @@ class Place(NamedTuple):
 
 
 def shards_of(source: TextSource) -> list[Shard]:
-    """The parts of a source that can be read apart: `source.shards()` where it has them, else one."""
+    """The parts of a source that can be read separately: `source.shards()` if it has that method, else one part."""
     shards = getattr(source, "shards", None)
     return shards() if shards is not None else [source.documents]
 
 
 @dataclass
 class TextStream:
-    """The documents of one device, for ever. held_out: texts that are left out.
+    """The endless stream of one device's documents. held_out: texts that are left out.
 
-    Raises UserError where an epoch has no document for this device, and where `datasets` is not installed.
+    Raises UserError if an epoch has no document for this device, or `datasets` is not installed.
     """
 
     shards: list[Shard]
@@ -71,7 +72,7 @@ class TextStream:
     held_out: Collection[str] = ()
 
     def documents(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
-        """Each document's tokens and the place of its first, from `place` on; the first one is whole."""
+        """The tokens of each document and the place of its first token, from `place` on, the first one whole."""
         while True:
             found = place.state is not None
             for texts, start in self._groups(place):
@@ -88,7 +89,7 @@ class TextStream:
             place = Place(place.epoch + 1)
 
     def _groups(self, place: Place) -> Iterator[tuple[list[str], Place]]:
-        """The texts of each group of the epoch, and the place where it begins."""
+        """The texts of each group of the epoch, with the place where the group begins."""
         stream = self._epoch(place.epoch)
         if place.state is not None:
             stream.load_state_dict(place.state)
@@ -102,7 +103,7 @@ class TextStream:
             yield texts, place
 
     def _epoch(self, epoch: int) -> IterableDataset:
-        """This device's documents of an epoch: of its own shards, or every so many-th where there are too few."""
+        """This device's documents of an epoch: those of its shards, or every world_size-th if there are too few."""
         library = datasets_library()
         from datasets.distributed import split_dataset_by_node
 
@@ -123,7 +124,7 @@ class TextStream:
 def packed_batches(
     stream: TextStream, place: Place, context: int, batch_size: int, document_mask: bool
 ) -> Iterator[tuple[Batch, Place]]:
-    """Micro-batches of the stream from a place on, each with the place that the next one begins at."""
+    """Micro-batches of the stream from a place on, each with the place where the next one begins."""
     size, needed = context, batch_size * context + 1
     documents = stream.documents(place)
     first, begin = next(documents)
@@ -148,10 +149,10 @@ def packed_batches(
 
 
 class StreamLoader:
-    """A run's micro-batches of a stream for this device, from the step that the run stands at.
+    """A run's micro-batches of a stream for this device, from the run's current step on.
 
-    trainer: where given, its global_step is the place; without it, what was taken from the iterator, in whole steps.
-    A thread of this process reads, tokenises and packs ahead.
+    A thread of this process reads, tokenizes and packs ahead. trainer: if given, its global_step is the place; without
+    it, the place is what was taken from the iterator, in whole steps.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class StreamLoader:
         self.accumulate = accumulate
         self.trainer = trainer
         self.pin_memory = pin_memory
-        self._places = {0: Place()}  # micro-batch of the run -> where it begins; of the latest ones
+        self._places = {0: Place()}  # micro-batch of the run -> its place; the latest ones
         self._begin = self._taken = 0
 
     def __len__(self) -> int:
@@ -182,14 +183,14 @@ class StreamLoader:
 
     @property
     def step(self) -> int:
-        """Optimiser steps done."""
+        """Optimizer steps done."""
         if self.trainer is not None:
             return self.trainer.global_step
         return (self._begin + self._taken) // self.accumulate
 
     @property
     def epochs(self) -> int:
-        """How often this device has been through its part."""
+        """How many times this device has read its part."""
         return self._places[max(self._places)].epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -216,7 +217,7 @@ class StreamLoader:
             yield batch, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Every device's place, gathered from all of them: all call this. Plain values."""
+        """The places of all devices, in plain values. A collective operation: all devices call this."""
         step = self.step
         own = (self.stream.rank, list(self._places[step * self.accumulate]))
         gathered: list[Any] = [own]
@@ -227,8 +228,8 @@ class StreamLoader:
         return {"step": step, "accumulate": self.accumulate, "seed": self.stream.seed, "streams": places}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with exactly the next token, also in other micro-batches. Raises UserError: another number of devices,
-        a state of other data."""
+        """Continue with exactly the next token, also in other micro-batches. Raises UserError: another number of
+        devices, or a state of other data."""
         if "streams" not in state_dict:
             raise UserError("the checkpoint was saved with another kind of data. Remove data.streaming=true.")
         places, stream = state_dict["streams"], self.stream

@@ -1,11 +1,11 @@
-"""Which samples each row of a run holds: rows of a budget of tokens, filled and evened out step by step.
+"""Plan which samples the rows of each step hold: rows of a token budget, filled and balanced step by step.
 
-All samples of all epochs form one stream, each epoch in an order of its own. A step takes what its rows can hold from
-the front of the stream, and what fills them best from a little further on; what it leaves comes first in the next step.
-So every sample is used exactly once an epoch, though an epoch's last rows may hold the next one's first samples.
+All samples of all epochs form one stream, each epoch in its own order. A step takes as many samples from the front of
+the stream as its rows can hold, and those that fill the rows best from a little further on; samples that it skips come
+first in the next step. So every sample is used exactly once per epoch, though an epoch's last rows may hold the first
+samples of the next one.
 
-Everything follows from the lengths, so every device computes the same plan and reads its own rows of it: no samples are
-exchanged, and no messages either.
+The plan follows from the lengths alone, so every device computes the same plan without communication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flashtrain.errors import at_least
 
 
 class PlanState(NamedTuple):
-    """A place between two steps: the next number of the stream, and the earlier ones that are not used yet."""
+    """The state between two steps: the next number of the stream, and the earlier numbers that are not used yet."""
 
     next_number: int = 0
     waiting: tuple[int, ...] = ()
@@ -32,12 +32,19 @@ class PlanState(NamedTuple):
 
 
 class TokenBudgetPlan:
-    """Makes the rows of one step after the other; `state` is where it stands, and may be set.
+    """Makes the rows of one step after the other. `state` is the place in the stream, and may be set.
 
-    lengths: of an epoch's samples, (samples,) integers. budget: tokens a row. rows: of a step,
-    over all micro-batches and devices. cost: of a sequence, by which rows are evened. most: sequences a row may hold.
-    seed: of the order. look_ahead: how many steps' worth of tokens are looked through for what fits.
-    tolerance: see balance.share_out. UserError: numbers below 1, a sample longer than the budget.
+    Args:
+        lengths: (samples,) integers, tokens of an epoch's samples.
+        budget: Tokens of a row.
+        rows: Rows of a step, over all micro-batches and devices.
+        cost: Cost of a sequence, by which rows are balanced.
+        most: Sequences that a row may hold (None: any number).
+        look_ahead: How many steps' worth of tokens are searched for samples that fit.
+        tolerance: As of balance.share_out.
+
+    Raises:
+        UserError: A number is below 1, or a sample is longer than the budget.
     """
 
     def __init__(
@@ -66,7 +73,7 @@ class TokenBudgetPlan:
         self.state = PlanState()
 
     def next_step(self) -> list[tuple[int, ...]]:
-        """The samples of each row of the next step, as epoch * samples + sample; the state moves on."""
+        """The samples of each row of the next step, as epoch * samples + sample. Advances the state."""
         numbers, places = self._window()
         sizes = self._sizes(places)
         shared = share_out(
@@ -81,13 +88,13 @@ class TokenBudgetPlan:
         return [tuple(places[row.members].tolist()) for row in shared]
 
     def _window(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the stream, those waiting first, and their samples: at least the tokens to be looked through."""
+        """Numbers of the stream, waiting ones first, and their samples: at least as many tokens as are searched."""
         numbers = np.array(self.state.waiting, dtype=np.int64)
         places = self._places(numbers)
         wanted = self.look_ahead * self.rows * self.budget - int(self._sizes(places).sum())
         first = self.state.next_number
         while wanted > 0 or not len(numbers):
-            # To the end of the epoch, and no more numbers than can be needed: a sample has at least one token.
+            # Up to the end of the epoch, and at most the numbers needed if every sample had one token.
             last = min((first // self.samples + 1) * self.samples, first + max(1, int(wanted)))
             more = np.arange(first, last)
             more_places = self._places(more)
@@ -99,7 +106,7 @@ class TokenBudgetPlan:
         return numbers, places
 
     def _places(self, numbers: np.ndarray) -> np.ndarray:
-        """The samples, as epoch * samples + sample, that the stream's numbers stand for."""
+        """The samples of these numbers of the stream, as epoch * samples + sample."""
         epochs, at = np.divmod(numbers, self.samples)
         places = np.empty_like(numbers)
         for epoch in np.unique(epochs):
@@ -115,9 +122,9 @@ class TokenBudgetPlan:
 def rows_once(
     lengths: np.ndarray, *, budget: int, ranks: int, cost: Cost | None = None, most: int | None = None
 ) -> list:
-    """Rows that hold every sample exactly once, as many for each rank: for an evaluation. Some of the last are empty.
+    """Rows of an evaluation that hold every sample exactly once, as many for each rank; some of the last are empty.
 
-    lengths: (n,), of the samples in order. Returns [micro-batch][rank] of tuples of sample numbers.
+    lengths: (n,) tokens of the samples in order. Returns [micro-batch][rank], tuples of sample numbers.
     """
     waiting = np.arange(len(lengths))
     batches = []

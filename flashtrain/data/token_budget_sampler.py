@@ -1,4 +1,4 @@
-"""Reading a TokenBudgetPlan: which row each device builds in each micro-batch, from whatever step a run stands at."""
+"""The sampler that assigns the rows of a TokenBudgetPlan to devices and micro-batches, from any step on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from flashtrain.data.loader import StepSampler
 from flashtrain.data.token_budget import PlanState, TokenBudgetPlan
 
-STATES_KEPT = 256  # of the latest steps planned: more than workers read ahead
+STATES_SAVED = 256  # of the latest planned steps: more than workers read ahead
 
 
 class BudgetSamples(Protocol):
-    """What rows are made of. Indexed by one of its micro-batches it gives a batch."""
+    """Samples that rows are made of. Indexed by one of its micro-batches, it returns a batch."""
 
     def __len__(self) -> int: ...
 
@@ -26,16 +26,19 @@ class BudgetSamples(Protocol):
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
     ) -> list[Any]:
-        """This device's micro-batches of a step of these rows, each a list of sample numbers, in their order."""
+        """This device's micro-batches of a step, in order. rows: tuples of sample numbers."""
         ...
 
 
 class TokenBudgetSampler(StepSampler):
-    """Hands out, for each micro-batch of a run, what this device builds it of (of MaskedSamples a Row).
+    """Yields, for each micro-batch of a run, what `samples` build this device's batch of (such as a Row).
 
-    options: a StepSampler's; plan: see TokenBudgetPlan. A step has accumulate * world_size micro-batches of batch_size
-    rows; samples say whose each row is. The plan is made ahead of the run by what worker processes read ahead, so where
-    it stood after each of the latest steps is kept.
+    A step has accumulate * world_size micro-batches of batch_size rows; `samples` assign the rows to devices. Worker
+    processes read ahead, and so does the plan: its states after the latest steps are saved.
+
+    Args:
+        plan: Arguments of TokenBudgetPlan.
+        **options: As of StepSampler.
     """
 
     def __init__(self, samples: BudgetSamples, plan: dict[str, Any], **options: Any) -> None:
@@ -58,13 +61,13 @@ class TokenBudgetSampler(StepSampler):
         return self.state_at(step).used
 
     def state_at(self, step: int) -> PlanState:
-        """Where the plan stands before a step. It is planned again from the nearest earlier step that is known."""
+        """The plan's state before a step, planned again from the nearest earlier step whose state is saved."""
         known = max(s for s in self._states if s <= step)
-        kept = self.plan.state
+        current = self.plan.state
         self.plan.state = self._states[known]
         for _ in range(known, step):
             self.plan.next_step()
-        found, self.plan.state = self.plan.state, kept
+        found, self.plan.state = self.plan.state, current
         return found
 
     def place(self, step: int) -> dict[str, Any]:
@@ -77,6 +80,6 @@ class TokenBudgetSampler(StepSampler):
     def _next(self, step: int) -> list[tuple[int, ...]]:
         planned = self.plan.next_step()
         self._states[step + 1] = self.plan.state
-        while len(self._states) > STATES_KEPT:
-            del self._states[sorted(self._states)[1]]  # not the first, from which all can be planned again
+        while len(self._states) > STATES_SAVED:
+            del self._states[sorted(self._states)[1]]  # but not the first, from which all others can be planned again
         return planned

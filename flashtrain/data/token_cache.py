@@ -2,16 +2,16 @@
 
 A cache is a folder that appears whole or not at all:
 
-    tokens.bin       every document's ids in order, each document closed by end_of_text; uint16 or uint32
-    documents.npy    int64, one more than documents: document d is tokens[documents[d]:documents[d + 1]]
-    marks.bin        uint8, one a token, of sources that mark their tokens (chat: LABELLED, GOES_ON)
-    tokenizer/       the tokenizer that made them (tokenizers.load_tokenizer reads it)
+    tokens.bin       the ids of all documents in order, each document ended by end_of_text; uint16 or uint32
+    documents.npy    int64, (documents + 1,): document d is tokens[documents[d]:documents[d + 1]]
+    marks.bin        uint8, one per token, only of sources that mark their tokens (chat: LABELLED, GOES_ON)
+    tokenizer/       the tokenizer that made the tokens (tokenizers.load_tokenizer reads it)
     meta.json        source, tokenizer, counts, and the size of each file above
 
-Its name holds a hash of what decides the content: the format, the source's fingerprint, the tokenizer. So a changed
-source or tokenizer is another folder, and an unchanged one is found again.
+The folder's name holds a hash of what decides the content: the format, the source's fingerprint and the tokenizer. So a
+changed source or tokenizer gets another folder, and an unchanged one is found again.
 
-load_dataset and map of datasets 5.2 made 0.70M tokens a second of 20 MB where this makes 1.03M, and left an Arrow copy.
+Why not load_dataset and map of datasets 5.2: 0.70M tokens/s on 20 MB of text, where this has 1.03M, and an Arrow copy.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 TOKENS, DOCUMENTS, MARKS, META = "tokens.bin", "documents.npy", "marks.bin", "meta.json"
-LABELLED = 1  # of a token: it is one to learn
-GOES_ON = 2  # of a document's first token: the document is of the same conversation as the one before
+LABELLED = 1  # mark of a token that is a label
+GOES_ON = 2  # mark of a document's first token: the document continues the conversation of the one before
 GROUP_CHARACTERS = 8_000_000
 GROUP_DOCUMENTS = 4096
 SECONDS_BETWEEN_LINES = 10.0
 
 
 class TokenFile(NamedTuple):
-    """One file: its tokens begin at this byte, and are so many of this type."""
+    """A file of tokens: their type, the byte at which they begin, and their number."""
 
     path: Path
     dtype: str
@@ -60,13 +60,13 @@ class TokenFile(NamedTuple):
     tokens: int
 
     def mapped(self) -> np.ndarray:
-        # The plain array: slices of numpy's memmap class cost ten times as much to make.
+        # A plain array: slices of numpy's memmap class cost ten times as much to make.
         return np.asarray(np.memmap(self.path, self.dtype, "r", offset=self.begin, shape=(self.tokens,)))
 
 
 class MappedTokens:
-    """Files of tokens as one array, of which slices are read; mapped where it is first read, so that it is cheap to
-    send to worker processes."""
+    """Files of tokens as one array, of which slices are read. Files are mapped at the first read, so that the object is
+    cheap to send to worker processes."""
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self.files = files
@@ -98,11 +98,13 @@ class MappedTokens:
 
 @dataclass(frozen=True)
 class OpenTokens:
-    """Tokens to train on: of a cache, or of files that lie where they are (token_files).
+    """The open tokens of a cache, or of a user's token files (token_files).
 
-    folder: where they lie. offsets: (documents + 1,) int64, where each document begins and ends among all tokens.
-    own_tokenizer: None of a cache, which has it in its folder. held_out: (documents,) bool, which are named for
-    validation; None: none is. has_documents: whether it is known where documents end.
+    Attributes:
+        offsets: (documents + 1,) int64, where each document begins and ends among all tokens.
+        own_tokenizer: The tokenizer; None for a cache, which has it in its folder.
+        held_out: (documents,) bool, those that are named for validation; None: none are.
+        has_documents: Whether it is known where documents end.
     """
 
     folder: Path
@@ -118,7 +120,7 @@ class OpenTokens:
 
     @cached_property
     def marks(self) -> MappedTokens:
-        """The mark of each token, of sources that mark them."""
+        """The mark of each token, if the source marks its tokens."""
         return MappedTokens([TokenFile(self.folder / MARKS, "uint8", 0, len(self.tokens))])
 
     @cached_property
@@ -130,7 +132,7 @@ class OpenTokens:
         return len(self.offsets) - 1
 
     def split(self, *, fraction: float, context: int) -> Split:
-        """As packing.split_documents, but that documents that are named for it are held out, where there are some."""
+        """Hold out the documents that are named for validation; without any, as packing.split_documents does."""
         if self.held_out is None:
             return split_documents(self.offsets, fraction=fraction, context=context)
         begins, ends = self.offsets[:-1], self.offsets[1:]
@@ -139,9 +141,9 @@ class OpenTokens:
 
 
 class Encoded(NamedTuple):
-    """Some documents as they are written: of each its tokens and marks, where it has any; bytes of their texts.
+    """The tokens and marks (if any) of a group of documents, and the bytes of their texts.
 
-    A source that makes its own tokens (chat) has `encoded`, a function of the tokenizer, which gives groups of these.
+    A source that makes its own tokens (chat) has a method `encoded(tokenizer)`, which yields such groups.
     """
 
     tokens: Sequence[np.ndarray]
@@ -155,7 +157,7 @@ def open_split(
     cache_dir: str | os.PathLike[str] | None = None,
     validation: TextSource | TokenSource | None = None,
 ) -> OpenTokens:
-    """A source's tokens, joined to those of what validates: `validation`, or files that are named for it."""
+    """A source's tokens, followed by the held-out ones: those of `validation`, or of files named for validation."""
 
     def opened(one: TextSource | TokenSource, tokenizer: TokenizerSpec | Tokenizer) -> OpenTokens:
         if isinstance(one, TokenSource):
@@ -166,7 +168,7 @@ def open_split(
     other = held_out(source) if validation is None else validation
     if other is None:
         return own
-    trained = isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe"  # on the text to train on
+    trained = isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe"  # on the training text alone
     held = opened(other, own.tokenizer if trained else tokenizer)
     offsets = np.concatenate([own.offsets, own.offsets[-1] + held.offsets[1:]])
     mask = np.arange(len(offsets) - 1) >= own.documents
@@ -176,11 +178,16 @@ def open_split(
 def open_or_build(
     source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
 ) -> OpenTokens:
-    """The token cache of this source and tokenizer, built first where it is missing or damaged.
+    """The token cache of this source and tokenizer, which is built if it is missing or damaged.
 
-    Processes that ask for the same cache at one time build it once: one builds, the others wait and open it.
-    cache_dir: where caches live, default_cache_dir() by default. Raises UserError: an empty corpus, a folder that
-    cannot be written, a full disk, and whatever the source or the tokenizer object to.
+    If several processes need the same cache, one builds it, and the others wait and open it.
+
+    Args:
+        cache_dir: Folder of caches (None: default_cache_dir()).
+
+    Raises:
+        UserError: The corpus is empty, the folder cannot be written, the disk is full, or the source or tokenizer
+            cannot be read.
     """
     folder = folder_of(source.fingerprint(), tokenizer, cache_dir)
     found = _open(folder)
@@ -195,20 +202,20 @@ def open_or_build(
 
 
 def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Where the cache of a source of this fingerprint lies, whether or not it exists yet."""
+    """The cache folder of a source of this fingerprint, whether or not it exists yet."""
     digest = hashlib.sha256(repr((FORMAT, fingerprint, _key(tokenizer))).encode()).hexdigest()[:12]
     kind = tokenizer.short_name if isinstance(tokenizer, TokenizerSpec) else "tokens"
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    return base / f"{kind}-{digest}"  # wherever the text lies: meta.json says which it is
+    return base / f"{kind}-{digest}"  # the text's own path is only in meta.json
 
 
 def _key(tokenizer: TokenizerSpec | Tokenizer) -> str:
-    """What of the tokenizer decides the tokens, known without training or downloading it."""
+    """What decides the tokens, without training or downloading the tokenizer."""
     return tokenizer.key() if isinstance(tokenizer, TokenizerSpec) else tokenizer.fingerprint()
 
 
 def _open(folder: Path) -> OpenTokens | None:
-    """None where the folder is missing, or one of its files is missing or cut."""
+    """The cache in a folder; None if the folder is missing, or one of its files is missing or truncated."""
     try:
         meta = read_json(folder / META)
         whole = all((folder / name).stat().st_size == noted["bytes"] for name, noted in meta["files"].items())
@@ -221,16 +228,16 @@ def _open(folder: Path) -> OpenTokens | None:
 
 
 def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path) -> None:
-    """Write the cache folder, replacing whatever is there. The caller holds the folder's lock.
+    """Write the cache folder, replacing what is there. The caller holds the folder's lock.
 
-    Everything is written to a folder beside it, flushed to disk, and renamed, so that a process killed at any moment
-    leaves no cache, or a whole one.
+    Everything is written to a folder next to it, flushed to disk, and renamed: a process that is killed at any moment
+    leaves a whole cache or none.
     """
     fingerprint = source.fingerprint()
     if folder.exists():
         log.warning("the token cache %s is damaged: rebuilding it", folder)
     part = folder.with_name(f"{folder.name}.building")
-    shutil.rmtree(part, ignore_errors=True)  # of a build that was killed
+    shutil.rmtree(part, ignore_errors=True)  # left by a build that was killed
     try:
         part.mkdir(parents=True)
         made = make_tokenizer(tokenizer, source.documents) if isinstance(tokenizer, TokenizerSpec) else tokenizer
@@ -269,7 +276,7 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
 def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded]:
     groups = _groups(documents)
     with ThreadPoolExecutor(1, "flashtrain-reads") as reader:
-        # The tokenizers library lets other threads go on: the next group is read while it encodes on all cores.
+        # The tokenizers library releases the GIL: the next group is read while this one is encoded on all cores.
         coming = reader.submit(next, groups, None)
         while (group := coming.result()) is not None:
             coming = reader.submit(next, groups, None)
@@ -278,7 +285,7 @@ def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded
 
 
 def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents with text, in groups that keep all cores busy and memory small."""
+    """Documents that are not empty, in groups large enough for all cores and small enough for memory."""
     group: list[str] = []
     characters = 0
     for document in filter(None, documents):
@@ -292,7 +299,7 @@ def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _write(groups: Iterable[Encoded], part: Path, dtype: str, expected_bytes: int | None) -> dict[str, Any]:
-    """Write what the groups hold, and count it. expected_bytes: about how much text there is."""
+    """Write the groups, and return counts of them. expected_bytes: approximate size of the text."""
     offsets, text_bytes = array("q", [0]), 0
     begun = logged = time.monotonic()
     with (part / TOKENS).open("wb") as tokens, (part / MARKS).open("wb") as marks:

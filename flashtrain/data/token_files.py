@@ -1,4 +1,4 @@
-"""Files of tokens that somebody else made: .npy, and .bin as nanoGPT and llm.c write them. Read through a memory map.
+"""Read token files of other programs through a memory map: .npy, and .bin as nanoGPT and llm.c write them.
 
 Source of llm.c's header: github.com/karpathy/llm.c, dev/data/data_common.py.
 """
@@ -26,17 +26,22 @@ log = logging.getLogger(__name__)
 FORMATS = (".npy", ".bin")
 NPY_DTYPES = ("uint16", "uint32", "int32", "int64")
 HEADER_BYTES = 1024  # of llm.c: 256 int32, of which the first three are magic, version and count
-HEADERS = {20240520: "uint16", 20240801: "uint32"}  # magic of GPT-2's tokens, of Llama 3's
-AT_ONCE = 2**24  # tokens that are looked at
+HEADERS = {20240520: "uint16", 20240801: "uint32"}  # by the magic number: GPT-2's tokens, Llama 3's
+AT_ONCE = 2**24  # tokens that are checked at once
 
 
 class TokenFiles(SplitFiles):
-    """A file of tokens, or every .npy and .bin below a folder in the order of their paths.
+    """A file of tokens, or every .npy and .bin file below a folder in the order of their paths.
 
-    dtype: of .bin files without llm.c's header. end_of_text: the id that separates documents (None: the tokenizer's,
-    or none where there is no tokenizer; each file is then one document). In a folder, files named for validation are
-    held out, and those named for a test are not read (split_names).
-    Raises UserError: a missing path, a file of another form than its name says, a token beyond the vocabulary.
+    In a folder, files named for validation are held out, and those named for a test are not read (split_names).
+
+    Args:
+        path: The file or folder.
+        dtype: Type of .bin files without llm.c's header, uint16 or uint32.
+        end_of_text: The id that ends documents (None: the tokenizer's; without a tokenizer, each file is one document).
+
+    Raises:
+        UserError: The path does not exist, a file is malformed, or a token is not in the vocabulary.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class TokenFiles(SplitFiles):
         return by_split(found, any_word=True)
 
     def open_tokens(self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> OpenTokens:
-        """The files, mapped, and looked at once: every token is one of the vocabulary's. Raises UserError."""
+        """Map the files, and check once that every token is in the vocabulary. Raises UserError."""
         known = self._tokenizer(tokenizer)
         end = known.end_of_text if self.end_of_text is None else self.end_of_text
         if end >= known.vocab_size:
@@ -69,7 +74,7 @@ class TokenFiles(SplitFiles):
         files = tuple(token_file(path, self.dtype) for path in self.files())
         begin, offsets = 0, [np.zeros(1, np.int64)]
         for file in files:
-            least, most, *ends = _looked_at(file, end, cache)
+            least, most, *ends = _checked(file, end, cache)
             if least < 0 or most >= known.vocab_size:
                 raise UserError(
                     f"{file.path} holds token {least if least < 0 else most}, expected 0 to {known.vocab_size - 1:,}. "
@@ -88,7 +93,7 @@ class TokenFiles(SplitFiles):
 
 
 def token_file(path: Path, dtype: str | None) -> TokenFile:
-    """Where a file's tokens lie, from its header, its size and data.dtype. Raises UserError."""
+    """The tokens of a file, found by its header, its size and data.dtype. Raises UserError."""
     found = _npy_file(path) if path.suffix == ".npy" else _bin_file(path, dtype)
     if not found.tokens:
         raise UserError(f"{path} contains no tokens.")
@@ -98,7 +103,7 @@ def token_file(path: Path, dtype: str | None) -> TokenFile:
 def _npy_file(path: Path) -> TokenFile:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:  # which do not name the file
+    except (ValueError, EOFError) as error:  # numpy's errors do not name the file
         raise UserError(f"{path} holds no tokens: {first_line(error)}.") from error
     dtype = next((name for name in NPY_DTYPES if array.dtype == np.dtype(name)), None)
     if dtype is None or array.ndim != 1:
@@ -129,9 +134,9 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
     return TokenFile(path, dtype, 0, count)
 
 
-def _looked_at(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
-    """int64: the least and the largest token, and where documents end, after each end of text and where the file does.
-    Noted in the cache: it takes a while of a large file."""
+def _checked(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
+    """int64: the smallest and the largest token, then the ends of all documents, of which the last is the file's end.
+    The cache saves the result, since a large file takes a while."""
     status = file.path.stat()
     state = (str(file.path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, *file[1:], end_of_text)
     noted = cache / "token-files" / f"{hashlib.sha256(repr(state).encode()).hexdigest()[:24]}.ends"

@@ -1,4 +1,4 @@
-"""Ids without a text: what stands for the tokenizer of token files that name none."""
+"""The tokenizer of token files without one: a text is ids separated by spaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashtrain.files.disk import write_atomically
 
 
 class TokenIds:
-    """No tokenizer: a text is ids with spaces between them. end_of_text: None: there is none, and it is -1."""
+    """Ids in place of a text. end_of_text: None if there is none; the attribute is then -1."""
 
     kind = "ids"
 

@@ -1,4 +1,4 @@
-"""From text to token ids and back: raw bytes, a BPE trained on the corpus, GPT-2's own, or a Hugging Face folder's."""
+"""Choose, make and load tokenizers: bytes, a BPE trained on the corpus, GPT-2's own, or a Hugging Face folder's."""
 
 from __future__ import annotations
 
@@ -28,53 +28,52 @@ __all__ = [
     "make_tokenizer",
 ]
 
-
 KINDS = ("bytes", "bpe", "gpt2")
 BYTES = 256
-NONE = "none"  # of token files that name no tokenizer
+NONE = "none"  # the kind of token files without a tokenizer
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the data path and text generation need from a tokenizer."""
+    """A tokenizer, as data modules and text generation use it."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids are 0 to vocab_size - 1."""
+        """The number of ids, which are 0 to vocab_size - 1."""
         ...
 
     @property
     def end_of_text(self) -> int:
-        """The id that closes every document."""
+        """The id that ends every document."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without end_of_text; the characters of "<|endoftext|>" are text like any other."""
+        """The ids of a text, without end_of_text. The characters "<|endoftext|>" are ordinary text."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of many texts at once, one integer array each."""
+        """The ids of several texts, one integer array each."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Bytes that are no UTF-8 become U+FFFD; end_of_text reads "<|endoftext|>"."""
+        """The text of ids. Bytes that are not UTF-8 become U+FFFD, and end_of_text becomes "<|endoftext|>"."""
         ...
 
     def describe(self) -> str:
-        """A few words for people."""
+        """A short description."""
         ...
 
     def fingerprint(self) -> str:
-        """The same for tokenizers that give the same ids."""
+        """A text that is the same for tokenizers that give the same ids."""
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write what load_tokenizer reads. The folder is made where missing."""
+        """Write the files that load_tokenizer reads, and make the folder if it is missing."""
         ...
 
 
 class ByteTokenizer(LibraryTokenizer):
-    """The 256 bytes of UTF-8, and id 256 for the end of a text. To the library: a byte-level BPE that never merges."""
+    """The 256 bytes, and id 256 for the end of text. For the library it is a byte-level BPE without merges."""
 
     kind, name = "bytes", "bytes"
     config = ADDED
@@ -97,9 +96,12 @@ class ByteTokenizer(LibraryTokenizer):
 class TokenizerSpec:
     """Which tokenizer to make.
 
-    kind: "bytes", "bpe" (trained on the corpus), "gpt2", or a folder's path (huggingface_tokenizer). vocab_size: how
-    many tokens a trained "bpe" has. vocab, merges: GPT-2's two files; without them they come from the hub.
-    sample_bytes: a "bpe" is trained on the first so many bytes of the corpus. begin_of_text: see huggingface_tokenizer.
+    Args:
+        kind: "bytes", "bpe" (trained on the corpus), "gpt2", or the path of a Hugging Face folder.
+        vocab_size: Tokens of a trained "bpe".
+        vocab, merges: GPT-2's two files (None: from the hub).
+        sample_bytes: A "bpe" is trained on the first so many bytes of the corpus.
+        begin_of_text: As of huggingface_tokenizer.
     """
 
     kind: str = "gpt2"
@@ -115,11 +117,11 @@ class TokenizerSpec:
 
     @property
     def short_name(self) -> str:
-        """Of any folder "huggingface"."""
+        """The kind; "huggingface" for any folder."""
         return self.kind if self.kind in (*KINDS, NONE) else "huggingface"
 
     def key(self) -> str:
-        """What decides the ids, as text: equal keys on one corpus give equal tokens. Paths count by their content."""
+        """A text that decides the ids: equal keys give equal tokens of a corpus. Files count by content, not path."""
         if self.kind == "bytes":
             return "bytes"
         if self.kind == "bpe":
@@ -136,7 +138,7 @@ class TokenizerSpec:
 
 
 def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
-    """The tokenizer that the spec names; only a "bpe" reads documents, to be trained on them. Raises UserError."""
+    """Make the tokenizer of a spec. Only a "bpe" reads the documents, to be trained on them. Raises UserError."""
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "bpe":
@@ -147,10 +149,15 @@ def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] =
 
 
 def huggingface_tokenizer(folder: str | os.PathLike[str], *, begin_of_text: bool = True) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder: of a model, or one that flashtrain saved or exported. Raises UserError.
+    """The tokenizer of a Hugging Face folder, which may be one that flashtrain saved or exported.
 
-    Its own end of text closes the documents. No code in the folder runs.
-    begin_of_text: whether what AutoTokenizer puts before a text stands before each document and prompt.
+    No code in the folder is run.
+
+    Args:
+        begin_of_text: Whether documents and prompts begin with the ids that AutoTokenizer puts before a text.
+
+    Raises:
+        UserError: The folder has no tokenizer, a damaged one, or one without an end of text.
     """
     from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer  # most runs need none of it
 
@@ -161,12 +168,12 @@ def huggingface_tokenizer(folder: str | os.PathLike[str], *, begin_of_text: bool
 
 @cache
 def _put_before(folder: str, version: str) -> tuple[int, ...]:
-    """version: of the folder's files, which may change."""
+    """The ids that AutoTokenizer puts before a text. version: of the folder's files; part of the cache's key."""
     return tuple(begin_of(huggingface_tokenizer(folder)))
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that `save` or an export wrote to this folder. Raises UserError where there is none."""
+    """The tokenizer that `save` or an export wrote to this folder. Raises UserError if there is none."""
     folder = Path(folder)
     saved = _saved(folder)
     kind = saved.get("kind")
@@ -190,42 +197,42 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def begin_of(tokenizer: Tokenizer) -> Sequence[int]:
-    """The ids that stand before a text: what transformers' AutoTokenizer puts there, none of bytes, bpe and gpt2."""
+    """The ids that transformers' AutoTokenizer puts before a text; none for bytes, bpe and gpt2."""
     return getattr(tokenizer, "begin_of_text", ())
 
 
 def without_begin(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with nothing before a text."""
+    """The tokenizer, or a copy that puts nothing before a text."""
     return cast(Any, tokenizer).without_begin() if begin_of(tokenizer) else tokenizer
 
 
 def as_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text that a model goes on with, after what stands before a text."""
+    """The ids of a prompt, with those that the tokenizer puts before a text."""
     return [*begin_of(tokenizer), *tokenizer.encode(text)]
 
 
 def as_document(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """A text's ids, int64, between what stands before a text and the end of text."""
+    """The ids of a document, int64: those before a text, the text's ids, and end_of_text."""
     return np.concatenate((begin_of(tokenizer), ids, [tokenizer.end_of_text]), dtype=np.int64, casting="unsafe")
 
 
 def known_end(tokenizer: Tokenizer) -> int | None:
-    """The id that closes a text; None where token files name neither a tokenizer nor an end."""
+    """The id that ends a text; None if it is not known, as for token files without a tokenizer."""
     return tokenizer.end_of_text if tokenizer.end_of_text >= 0 else None
 
 
 def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """Whether load_tokenizer finds one there; False of a Hugging Face folder."""
+    """Whether flashtrain saved a tokenizer there, which load_tokenizer reads."""
     return bool(_saved(Path(folder)))
 
 
 def _saved(folder: Path) -> dict[str, Any]:
-    """What a tokenizer_config.json says that flashtrain saved; nothing where it is another program's, or not there."""
+    """flashtrain's entry in the folder's tokenizer_config.json; empty if there is none."""
     return read_json(folder / CONFIG).get(MARK, {}) if (folder / CONFIG).is_file() else {}
 
 
 def first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """The documents up to so many bytes, the last one cut."""
+    """The documents up to `limit` bytes; the last one is cut."""
     taken = 0
     for document in documents:
         if taken >= limit:

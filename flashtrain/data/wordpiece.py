@@ -1,4 +1,4 @@
-"""The tokens that BERT adds to a text, and its WordPiece tokenizer as Hugging Face folders have it.
+"""BERT's special tokens and its WordPiece tokenizer.
 
 Source: Devlin et al. 2019 (arXiv 1810.04805).
 """
@@ -17,13 +17,16 @@ from flashtrain.data.library_tokenizer import CONFIG, FILE, LibraryTokenizer, re
 from flashtrain.errors import UserError
 from flashtrain.files.json_files import read_json
 
+SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
+VOCABULARY = "vocab.txt"
+
 
 class SpecialTokens(NamedTuple):
-    """Their ids, and which ids stand for text.
+    """The ids of [PAD], [CLS], [SEP] and [MASK], and the range of ids that stand for text.
 
-    pad: fills what is left of a row; nothing sees it. classify: [CLS], first of every sample. separate: [SEP], after
-    each segment. mask: [MASK]. ordinary_begin, ordinary_end: ids from the one up to, not including, the other stand for
-    text; a random token is drawn from them. vocab_size: one more than the largest id.
+    pad: fills the rest of a row, and is not attended to. classify: first token of every sample. separate: after each
+    segment. ordinary_begin, ordinary_end: the ids of text are range(ordinary_begin, ordinary_end); random tokens are
+    drawn from them. vocab_size: one more than the largest id.
     """
 
     pad: int
@@ -36,25 +39,20 @@ class SpecialTokens(NamedTuple):
 
     @classmethod
     def past(cls, vocab_size: int) -> SpecialTokens:
-        """Four new ids past those of a tokenizer of `vocab_size` tokens.
+        """Four new ids after those of a tokenizer of `vocab_size` tokens.
 
-        Our tokenizers (bytes, bpe, gpt2) have none of the four; theirs is the end of text only, which closes a document
-        in the token file and is no part of any sample.
+        Our tokenizers (bytes, bpe, gpt2) have none of the four. They have only an end of text, which ends a document in
+        the token file and is not part of any sample.
         """
         pad, classify, separate, mask = range(vocab_size, vocab_size + 4)
         return cls(pad, classify, separate, mask, 0, vocab_size, vocab_size + 4)
 
 
-SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
-VOCABULARY = "vocab.txt"
-
-
 class WordPieceTokenizer(LibraryTokenizer):
-    """A tokenizer that has [PAD], [CLS], [SEP] and [MASK] of its own; it adds none of them to a text. Unlike other
-    tokenizers, it takes one that a text spells for that token, as transformers does.
+    """A tokenizer with [PAD], [CLS], [SEP] and [MASK] of its own, of which it adds none to a text.
 
-    special: the tokens it has. end_of_text: [SEP], since it has nothing else that closes a document.
-    UserError: one of the four is missing.
+    Unlike our other tokenizers, it reads their spelling in a text as these tokens, as transformers does. `special` has
+    their ids; end_of_text is [SEP], as BERT has no other end of a document. UserError: one of the four is missing.
     """
 
     kind, name = "wordpiece", "WordPiece"
@@ -71,9 +69,9 @@ class WordPieceTokenizer(LibraryTokenizer):
 
     @classmethod
     def beside(cls, folder: str | os.PathLike[str]) -> WordPieceTokenizer | None:
-        """The tokenizer of a Hugging Face folder (tokenizer.json, or vocab.txt and what its settings say of case).
+        """The tokenizer of a Hugging Face folder: tokenizer.json, or vocab.txt with the settings' do_lower_case.
 
-        None where there is none. UserError: a file that cannot be read, or a tokenizer of another kind.
+        Returns None if there is none. Raises UserError: a file cannot be read, or the tokenizer is of another kind.
         """
         folder = Path(folder)
         if (folder / FILE).is_file():

@@ -1,1 +1,1 @@
-"""Files: reading what is not trusted, and writing so that nothing is lost."""
+"""Find, read and write files: safe reading, atomic writing, caches."""

@@ -1,4 +1,4 @@
-"""Where flashtrain keeps what it can rebuild, token files above all, and how one process at a time writes it."""
+"""The cache folder, for files that can be rebuilt (such as token files), and the lock for writing to it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CANNOT_WRITE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTDIR, errno.E
 
 @contextmanager
 def only_writer(path: Path, setting: str) -> Iterator[None]:
-    """Within the context no other process writes `path`, a file or folder of a cache; one that does is waited for.
+    """A context in which no other process writes `path`. If one does, this waits for it.
 
-    setting: the name of the setting that chooses the cache's folder, for the UserError where that cannot be written.
+    setting: the setting that chooses the cache's folder, for the UserError if that cannot be written.
     """
-    import filelock  # when it is needed: the command's help locks nothing
+    import filelock  # here, since the command's help locks nothing
 
     lock = filelock.FileLock(f"{path}.lock")
     try:
@@ -45,13 +45,13 @@ def only_writer(path: Path, setting: str) -> Iterator[None]:
 
 
 def default_cache_dir() -> Path:
-    """The folder for caches: $FLASHTRAIN_CACHE where set, else the platform's own place for a user's caches.
+    """The folder of caches: $FLASHTRAIN_CACHE if set, else the platform's folder for a user's caches.
 
     Linux: $XDG_CACHE_HOME or ~/.cache; macOS: ~/Library/Caches; Windows: %LOCALAPPDATA%; each with /flashtrain.
     """
-    from platformdirs import PlatformDirs  # when it is asked for: the command's help needs no cache
+    from platformdirs import PlatformDirs  # here, since the command's help needs no cache
 
     chosen = os.environ.get("FLASHTRAIN_CACHE")
-    # opinion: on Windows no folder Cache inside of it, where caches of earlier versions do not lie.
+    # opinion=False: without a subfolder Cache on Windows, which earlier versions did not have.
     dirs = PlatformDirs("flashtrain", appauthor=False, opinion=False)
     return Path(chosen).expanduser() if chosen else dirs.user_cache_path

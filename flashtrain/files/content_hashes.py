@@ -1,7 +1,7 @@
-"""What files hold, as a hash: the same wherever they lie and however their path is spelled.
+"""Hash the contents of files, independent of where they are.
 
-A file is read once for it. Its hash is remembered with its size, times and inode, below the cache folder, so that every
-later start of a run only looks at those.
+A file is read only once: its hash is saved in the cache folder with its size, times and inode, which are all that later
+runs look at.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from flashtrain.files.json_files import read_json
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = "content-hashes"  # the folder in the cache
-AT_ONCE = 2**20  # bytes
-WORTH_A_LINE = 2**30  # bytes that are read at once
+SAVED_HASHES = "content-hashes"  # folder in the cache
+READ_CHUNK = 2**20  # bytes
+LOGGED_SIZE = 2**30  # bytes to read from which on a line is logged
 
 
 def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
-    """A hash of names, relative to `base`, and contents of these files below it, in their order.
+    """A hash of the names, relative to `base`, and contents of files below it, in their order.
 
-    Raises OSError for a file that cannot be read.
+    Raises OSError if a file cannot be read.
     """
     place = hashlib.sha256(str(base.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    memory = default_cache_dir() / REMEMBERED / f"{place}.json"
+    memory = default_cache_dir() / SAVED_HASHES / f"{place}.json"
     try:
         known = read_json(memory)
     except (OSError, UserError):  # none yet, or a damaged one
@@ -42,16 +42,16 @@ def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
     states: dict[str, Any] = {name: known.get(name, [None]) for name in names}
     new = [n for n, name in enumerate(names) if states[name][:-1] != seen[n]]
     size = sum(seen[n][0] for n in new)
-    if size > WORTH_A_LINE:
+    if size > LOGGED_SIZE:
         log.info("reading %.1f GB in %s once to compute its content hash", size / 1e9, base)
-    with ThreadPoolExecutor() as pool:  # hashing lets other threads go on
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         for n, found in zip(new, pool.map(_hash, [paths[n] for n in new]), strict=True):
             states[names[n]] = [*seen[n], found]
     if new:
         try:
             write_atomically(memory, json.dumps(states))
         except OSError as error:
-            log.debug("content hashes are not remembered: %s", error)
+            log.debug("content hashes are not saved: %s", error)
     digest = hashlib.sha256()
     for name in names:
         digest.update(f"\n{name} {states[name][0]} {states[name][-1]}".encode())
@@ -59,7 +59,7 @@ def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
 
 
 def _state(path: Path) -> list[int]:
-    """What changes whenever the file does: nobody can set the second time."""
+    """Values that change whenever the file does: no program can set ctime."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -67,6 +67,6 @@ def _state(path: Path) -> list[int]:
 def _hash(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while piece := file.read(AT_ONCE):
+        while piece := file.read(READ_CHUNK):
             digest.update(piece)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writes: a file is replaced as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ UNFINISHED = ".unfinished"  # ends the name of a file that is still being writte
 
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
-    """The operating system's errors among this one and those that led to it, the latest first: torch.save, say, wraps
-    some of them in a RuntimeError."""
+    """The OSErrors among an error and its causes, the latest first (torch.save wraps some in a RuntimeError)."""
     return (one for one in causes(error) if isinstance(one, OSError))
 
 
 @contextmanager
 def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
-    """A name beside `path` to write a file to, which takes its place at the context's end.
+    """A context that gives a temporary path next to `path`, and renames the file there to `path` at its end.
 
-    A reader sees the old file or the new, never half of one.
-    What stood there is replaced, whatever it is: a link is not written through, a pipe is not waited for. Where writing
-    fails, nothing is left beside it, and the file is as it was.
-    sync: have the content on the disk before the name, for what must outlive a power cut too.
+    A reader sees the old file or the new one, never a part. If writing fails, the temporary file is removed, and `path`
+    is unchanged. A link or pipe at `path` is replaced, and not written to.
+
+    Args:
+        path: The file to write.
+        sync: Flush content and name to the disk, for files that must survive a power cut.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +43,8 @@ def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Have a file's content, or a folder's names, on the disk."""
-    if path.is_dir() and os.name != "posix":  # elsewhere a folder cannot be opened, nor needs to be
+    """Flush a file's content, or a folder's names, to the disk."""
+    if path.is_dir() and os.name != "posix":  # on Windows a folder can neither be opened nor needs to be
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -53,7 +54,7 @@ def flush(path: Path) -> None:
 
 
 def write_atomically(path: str | Path, text: str) -> Path:
-    """Write a text file by `replacing`."""
+    """Write a text file atomically, in UTF-8, and return its path."""
     with replacing(path) as unfinished:
         unfinished.write_text(text, encoding="utf-8", newline="\n")
     return Path(path)

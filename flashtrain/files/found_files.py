@@ -1,4 +1,4 @@
-"""The files of a folder, or at an address that fsspec reads: s3://, gs://, https://, zip:// and others."""
+"""List the files of a folder, or at an address that fsspec reads: s3://, gs://, https://, zip:// and others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 from flashtrain.errors import UserError
 
-# What file systems say of a file's content, the surest first.
+# Fields by which file systems identify a file's content, the most reliable first.
 VERSIONS = (
     "ETag", "etag", "md5Hash", "content_md5", "checksum", "CRC", "crc32c", "mtime", "LastModified", "last_modified",
     "updated", "created",
@@ -20,8 +20,11 @@ VERSIONS = (
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """What stands for a Path. path: within the file system. relative: within the address that was given. size: bytes, 0
-    where nobody says. version: what changes with the content."""
+    """A file of an fsspec file system, with the methods of Path that readers use.
+
+    path: within the file system. relative: within the given address. size: bytes, 0 if unknown. version: a text that
+    changes with the content.
+    """
 
     filesystem: Any
     path: str
@@ -48,11 +51,16 @@ class RemoteFile:
 
 
 def find_files(place: Path | str) -> dict[PurePath, Any]:
-    """A file, or every one below a folder that is not hidden, by its path there and in the order of these paths.
+    """A file, or all files below a folder that are not hidden, by their paths within it and in the order of these.
 
-    place: a Path, or an address, whose files are RemoteFiles. Linked folders are followed, each real folder once.
-    Raises UserError for a path that is not there, with the nearest names, and for a folder on the web; and what fsspec
-    and the file system's client raise.
+    Linked folders are followed, each real folder once.
+
+    Args:
+        place: A Path, or an address, whose files are RemoteFiles.
+
+    Raises:
+        UserError: The path does not exist (with the nearest names), or it is a folder on the web. Errors of fsspec and
+            of the file system's client are passed on.
     """
     if isinstance(place, str):
         return {PurePosixPath(file.relative): file for file in _remote_files(place)}
@@ -60,8 +68,8 @@ def find_files(place: Path | str) -> dict[PurePath, Any]:
         return {PurePath(place.name): place}
     if place.is_dir():
         return {path.relative_to(place): path for path in sorted(_files_below(place))}
-    beside = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
-    near = difflib.get_close_matches(place.name, beside, n=3)
+    names = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
+    near = difflib.get_close_matches(place.name, names, n=3)
     hint = f" Did you mean {' or '.join(str(place.with_name(name)) for name in near)}?" if near else ""
     raise UserError(f"{place} does not exist (relative to {Path.cwd()}).{hint}")
 
@@ -79,7 +87,7 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _remote_files(address: str) -> list[RemoteFile]:
-    import fsspec  # torch and Lightning bring it; text on this machine needs none of it
+    import fsspec  # a dependency of torch; here, since local text does not need it
 
     filesystem, root = fsspec.core.url_to_fs(address)
     if filesystem.isfile(root):

@@ -1,4 +1,4 @@
-"""JSON in files and in settings; json's own errors do not name what was read."""
+"""Read JSON with errors that name what was read, which those of `json` do not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where conf/ and recipes/ lie on this machine, and which recipes there are.
+"""Find the folders conf/ and recipes/ on this machine, and all recipes.
 
-An installed wheel carries both inside the package (flashtrain/conf, flashtrain/recipes); a checkout, whether it is on
-PYTHONPATH or installed as editable, has them beside the package. Every reader of a configuration or a recipe asks here.
+An installed wheel has both inside the package (flashtrain/conf, flashtrain/recipes). A checkout, whether it is on
+PYTHONPATH or installed as editable, has them next to the package.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def conf_folder() -> Path:
-    """The folder of Hydra's config groups. Raises UserError when the installation lacks it."""
+    """The folder of Hydra's config groups. Raises UserError if the installation lacks it."""
     return _shipped_folder("conf")
 
 
 def recipes_folder() -> Path:
-    """The folder of flashtrain's own recipes. Raises UserError when the installation lacks it."""
+    """The folder of flashtrain's own recipes. Raises UserError if the installation lacks it."""
     return _shipped_folder("recipes")
 
 
 def recipe_files(extra_folders: Iterable[str | Path] = ()) -> dict[str, Path]:
-    """Every recipe by name, sorted: NAME.yaml in flashtrain's folder, in FLASHTRAIN_RECIPES' and in `extra_folders`.
+    """All recipes by name, sorted: NAME.yaml in flashtrain's folder, in those of FLASHTRAIN_RECIPES and in others.
 
-    FLASHTRAIN_RECIPES lists folders separated as PATH's are (os.pathsep). A folder named twice counts once.
-    Raises UserError for a folder that does not exist, and for two files of one name: which of them runs must not
-    depend on the order of folders.
+    FLASHTRAIN_RECIPES separates folders as PATH does (os.pathsep). A folder that is named twice counts once.
+    Raises UserError if a folder does not exist, or two files have the same name.
     """
     from_environment = [part for part in os.environ.get(RECIPES_VARIABLE, "").split(os.pathsep) if part.strip()]
     folders = [recipes_folder()]
@@ -51,9 +50,9 @@ def recipe_files(extra_folders: Iterable[str | Path] = ()) -> dict[str, Path]:
 
 
 def recipe_description(path: str | Path) -> str:
-    """What a recipe says of itself: the first comment line of its YAML file, without '#'; "" where it has none.
+    """A recipe's description: the first comment line of its YAML file, without '#'; "" if it has none.
 
-    Hydra's own first line (`# @package _global_`) is not a description and is passed over.
+    Hydra's own first line (`# @package _global_`) is skipped.
     """
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         text = line.strip()
@@ -65,8 +64,8 @@ def recipe_description(path: str | Path) -> str:
 
 
 def _shipped_folder(name: str) -> Path:
-    # The wheel's place comes first: beside an installed package lies site-packages, where a folder `conf` could be
-    # anyone's. In a checkout the package itself never holds these folders.
+    # The wheel's folder comes first: an installed package lies in site-packages, where a folder `conf` could be
+    # anyone's. In a checkout the package itself never has these folders.
     candidates = [_PACKAGE / name, _PACKAGE.parent / name]
     for candidate in candidates:
         if candidate.is_dir():

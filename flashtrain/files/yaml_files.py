@@ -1,4 +1,4 @@
-"""YAML files of settings, read as OmegaConf reads them, but that `${...}` in them is text."""
+"""Read YAML files of settings as OmegaConf does, except that `${...}` is plain text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from omegaconf._utils import get_yaml_loader
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file holds, in plain values: 1e-4 is a number, a date is text. Raises OSError and yaml.YAMLError.
-
-    OmegaConf.load would resolve `${oc.env:KEY}` where a value is used, and so put a secret into whatever shows it.
-    """
-    with Path(path).open(encoding="utf-8-sig") as file:  # of an open file yaml's errors say the name
+    """The plain values of a YAML file: 1e-4 is a number, a date is text. Raises OSError and yaml.YAMLError."""
+    # OmegaConf.load would resolve `${oc.env:KEY}` when a value is used, which may show a secret.
+    with Path(path).open(encoding="utf-8-sig") as file:  # yaml's errors have the name of an open file
         return yaml.load(file, Loader=get_yaml_loader())  # a SafeLoader's subclass
 
 
 def literal(value: Any) -> Any:
-    """The same plain values such that OmegaConf finds no interpolation in them: each text comes back as it is."""
+    """The same plain values, escaped so that OmegaConf finds no interpolation and returns each text unchanged."""
     if isinstance(value, dict):
         return {key: literal(item) for key, item in value.items()}
     if isinstance(value, list):

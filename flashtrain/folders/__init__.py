@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its folder, who holds it, and what is exported into it."""
+"""The folder of a run: its files, and its lock."""

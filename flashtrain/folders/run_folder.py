@@ -1,13 +1,14 @@
-"""The folder that a run leaves: where it is, what is in it, and how a later command finds its way back into it.
+"""Make, read and find the folders of runs.
 
 runs/gpt2/2026-11-21_10-15-02/
   config.yaml      the resolved settings (a run can be rebuilt from this file and the checkpoint)
-  summary.json     one flat row: what was trained and what came out, also when the run failed
-  metrics.jsonl    every logged number
+  summary.json     one flat row of settings and results, also if the run failed
+  metrics.jsonl    all logged numbers
   checkpoints/     last.ckpt, best.ckpt
-  sample.txt       what a language model wrote at the end
-  report.html      a page of all this, and flashtrain.log what was said
-  tokenizer/       the tokenizer that the tokens were made with
+  sample.txt       text that a language model generated at the end
+  report.html      a page of all this
+  flashtrain.log   the printed lines
+  tokenizer/       the tokenizer that made the tokens
   .lock            held while a run lives (run_lock.py)
 """
 
@@ -45,24 +46,24 @@ CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer"
 SAMPLE = "sample.txt"
 
-# What a summary row's `status` says; RUNNING stays where a run was killed.
+# Values of `status` in a summary row; RUNNING stays if a run was killed.
 RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
-_SLURM_SECONDS = 600.0  # in which the first rank of a job of SLURM's takes a folder
+_SLURM_SECONDS = 600.0  # longest wait for the first rank of a SLURM job to take a folder
 
-_made: set[Path] = set()  # the new folders of this process
+_made: set[Path] = set()  # the folders that this process made
 
 
 def new_run_folder(parent: Path) -> Path:
-    """A new folder below `parent`, named by the time; the same on every rank of a job of torchrun's or SLURM's."""
+    """A new folder below `parent`, named by the time; the same on all ranks of a torchrun or SLURM job."""
     if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return _new(parent)
     return _agreed(lambda: _new(parent), parent)
 
 
 def unfinished_or_new(parent: Path, settings: Settings) -> Path:
-    """What resume=auto goes on with, held by this process: find_unfinished's folder, or a new one where none is free.
+    """The folder for resume=auto, held by this process: an unfinished run's, or a new one if none is free.
 
-    The same on every rank of a job of torchrun's or SLURM's.
+    It is the same on all ranks of a torchrun or SLURM job.
     """
 
     def choose() -> Path:
@@ -89,8 +90,7 @@ def make_unique(parent: Path, name: str) -> Path:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove a folder that this process has made, where neither settings nor a row came into it: a run that could not
-    begin leaves nothing behind."""
+    """Remove a folder that this process made if it has neither settings nor a row: the run could not begin."""
     made = folder.absolute()
     if made in _made and not any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE)):
         let_go(folder)
@@ -99,16 +99,16 @@ def remove_unused(folder: Path) -> None:
 
 
 def write_config(settings: Settings, folder: Path) -> None:
-    """Write the resolved settings to config.yaml, such that read_settings gives every text as it is."""
-    # OmegaConf's dumper quotes the texts that its reader would take for numbers; odd line ends are escaped.
+    """Write the resolved settings to config.yaml, so that read_settings returns every text unchanged."""
+    # OmegaConf's dumper quotes texts that its reader would read as numbers, and escapes unusual line ends.
     content = yaml.dump(asdict(settings), Dumper=get_omega_conf_dumper(), allow_unicode=False, sort_keys=False)
     write_atomically(folder / CONFIG_FILE, content)
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings of the run that left `folder`. Raises UserError when it is no run folder, or names other settings.
+    """The settings of the run in `folder`. Interpolations are not resolved: `${oc.env:NAME}` is a text.
 
-    Nothing in the file is looked up: `${oc.env:NAME}` is a text.
+    Raises UserError if it is not a run folder, or its settings are unknown or invalid.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -121,7 +121,7 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _own(content: dict[str, Any]) -> dict[str, Any]:
-    """What is in a config.yaml without the groups of other tasks, which runs had before each task had its own."""
+    """The content of a config.yaml without the groups of other tasks, which older runs have."""
     task = content.get("task", Settings.task)
     others = {name for other in registered("task") if other != task for name in setting_names(other)}
     return {name: value for name, value in content.items() if name in setting_names(task) or name not in others}
@@ -133,23 +133,28 @@ def write_summary(folder: Path, row: dict[str, Any]) -> None:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's summary row; empty when it has none yet."""
+    """A run's summary row; empty if it has none yet."""
     path = folder / SUMMARY_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def note_failure(folder: Path, error: str) -> None:
-    """Let the row of a run that was under way say that it failed; any other row stays."""
+    """Record in the row of an unfinished run that it failed; any other row is left unchanged."""
     row = read_summary(folder)
     if row.get("status") == RUNNING:
         write_summary(folder, {**row, "status": FAILED, "error": error})
 
 
 def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> tuple[Path, Path]:
-    """(run folder, checkpoint) for what a user gave: a run folder or a checkpoint in one.
+    """Find (run folder, checkpoint) of a path that a user gave.
 
-    prefer: LAST to continue a run, BEST to use its weights; the other is taken where that one is missing.
-    setting: that it was given by. Raises UserError when there is no checkpoint.
+    Args:
+        given: A run folder, or a checkpoint in one.
+        prefer: LAST to continue a run, BEST to use its weights; if that one is missing, the other is used.
+        setting: The setting that the path was given by, for the error.
+
+    Raises:
+        UserError: There is no checkpoint.
     """
     path = Path(given).expanduser()
     if not path.exists():
@@ -168,9 +173,9 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
 
 
 def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> Path | None:
-    """The newest run folder below `parent` that trains the same thing, has a checkpoint and is not finished.
+    """The newest run folder below `parent` that trains the same, has a checkpoint and is not finished.
 
-    take: hold it for this process, passing over those in which another runs.
+    take: hold it for this process, and skip folders that another run is using.
     """
     for folder, _ in _of_the_same((path for path in newest_first(parent) if _is_unfinished(path)), settings):
         if not take:
@@ -183,9 +188,9 @@ def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> 
 
 
 def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False) -> Path | None:
-    """The first of these folders whose config.yaml asks for the same, in the same mode, attention and precision.
+    """The first of these folders that trains the same, in the same mode, attention and precision.
 
-    take: hold it for this process, passing over those in which another runs.
+    take: hold it for this process, and skip folders that another run is using.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
     for folder, there in _of_the_same((path for path in folders if (path / CONFIG_FILE).is_file()), settings):
@@ -200,8 +205,7 @@ def newest_first(parent: Path) -> list[Path]:
 
 
 def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[Path, Settings]]:
-    """Of these folders those that hold the same training, with their settings. One whose settings cannot be read is
-    named, and passed over."""
+    """The folders of the same training, with their settings. Those with unreadable settings are skipped with a line."""
     wanted = _what_is_trained(settings)
     for folder in folders:
         try:
@@ -218,7 +222,7 @@ def _is_unfinished(folder: Path) -> bool:
 
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
-    """The settings that make two runs the same training, whatever they run on and are logged to."""
+    """The settings that two runs of the same training share, on any hardware and with any logger."""
     trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
     same = cast(Any, component("task", settings.task)()).same
     names = ["recipe", "task", "seed", "weights", "is_demo", "optimizer", "schedule", *same]
@@ -226,7 +230,7 @@ def _what_is_trained(settings: Settings) -> dict[str, Any]:
 
 
 def _of_training(given: Any) -> Any:
-    """A setting, or a group's settings without those that say nothing of what is trained."""
+    """A setting, or a group's settings without those that do not affect training."""
     if not is_dataclass(given):
         return given
     others = ("workers", "cache_dir", "evaluation_batch")
@@ -234,7 +238,7 @@ def _of_training(given: Any) -> Any:
 
 
 def _new(parent: Path) -> Path:
-    """A new folder for this rank, or the one named by SLURM's job."""
+    """A new folder for this rank, or the folder that is named by the SLURM job."""
     if slurm_job() is None or "TORCHELASTIC_RUN_ID" in os.environ:
         return make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     folder = parent / f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
@@ -243,9 +247,9 @@ def _new(parent: Path) -> Path:
 
 
 def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
-    """The folder below `parent` that the first rank chooses, where a launcher has started every rank by itself.
+    """The folder below `parent` that the first rank chooses, if a launcher started all ranks.
 
-    torchrun's store carries the name; SLURM's ranks look for the folder that their first one holds.
+    torchrun's store passes its name to the others; SLURM's ranks look for the folder that their first rank holds.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
@@ -258,7 +262,7 @@ def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
 
 
 def _held_by_job(job: str, parent: Path) -> Path:
-    """The folder below `parent` that the first rank of this job has taken, waited for. Raises UserError."""
+    """Wait for the folder below `parent` that the first rank of this job takes. Raises UserError."""
     until = time.monotonic() + _SLURM_SECONDS
     while time.monotonic() < until:
         for folder in newest_first(parent):
@@ -270,8 +274,8 @@ def _held_by_job(job: str, parent: Path) -> Path:
 
 @contextlib.contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A new folder `parent`/`name` (`name`-2, -3, ... where that exists), which is removed again if writing into it
-    fails or is interrupted."""
+    """A new folder `parent`/`name` (`name`-2, -3, ... if that exists), which is removed if writing into it fails or is
+    interrupted."""
     folder = make_unique(parent, name)
     try:
         yield folder

@@ -1,7 +1,7 @@
-"""One process at a time in a folder of runs: a lock of the operating system's, held while a run lives.
+"""Lock a run folder, so that one process at a time writes into it.
 
-FOLDER/.lock is what the system locks (filelock); it ends with the process, however that ends. FOLDER/.lock.json says
-who holds it. Of ranks that train together the first one holds it for all.
+FOLDER/.lock is locked by the operating system (filelock), which releases it when the process ends in any way.
+FOLDER/.lock.json names the process that holds it. Of ranks that train together, the first one holds it for all.
 """
 
 from __future__ import annotations
@@ -21,23 +21,29 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import UNFINISHED, write_atomically
 
 LOCK, HOLDER = ".lock", ".lock.json"
-# What file systems without locks answer (some NFS and FUSE mounts); filelock 3.30 knows the first of them alone.
+# Errors of file systems without locks (some NFS and FUSE mounts); filelock 3.30 knows only the first of them.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}
 
-# The folders that this process holds; None: on a file system without locks.
+# The folders that this process holds, with their locks (None on a file system without locks).
 _held: dict[Path, filelock.BaseFileLock | None] = {}
 
 
 class Busy(UserError):
-    """Another process runs in the folder."""
+    """Another run is using the folder."""
 
 
 def hold(folder: Path, *, wait: float = 0) -> None:
-    """Make the folder where it is missing, and take it for this process, until `let_go` or the process's end.
+    """Hold the folder for this process until `let_go` or the process's end; make it if it is missing.
 
-    Nothing happens where this process holds it already, and in a rank that is not the first.
-    wait: seconds to wait for another process. Raises Busy where one still holds it, UserError where the folder holds
-    links that lead out of it. A file system without locks is said in a line, and the run goes on.
+    Nothing happens if this process holds it already, or is not the first rank. On a file system without locks a line is
+    printed, and the run continues.
+
+    Args:
+        wait: Seconds to wait for another process.
+
+    Raises:
+        Busy: Another process still holds the folder.
+        UserError: The folder has links that lead out of it.
     """
     key = folder.resolve()
     if key in _held or not is_first_of_job():
@@ -52,7 +58,7 @@ def hold(folder: Path, *, wait: float = 0) -> None:
     if lock is None:
         say(f"{folder} is on a file system without locks: a second run in it would not be detected.")
     else:
-        # What a run that was killed left of files that it was writing: no other process writes here now.
+        # A killed run may have left unfinished files. No other process writes here now.
         for path in folder.rglob(f".*{UNFINISHED}"):
             path.unlink(missing_ok=True)
     _held[key] = lock
@@ -61,7 +67,7 @@ def hold(folder: Path, *, wait: float = 0) -> None:
 
 
 def try_hold(folder: Path) -> bool:
-    """Whether the folder could be taken; the line says why one is passed over."""
+    """Hold the folder if it is free, and return whether it is. If not, a line says why it is skipped."""
     try:
         hold(folder)
     except UserError as error:
@@ -71,7 +77,7 @@ def try_hold(folder: Path) -> bool:
 
 
 def let_go(folder: Path) -> None:
-    """Release the folder, where this process holds it. The lock's own file stays: who waits has it open."""
+    """Release the folder if this process holds it. The lock file stays, as waiting processes have it open."""
     key = folder.resolve()
     if key not in _held:
         return
@@ -82,7 +88,7 @@ def let_go(folder: Path) -> None:
 
 
 def holder(folder: Path) -> str:
-    """Who holds the folder, in words."""
+    """A text on which process holds the folder."""
     record = _holder_record(folder)
     return (
         "process {process} on {host} since {since}".format(**record)
@@ -92,14 +98,14 @@ def holder(folder: Path) -> str:
 
 
 def is_held_by_job(folder: Path, job: str) -> bool:
-    """Whether the first rank of this job of SLURM's has taken the folder."""
+    """Whether the first rank of this SLURM job holds the folder."""
     return _holder_record(folder).get("job") == job
 
 
 def is_first_of_job() -> bool:
-    """Whether this process is alone or the first of the ranks that train together, before they have met.
+    """Whether this process is the only rank or the first one, before the ranks are connected.
 
-    torchrun, SLURM and Lightning, which starts the other ranks with the same command, say so in the environment.
+    torchrun, SLURM and Lightning (which starts the other ranks with the same command) set it in the environment.
     """
     names = ["RANK", "LOCAL_RANK", "NODE_RANK"]
     if slurm_job() is not None:
@@ -108,7 +114,7 @@ def is_first_of_job() -> bool:
 
 
 def slurm_job() -> str | None:
-    """The name that all ranks of a step of SLURM's share; None outside one, and in one of a single rank."""
+    """A name that all ranks of a SLURM step share; None outside SLURM, and in a step of one rank."""
     if "SLURM_JOB_ID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
         return None
     step, restart = (os.environ.get(f"SLURM_{name}", "0") for name in ("STEP_ID", "RESTART_COUNT"))
@@ -116,8 +122,8 @@ def slurm_job() -> str | None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Raise UserError where writing into the folder would write elsewhere: it may have come from anybody. (W&B's own
-    folder has links to its logs; a run goes on in a new one there.)"""
+    """Raise UserError if a link leads out of the folder, which may come from anybody: a write would end elsewhere."""
+    # W&B's own folder is left out: it has links to its logs, and each run has a new one in it.
     inside = folder.resolve()
     for current, folders, files in os.walk(inside):
         for name in (*folders, *files):
@@ -131,17 +137,17 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _locked(folder: Path, wait: float) -> filelock.BaseFileLock | None:
-    """The lock, taken; None where the file system has none. Raises filelock.Timeout, OSError."""
+    """The acquired lock; None if the file system has no locks. Raises filelock.Timeout, OSError."""
     lock = filelock.FileLock(str(folder / LOCK))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the fallback below
+            warnings.simplefilter("ignore")  # about the fallback below
             lock.acquire(timeout=wait, poll_interval=0.2)
     except (NotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
             raise
         return None
-    if isinstance(lock, filelock.SoftFileLock):  # a file that stays when its process is killed
+    if isinstance(lock, filelock.SoftFileLock):  # this kind stays when its process is killed
         lock.release()
         return None
     return lock
