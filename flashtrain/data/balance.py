@@ -68,11 +68,10 @@ def share_out(
     Args:
         lengths: (n,) tokens of the waiting sequences, oldest first. Rows are full only if more are given than fit.
         bins, budget: Number of rows, and tokens of a row.
-        most: Sequences that a row may hold (None: any number).
+        most: Maximum number of sequences in a row (None: any).
         tolerance: How far a row's cost may exceed the mean, as a factor.
 
-    Raises:
-        UserError: A sequence is longer than a row.
+    Raises UserError: a sequence is longer than a row.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and sizes.max() > budget:

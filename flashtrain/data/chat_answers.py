@@ -89,8 +89,7 @@ class ChatAnswers:
             first: Index of the first message that may get labels.
             close: Whether the next role's marker gets a label if the template writes no end of an answer.
 
-        Raises:
-            UserError: An answer cannot be separated from the text before it.
+        Raises UserError: an answer cannot be separated from the text before it.
         """
         closes = [self._close(messages, at) if close else "" for at in answers]
         own = [self._answer(messages, tools, at, whole) for at in answers]

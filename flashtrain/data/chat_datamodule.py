@@ -40,8 +40,10 @@ class ChatDataModule(TextDataModule):
         train_on: Which tokens get labels, "assistant" or "all".
         too_long: What happens to a document longer than the context: "cut" (its first tokens are read), "drop" or
             "refuse". A document without a label within the context is always left out.
-        skip_broken: Largest share of rows that may be broken.
-        **options: As of TextDataModule, and so are context, batch_size and document_mask. validation_samples: rows.
+        skip_broken: Maximum share of rows that may be broken and are skipped.
+        text_column: Column that holds the text of rows of plain text.
+        validation: Conversations to validate on.
+        **options: See TextDataModule, also for context, batch_size and document_mask. validation_samples counts rows.
 
     Raises:
         UserError: Arguments out of range, no chat template where one is needed, broken rows, nothing to learn.

@@ -121,7 +121,7 @@ def _templates(given: object) -> dict[str, str]:
 def _rendered(template: str, conversations: list[Messages], what: str, **given: Any) -> tuple[list[str], list[Any]]:
     """The text of each conversation, and the ranges that the template marks in it, lists of (begin, end), if requested.
 
-    what: what the error says of the template if it fails.
+    what: what is wrong with the template, for the error.
     """
     try:
         from jinja2 import TemplateError

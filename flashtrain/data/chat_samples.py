@@ -51,7 +51,7 @@ class ChatSamples(Dataset[ChatBatch]):
 
     Args:
         context: S.
-        document_mask: As of packing.PackedSamples.
+        document_mask: See packing.PackedSamples.
         shared: Whether devices share each sequence (context parallelism), so that their loss is the mean over all
             labels of all devices.
     """

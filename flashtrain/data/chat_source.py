@@ -66,7 +66,7 @@ class ChatDataset(HubSource):
 class ChatSource:
     """A TextSource of conversations that makes its own tokens, and marks those that get labels.
 
-    skip_broken: largest share of all rows that may be broken; broken rows are skipped, and a logged line counts them.
+    skip_broken: maximum share of all rows that may be broken; broken rows are skipped, and a logged line counts them.
     """
 
     def __init__(self, rows: ChatRows, template: ChatTemplate, *, skip_broken: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Synthetic documents whose labels can be told only from the whole text, and the best score on a part of it.
+"""Synthetic documents whose labels only the whole text reveals, and the best score on a part of it.
 
 n tokens of a document, c tokens that are read, L labels.
 """
@@ -30,8 +30,7 @@ class CueDocuments:
         length, labels: n and L.
         presence: Probability that a label is present.
 
-    Raises:
-        UserError: There are more labels than tokens.
+    Raises UserError: there are more labels than tokens.
     """
 
     def __init__(

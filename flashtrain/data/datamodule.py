@@ -106,15 +106,15 @@ class TextDataModule(ResumableDataModule):
         validation: A source that is held out (None: files that are named for validation, else validation_fraction).
         total_steps: Optimizer steps of the run.
         accumulate: Micro-batches of a step, as Trainer(accumulate_grad_batches=).
-        seed: Of the order of samples.
-        document_mask: As of PackedSamples.
+        seed: Seed of the order of samples.
+        document_mask: Whether positions and labels respect document boundaries (see PackedSamples).
         validation_fraction: Share of the documents that is held out, by a draw independent of `seed`; 0: none.
         split_context: Hold out as for samples of this length (None: `context`). The split depends a little on it: to
             compare runs of several contexts, set it to the longest in all.
-        validation_samples: Most rows read at each validation, over all devices.
+        validation_samples: Maximum number of rows to read at each validation, over all devices.
         validation_batch: Rows of a micro-batch in validation (None: batch_size).
         num_workers: Processes that build batches, on each device; 0: the training process builds them.
-        cache_dir: Folder of token files (None: that of flashtrain.files.caches).
+        cache_dir: Folder of token files (None: files.caches.default_cache_dir()).
 
     Raises:
         UserError: Arguments out of range, or the source, tokenizer or cache folder cannot be used.

@@ -90,8 +90,7 @@ def encode_rows(
         of_words: Encode word by word, each but the first with a space before it; a word's label stands at its first
             token (Devlin et al. 2019, section 5.3).
 
-    Raises:
-        UserError: A row has a label that is not among the names.
+    Raises UserError: a row has a label that is not among the names.
     """
     place = {name: number for number, name in enumerate(label_names)}
     for row in rows:

@@ -1,11 +1,9 @@
 """Batches in an order that can be resumed: which samples a step reads is a function of the step alone.
 
-N samples of an epoch.
-
 An optimizer step takes `samples_per_step` = batch_size x accumulate x world_size samples. Samples are numbered through
 the whole run: step s takes the numbers from s * samples_per_step on, and number n is sample permutation[n % N] of epoch
-n // N, with one random permutation per epoch. So the samples of a step depend on how many it takes, and not on how they
-are sharded over devices and micro-batches.
+n // N, with N the samples of an epoch and one random permutation per epoch. So the samples of a step depend on how many
+it takes, and not on how they are sharded over devices and micro-batches.
 
 Why not StatefulDataLoader of torchdata 0.11: after a checkpoint on an epoch's last batch the losses are different, and
 all ranks resume at rank 0's place. Here the place follows from the optimizer steps, not from what workers read ahead.
@@ -50,9 +48,10 @@ class StepSampler(DistributedSampler):
     with, counted from the run's first. Lightning does not replace it, since a DistributedSampler knows its rank.
 
     Args:
-        samples: N.
+        samples: N, the samples of an epoch.
         batch_size: Samples of a micro-batch on one device.
         total_steps: Optimizer steps of the run.
+        accumulate: Micro-batches of a step.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class FixedSampler(ListedBatches):
     """The first `samples` samples in order, an equal share for each device, in micro-batches of one size.
 
     Any number of devices reads the same samples, up to the remainder of the division, with any size of micro-batch.
-    `batch_size` is the most that a micro-batch may hold.
+    A micro-batch holds at most `batch_size` samples.
     """
 
     def __init__(self, samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> None:
@@ -153,7 +152,7 @@ class FixedSampler(ListedBatches):
 class Samples(Protocol):
     """Samples that a loader reads, such as PackedSamples; indexed by a list of sample numbers, they return a batch.
 
-    context: most tokens of a sample. tokens: tokens of all samples.
+    context: maximum tokens of a sample. tokens: tokens of all samples.
     """
 
     context: int
@@ -181,7 +180,7 @@ class ResumableLoader(DataLoader[Any]):
     Args:
         trainer: If given, its global_step is the place whenever an iteration starts and whenever state is saved. In a
             loop without Lightning the place is what was taken from the iterator, in whole steps.
-        num_workers, pin_memory: As of DataLoader.
+        num_workers, pin_memory: As in torch's DataLoader.
     """
 
     def __init__(

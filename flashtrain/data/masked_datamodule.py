@@ -40,10 +40,10 @@ class MaskedTextDataModule(TextDataModule):
         share: Share of the tokens that is masked.
         layout: "packed", or "padded": the same samples in padded rows.
         cost: Cost of a sequence, by which the rows of a step are balanced (BertConfig's cost_per_token, cost_per_pair).
-        validation_samples: Most held-out samples of a validation; they are masked the same every time.
+        validation_samples: Maximum number of held-out samples to validate on, masked the same every time.
 
     Raises:
-        UserError: Arguments out of range, or as of TextDataModule.
+        UserError: Arguments out of range, and as in TextDataModule.
     """
 
     def __init__(

@@ -45,8 +45,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
         lengths: (n,) int64, tokens of each sample, with [CLS] and [SEP].
         label_counts: (n,) int64, masked tokens of each sample.
 
-    Raises:
-        UserError: There are no pieces.
+    Raises UserError: there are no pieces.
     """
 
     def __init__(

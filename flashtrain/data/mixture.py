@@ -171,7 +171,7 @@ class MixedSamples:
         return cast(Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]})
 
     def sampler(self, **options: Any) -> MixtureSampler:
-        """The sampler of a training run. options: as of StepSampler."""
+        """The sampler of a training run. options: arguments of StepSampler."""
         return MixtureSampler(self.lengths, self.counts, **options)
 
     def epochs(self, samples: int) -> str:

@@ -159,8 +159,7 @@ class PackedSamples(Dataset[Batch]):
             is -100. Without it, rows are plain text with end_of_text in between. `documents` are given either way.
         whole: The tokens after the last full sample are a sample too, padded without labels.
 
-    Raises:
-        UserError: The spans hold fewer than S + 1 tokens.
+    Raises UserError: the spans hold fewer than S + 1 tokens.
     """
 
     def __init__(

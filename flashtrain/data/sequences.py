@@ -146,7 +146,7 @@ class SequenceDataModule(ResumableDataModule):
         batch_size: B.
         total_steps: Optimizer steps of the run.
         accumulate: Micro-batches of a step.
-        seed: Of the order of samples.
+        seed: Seed of the order of samples.
         validation_samples: Read only the first so many samples of the validation split, over all devices (None: all).
         evaluation_batch: B in validation and test (None: batch_size).
         num_workers: Processes that build batches, on each device; 0: the training process builds them.

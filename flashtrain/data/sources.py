@@ -49,7 +49,7 @@ class TokenSource(Protocol):
         ...
 
     def open_tokens(self, tokenizer: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
-        """A token_cache.OpenTokens or an equivalent. tokenizer: as of TextDataModule. Raises UserError."""
+        """A token_cache.OpenTokens or an equivalent. tokenizer: as in TextDataModule. Raises UserError."""
         ...
 
 

@@ -51,7 +51,7 @@ def check_encoding(name: str) -> str:
 class TextReader:
     """Reads files: Paths, or RemoteFiles (files.found_files).
 
-    encoding, errors: as of FilesSource. replaced: for each file the number of U+FFFD that replaced invalid bytes.
+    encoding, errors: see FilesSource. replaced: for each file the number of U+FFFD that replaced invalid bytes.
     """
 
     def __init__(self, encoding: str = UTF_8, errors: str = "strict") -> None:
@@ -277,7 +277,7 @@ class FilesSource(SplitFiles):
 
 
 def _format(file: Any) -> str | None:
-    """The one of FORMATS that the file's name has, without its compression; None if the file is not read."""
+    """The format (of FORMATS) in the file's name, before its compression; None if the file is not read."""
     before, last = ("", "", *(suffix.lower() for suffix in file.suffixes))[-2:]
     if last in COMPRESSIONS:
         return before if before in FORMATS[:-1] else None

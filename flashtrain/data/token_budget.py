@@ -39,12 +39,11 @@ class TokenBudgetPlan:
         budget: Tokens of a row.
         rows: Rows of a step, over all micro-batches and devices.
         cost: Cost of a sequence, by which rows are balanced.
-        most: Sequences that a row may hold (None: any number).
+        most: Maximum number of sequences in a row (None: any).
         look_ahead: How many steps' worth of tokens are searched for samples that fit.
-        tolerance: As of balance.share_out.
+        tolerance: See balance.share_out.
 
-    Raises:
-        UserError: A number is below 1, or a sample is longer than the budget.
+    Raises UserError: a number is below 1, or a sample is longer than the budget.
     """
 
     def __init__(

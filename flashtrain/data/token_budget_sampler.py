@@ -38,7 +38,7 @@ class TokenBudgetSampler(StepSampler):
 
     Args:
         plan: Arguments of TokenBudgetPlan.
-        **options: As of StepSampler.
+        **options: Arguments of StepSampler.
     """
 
     def __init__(self, samples: BudgetSamples, plan: dict[str, Any], **options: Any) -> None:

@@ -101,7 +101,7 @@ class TokenizerSpec:
         vocab_size: Tokens of a trained "bpe".
         vocab, merges: GPT-2's two files (None: from the hub).
         sample_bytes: A "bpe" is trained on the first so many bytes of the corpus.
-        begin_of_text: As of huggingface_tokenizer.
+        begin_of_text: See huggingface_tokenizer.
     """
 
     kind: str = "gpt2"
