@@ -153,8 +153,7 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
         prefer: LAST to continue a run, BEST to use its weights; if that one is missing, the other is used.
         setting: The setting that the path was given by, for the error.
 
-    Raises:
-        UserError: There is no checkpoint.
+    Raises UserError if there is no checkpoint.
     """
     path = Path(given).expanduser()
     if not path.exists():

@@ -36,10 +36,7 @@ def hold(folder: Path, *, wait: float = 0) -> None:
     """Hold the folder for this process until `let_go` or the process's end; make it if it is missing.
 
     Nothing happens if this process holds it already, or is not the first rank. On a file system without locks a line is
-    printed, and the run continues.
-
-    Args:
-        wait: Seconds to wait for another process.
+    printed, and the run continues. wait: seconds to wait for another process.
 
     Raises:
         Busy: Another process still holds the folder.
@@ -90,11 +87,7 @@ def let_go(folder: Path) -> None:
 def holder(folder: Path) -> str:
     """A text on which process holds the folder."""
     record = _holder_record(folder)
-    return (
-        "process {process} on {host} since {since}".format(**record)
-        if record
-        else "it has not written which process it is"
-    )
+    return "process {process} on {host} since {since}".format(**record) if record else "process unknown"
 
 
 def is_held_by_job(folder: Path, job: str) -> bool:
@@ -129,10 +122,7 @@ def _refuse_links(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(current, name)
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
-                raise UserError(
-                    f"{path} is a link that leads out of its run folder. Remove it: "
-                    "nothing is written through such a link."
-                )
+                raise UserError(f"{path} is a link that leads out of its run folder. Remove the link.")
         folders[:] = [name for name in folders if name != "wandb"]
 
 
