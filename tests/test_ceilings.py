@@ -18,7 +18,7 @@ CEILINGS = {
     "flashtrain/folders": 440,
     "flashtrain/integrations": 4_080,
     "flashtrain/models": 3_390,
-    "flashtrain/report": 1_890,
+    "flashtrain/report": 1_930,
     "flashtrain/run": 540,
     "flashtrain/settings": 950,
     "flashtrain/tasks": 4_370,

@@ -1,9 +1,7 @@
-"""Training on several devices: which Lightning strategy a name stands for, and how a model is sharded.
+"""Training on several devices: DDP, FSDP2, and context parallelism (in `context`).
 
-`strategies` (make_strategy, DataParallelStrategy, STRATEGIES), `sharded_strategy` (FullyShardedStrategy, and the
-checkpoints of all that shard a model), `sharding` (shard, full_state_dict), and `context`, whose devices share each
-sequence. The names below are imported when first used: ranks
-that only compute (context_benchmark) start without Lightning.
+The names below are imported when first used, so that ranks which only compute (context_benchmark) start without
+Lightning.
 """
 
 from __future__ import annotations

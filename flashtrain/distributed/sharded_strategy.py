@@ -1,4 +1,4 @@
-"""FSDP2 over all devices as a Lightning strategy, and the checkpoints of every strategy that shards a model."""
+"""FSDP2 as a Lightning strategy, with the checkpoints of every strategy that shards a model."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from flashtrain.training.checkpoints import read_checkpoint, rebuild_paths
 
 log = logging.getLogger(__name__)
 
-LARGE = 10**9  # trained parameters from which on "auto" writes shards: one file would have 12 GB with AdamW's states
+LARGE = 10**9  # trainable parameters from which "auto" writes shards: a single file has 12 GB with AdamW's states
 
 
 class ShardsCheckpoints(ModelParallelStrategy):
-    """Writes checkpoints as single files, gathered on rank 0 and written through the Trainer's checkpoint plugin, or as
-    folders of what each rank holds (training/sharded.py), and reads both on any number of devices.
+    """Writes checkpoints as single files or as folders of shards, and reads both on any number of devices.
 
-    save_distributed_checkpoint: folders (True), files (False), or files for models below LARGE parameters (None). A
-    folder is written while training goes on; the next checkpoint, and the end of the fit, wait until it is whole.
+    A file is gathered on rank 0 and written by the Trainer's checkpoint plugin. A folder (training/sharded.py) is
+    written while training continues; the next checkpoint, and the end of the fit, wait until it is complete.
+
+    Args:
+        save_distributed_checkpoint: True: folders; False: files; None: folders from LARGE parameters on.
+        options: as ModelParallelStrategy's.
     """
 
     def __init__(self, *, save_distributed_checkpoint: bool | None, **options: Any) -> None:
         self._writer: sharded.ShardWriter | None = None
-        self._asked: bool | None = None
+        self._writes_shards: bool | None = None
         super().__init__(**options)
-        self._asked = save_distributed_checkpoint
+        self._writes_shards = save_distributed_checkpoint
 
     @property
     def _save_distributed_checkpoint(self) -> bool:
-        if self._asked is None and self.model is not None:
+        if self._writes_shards is None and self.model is not None:
             parameters = list(self.model.parameters())
             large = sum(parameter.numel() for parameter in parameters if parameter.requires_grad) >= LARGE
-            self._asked = large and all(_is_plain(tensor) for tensor in parameters + self._held_by_optimizers())
-        return bool(self._asked)
+            self._writes_shards = large and all(_is_plain(tensor) for tensor in parameters + self._held_by_optimizers())
+        return bool(self._writes_shards)
 
     @_save_distributed_checkpoint.setter
-    def _save_distributed_checkpoint(self, asked: bool | None) -> None:  # Lightning's own __init__ sets it
-        self._asked = asked
+    def _save_distributed_checkpoint(self, writes_shards: bool | None) -> None:  # Lightning's own __init__ sets it
+        self._writes_shards = writes_shards
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         if not self._save_distributed_checkpoint:
@@ -69,27 +72,27 @@ class ShardsCheckpoints(ModelParallelStrategy):
         plain, tensors = sharded.split(checkpoint, _tied(self._whole_module))
         odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
         if odd is not None:
-            raise UserError(f"{odd} is of a kind that no shard holds. Possible: trainer.checkpoint=file.")
+            raise UserError(f"{odd} cannot be saved in a sharded checkpoint. Use trainer.checkpoint=file.")
         if self._writer is None:
             self._writer = sharded.ShardWriter()
         generation = self.broadcast(sharded.next_generation(path, checkpoint.get("global_step", 0)))
         self._writer.start(plain, tensors, path, generation)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
         if trainer is None or trainer.state.fn != "fit" or trainer.state.status != "running":
-            self.finish_checkpoint()  # nothing goes on
+            self.finish_checkpoint()  # no training continues meanwhile
         return None
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        self.finish_checkpoint()  # what takes its place is whole before it goes
+        self.finish_checkpoint()  # its successor must be complete first
         super().remove_checkpoint(filepath)
 
     def finish_checkpoint(self) -> None:
-        """Wait for the checkpoint that is being written. UserError: it could not be, on any rank."""
+        """Wait for the current write of a checkpoint. Raises UserError if it failed on any rank."""
         if self._writer is not None:
             self._writer.finish()
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """A file or a folder of shards: neither can run code. UserError: it is of another model."""
+        """Load a file or a folder of shards; neither can run code. Raises UserError if it is of another model."""
         path = Path(self.broadcast(checkpoint_path))
         self.finish_checkpoint()
         checkpoint = self._load_folder(path) if path.is_dir() else super().load_checkpoint(path, weights_only=True)
@@ -112,14 +115,14 @@ class ShardsCheckpoints(ModelParallelStrategy):
         sharded.load(folder, plain, tensors)
         checkpoint = sharded.joined(plain, tensors)
         strict = self.lightning_module is None or self.lightning_module.strict_loading
-        module.load_state_dict(here["state_dict"], strict=strict)  # its own memory, filled: for what hooks into loading
+        module.load_state_dict(here["state_dict"], strict=strict)  # already filled in place; calls the loading hooks
         for optimizer, state in zip(self.optimizers, checkpoint.pop("optimizer_states", []), strict=False):
             set_optimizer_state_dict(module, optimizer, state)
         checkpoint.pop("state_dict")
         return checkpoint
 
     def teardown(self) -> None:
-        fails = sys.exc_info()[0] is not None  # something else ends the fit: that is what is told
+        fails = sys.exc_info()[0] is not None  # another exception is propagating: ours must not replace it
         try:
             self.finish_checkpoint()
         except (UserError, RuntimeError) as error:
@@ -139,11 +142,14 @@ class ShardsCheckpoints(ModelParallelStrategy):
 
 
 class FullyShardedStrategy(ShardsCheckpoints):
-    """FSDP2 over all devices: weights, gradients and optimiser states divided among them, one copy in all.
+    """FSDP2: weights, gradients and optimiser states are sharded over all devices.
 
-    The LightningModule shards itself in `configure_model` (`flashtrain.distributed.sharding.shard`). Works on CPUs
-    with gloo, and on one device. Checkpoints: see ShardsCheckpoints; for a single file rank 0's host memory must hold
-    weights and optimiser states once. Both are resumed on another number of devices.
+    The LightningModule shards itself in `configure_model` (`flashtrain.distributed.sharding.shard`). It works on CPUs
+    with gloo, and on one device. For a checkpoint in a single file, rank 0's host memory must hold weights and
+    optimiser states once.
+
+    Args:
+        save_distributed_checkpoint, options: as in ShardsCheckpoints.
     """
 
     def __init__(self, save_distributed_checkpoint: bool | None = False, **options: Any) -> None:
@@ -155,13 +161,13 @@ class FullyShardedStrategy(ShardsCheckpoints):
         )
 
     def setup_environment(self) -> None:
-        # Lightning's "auto" is the number of machines; here every device of every machine holds a shard.
+        # Lightning's "auto" means the number of machines; here every device of every machine has a shard.
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
 
 def _tied(module: nn.Module) -> dict[str, str]:
-    """Names of weights that are the same as one named before, as a tied head's: the name -> the first one."""
+    """Names of tied weights, such as a tied head's -> the first name of the same weight."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -173,9 +179,10 @@ def _tied(module: nn.Module) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Gathered states of 8 bits as the numbers that they stand for: torch (2.13) can neither send tensors of their
-    class to the ranks that resume, nor wait for the tensors inside. They are put into 8 bits again, by the largest
-    number of each block: so the lowest code stands for its opposite, and the codes are the same again."""
+    """A gathered 8-bit optimiser state, dequantised; any other value as it is."""
+    # torch 2.13 can neither send tensors of this class to the ranks that resume, nor wait for the tensors inside.
+    # torchao quantises them again by each block's largest number. The lowest code is the negative of it here, so that
+    # all codes come out the same.
     if not isinstance(value, torch.Tensor) or not hasattr(value, "codes") or _is_plain(value):
         return value
     state: Any = value
@@ -186,6 +193,6 @@ def _plain(value: Any) -> Any:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether safetensors can hold it: not an 8-bit optimiser's state, say, which is a class of its own."""
+    """Whether safetensors can store it; an 8-bit optimiser's state, for example, is a subclass that it cannot."""
     local = getattr(tensor, "_local_tensor", tensor)
     return type(local) in (torch.Tensor, nn.Parameter)

@@ -1,4 +1,4 @@
-"""Fully sharding a model with FSDP2, and gathering it again."""
+"""Sharding a model with FSDP2, and gathering its weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from flashtrain.errors import UserError
 
 DATA_PARALLEL = "data_parallel"  # the mesh dimension's name, which is Lightning's
-FORWARD_METHODS = ("loss", "score")  # what training calls beside forward; they need the gathered weights
-LAYER_NAMES = "_no_split_modules"  # where a transformers model has the names of its layers' classes
+FORWARD_METHODS = ("loss", "score")  # methods besides forward that training calls with gathered weights
+LAYER_NAMES = "_no_split_modules"  # attribute of a transformers model: the names of its layers' classes
 
 
 def shard(
@@ -22,23 +22,31 @@ def shard(
     *,
     blocks: Iterable[nn.Module] | None = None,
 ) -> nn.Module:
-    """Shard `module` over the data-parallel devices, in place, and return it; for a LightningModule's configure_model.
+    """Shard `module` over the data-parallel devices, in place, and return it.
 
-    blocks: the submodules (transformer blocks) that are each gathered, used and freed on their own; None takes
-    `module.blocks`, or a transformers model's layers. What is left (embeddings, final norm) is gathered as one.
-    device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), of which the dimension data_parallel is
-    used; one without named dimensions is used whole.
-    precision: Lightning's name; the mixed ones gather weights and compute in bf16 or fp16 and reduce gradients in
-    float32. Apply activation checkpointing before, torch.compile after this.
-    Raises UserError for a module that has no `blocks` where none are given.
+    Call it in a LightningModule's configure_model, after activation checkpointing and before torch.compile.
+
+    Args:
+        module: the model.
+        device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), whose dimension data_parallel is
+            used; one without named dimensions is used whole.
+        precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16, and reduce gradients in
+            float32.
+        blocks: the submodules that are gathered, used and freed one by one; None: `module.blocks`, or a transformers
+            model's layers. The rest (embeddings, final norm) is gathered as one.
+
+    Raises:
+        UserError: no blocks are given or found.
     """
-    # Imported when used: not every build of torch has it.
+    # Imported here: not every build of torch has it.
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     if blocks is None:
         blocks = blocks_of(module)
         if not blocks:
-            raise UserError(f"{type(module).__name__} has no 'blocks': say which of its modules are sharded one by one")
+            raise UserError(
+                f"{type(module).__name__} has no attribute 'blocks'. Give the modules to shard one by one: blocks=..."
+            )
     names = getattr(device_mesh, "mesh_dim_names", None)
     mesh = device_mesh[DATA_PARALLEL] if names and DATA_PARALLEL in names else device_mesh
     policy = _policy(precision)
@@ -52,7 +60,7 @@ def shard(
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """A model's `blocks`, or the layers of the transformers models in it; [] where it has neither."""
+    """A model's `blocks`, or the layers of the transformers models in it; [] if it has neither."""
     blocks = getattr(module, "blocks", None)
     if blocks is not None:
         return list(blocks)
@@ -61,10 +69,9 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's whole weights on the CPU, for export; names as in the unsharded, uncompiled module.
+    """The module's unsharded weights on the CPU, for export, with the names of the uncompiled module.
 
-    Under FSDP2 every rank must call it: the shards are gathered, and rank 0 gets the weights, the others an empty
-    dictionary.
+    Under FSDP2 every rank must call it; rank 0 gets the weights, the others an empty dictionary.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 

@@ -1,6 +1,6 @@
-"""Which Lightning strategy a name stands for: auto, ddp, fsdp, context.
+"""The Lightning strategies by name: auto, ddp, fsdp, context.
 
-`STRATEGIES` is the one place to add another (a name and the function that builds it).
+To add another, enter its name and the function that builds it in `STRATEGIES`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flashtrain.errors import unknown
 
-# MiB of gradients that are reduced together. Compiled code is cut at every bucket: with torch's 25 two H200s trained
-# GPT-2 124M at 0.92 of twice one's speed, with these at 0.96 (recipes/results/gpt2-two-gpus-h200.json).
+# MiB of gradients that are reduced together. Every bucket is a graph break in compiled code: with torch's 25 two H200s
+# trained GPT-2 124M at 0.92 of twice one GPU's speed, with 400 at 0.96 (recipes/results/gpt2-two-gpus-h200.json).
 BUCKET_MIB = 400
+SHARDING = ("fsdp", "context")  # the strategies that shard a model
+CHECKPOINTS = {"auto": None, "file": False, "sharded": True}  # ShardsCheckpoints' save_distributed_checkpoint
 
 
 class DataParallelStrategy(DDPStrategy):
-    """Lightning's DDP as our models need it: a copy of the model on each device, gradients averaged in large buckets
-    while the backward goes on."""
+    """Lightning's DDP with options for our models; gradients are averaged in large buckets during the backward."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
-            # Every parameter takes part in every step of our models: searching for unused ones would cost a graph walk.
+            # Our models use every parameter in every step: a search for unused ones would cost a graph walk.
             find_unused_parameters=False,
-            # Gradients live in the buckets that are reduced: one copy of them less. (static_graph would allow more, but
-            # does not go together with accumulating gradients.)
+            # Gradients lie in the buckets that are reduced, which saves a copy. (static_graph would save more, but does
+            # not work with gradient accumulation.)
             gradient_as_bucket_view=True,
-            # The models' buffers are constants, the same on every rank: sending them before each forward is not needed.
+            # The models' buffers are constants, the same on every rank: no broadcast before each forward.
             broadcast_buffers=False,
             bucket_cap_mb=BUCKET_MIB,
             **kwargs,
         )
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        # Not on a stream of its own, as Lightning does for CUDA graphs: each gradient would wait for that stream.
+        # Not on a separate stream, as Lightning does for CUDA graphs: each gradient would wait for that stream.
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
 
@@ -51,11 +52,11 @@ def _fully_sharded(**options: Any) -> Strategy:
 
 
 def _context(**options: Any) -> Strategy:
-    from flashtrain.distributed.context.strategy import ContextParallelStrategy  # a dozen files, for those who need it
+    from flashtrain.distributed.context.strategy import ContextParallelStrategy  # imported only if used: a dozen files
 
     timeout = options.get("timeout_seconds")
     if timeout is not None:
-        # The watchdog names who is stuck, so it must end the job before a collective gives up.
+        # The watchdog reports which rank is stuck, so it must end the job before a collective times out.
         options["timeout"] = max(default_pg_timeout, timedelta(seconds=2 * timeout))
     return ContextParallelStrategy(**options)
 
@@ -67,10 +68,6 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
 }
 
 
-SHARDING = ("fsdp", "context")
-CHECKPOINTS = {"auto": None, "file": False, "sharded": True}  # as ShardsCheckpoints has it
-
-
 def make_strategy(
     name: str = "auto",
     devices: int | str | list[int] = 1,
@@ -79,14 +76,18 @@ def make_strategy(
     checkpoint: str = "file",
     **options: Any,
 ) -> Strategy | str:
-    """The strategy to give to Lightning's Trainer, with the same devices, num_nodes and accelerator.
+    """The strategy for Lightning's Trainer, which must get the same devices, num_nodes and accelerator.
 
-    name: "auto" is Lightning's single-device strategy for one device and "ddp" for more; "ddp" keeps a copy of the
-    model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards it (FSDP2); "context" shards it too, and every
-    sequence among devices. options: of "context", those of ContextParallelStrategy.
-    checkpoint: of "fsdp" and "context", a name of CHECKPOINTS.
-    devices: as Trainer's: a number, "auto" or -1 for all, a list or "0,1" for certain ones.
-    Raises UserError for an unknown name.
+    Args:
+        name: "ddp" has a copy of the model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards the model
+            (FSDP2); "context" also shards every sequence; "auto" is "ddp", or on one device Lightning's default.
+        devices: a number, "auto" or -1 for all, a list or "0,1" for certain ones.
+        num_nodes, accelerator: as the Trainer's.
+        checkpoint: of "fsdp" and "context", a key of CHECKPOINTS.
+        options: of "context", ContextParallelStrategy's.
+
+    Raises:
+        UserError: an unknown name.
     """
     count = device_count(devices, accelerator) * num_nodes
     if name == "auto":
@@ -99,7 +100,7 @@ def make_strategy(
 
 
 def device_count(devices: int | str | list[int], accelerator: str = "auto") -> int:
-    """How many devices of one machine a Trainer's `devices` means."""
+    """The number of devices per machine that a Trainer's `devices` stands for."""
     if isinstance(devices, (list, tuple)):
         return len(devices)
     if isinstance(devices, str) and "," in devices:

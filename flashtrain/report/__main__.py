@@ -1,5 +1,4 @@
-"""python -m flashtrain.report: tables and figures from result files and from run or sweep folders, whose report.html is
-written anew."""
+"""python -m flashtrain.report: tables and figures of result files, run folders and sweep folders."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from flashtrain.report.table import OPTIONS, Table, View, view_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status. A user's mistake is one line on stderr and status 2."""
+    """Run the command and return its exit status. A user's mistake is one line on stderr and status 2."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
@@ -42,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{readme}: {len(check_tables(readme, results))} tables agree with their result files")
         return 0
     if not options.sources:
-        raise UserError("nothing to report: give a result file (.json), or a run's or a sweep's folder.")
+        raise UserError("nothing to report. Give a result file (.json), a run folder or a sweep folder.")
     if options.save:
         if len(options.sources) == 1:
             save_result(options.save, options.sources[0], options.command)
@@ -75,11 +74,11 @@ def _draw(options: argparse.Namespace) -> None:
         if source not in results:
             print(_page(source), file=sys.stderr)
     if options.figure or options.y:
-        print(f"wrote {_figure(options, view.kept(rows), folder / f'{name}.png')}", file=sys.stderr)
+        print(f"wrote {_figure(options, view.selected(rows), folder / f'{name}.png')}", file=sys.stderr)
 
 
 def _page(folder: Path) -> str:
-    """Write the folder's page anew, and say so; a folder that is not to be written into keeps the one that it has."""
+    """Rewrite the folder's page, and return a line that reports it, or why it could not be written."""
     try:
         return f"wrote {write_page(folder)}"
     except (UserError, OSError) as error:
@@ -104,7 +103,7 @@ def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path
     try:
         return cast(Path, component("figure", options.figure)(rows, path))
     except KeyError as missing:
-        raise UserError(f"--figure {options.figure} is of other rows: these have no {missing}") from missing
+        raise UserError(f"--figure {options.figure} needs {missing}, which these rows do not have.") from missing
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,9 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         "--save",
         type=Path,
         metavar="FILE.json",
-        help="turn a run or sweep folder into a result file; several that measured, into one",
+        help="write a run or sweep folder, or several benchmark runs, as one result file",
     )
-    parser.add_argument("--command", help="with --save: what reproduces it (default: put together from the runs)")
+    parser.add_argument("--command", help="with --save: the command that reproduces it (default: made from the runs)")
     parser.add_argument(
         "--insert",
         action="append",
@@ -148,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=Path,
         metavar="README.md",
-        help="fail when such a table is not what its result file gives",
+        help="fail if such a table differs from its result file",
     )
     parser.add_argument(
         "--results",

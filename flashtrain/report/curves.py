@@ -1,4 +1,4 @@
-"""The curves of a run's metrics.jsonl as SVG pictures: loss, learning rate, gradient norm, tokens/s, memory, scores."""
+"""The curves of a run's metrics.jsonl (loss, learning rate, tokens/s and others) as SVG pictures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flashtrain.report.figures import INK, LOG_FROM, colour, lowest, style, tick
 from flashtrain.report.formats import figure_text
 from flashtrain.training.metrics_file import STEP, read_metrics
 
-_FEW = 30  # points that are marked each
-_SMOOTHED = 200  # from so many points on a line of means is drawn over them
+_FEW = 30  # up to this number of points each has a marker
+_SMOOTHED = 200  # from this number of points on a line of means is drawn over them
 Course = tuple[list[float], list[float]]  # steps and values
 
 
 class Panel(NamedTuple):
-    """title, with its unit; names: of its columns; zero: whether the axis starts there whatever is drawn."""
+    """A picture: title with unit, a pattern of its columns' names, and whether its axis always starts at zero."""
 
     title: str
     names: str
@@ -44,7 +44,7 @@ PANELS = (
 
 
 def curves(path: Path) -> list[tuple[str, str]]:
-    """(title, SVG text) of each panel for which the file has values."""
+    """(title, SVG text) of each panel with values in the file."""
     rows = read_metrics(path)
     names = dict.fromkeys(name for row in rows for name in row if name != STEP)
     found = {name: course for name in names if len((course := _course(rows, name))[0])}
@@ -54,12 +54,12 @@ def curves(path: Path) -> list[tuple[str, str]]:
 
 def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
     """The optimiser steps, counted from 1, at which the metric has a finite number, and the numbers."""
-    kept = [(row[STEP] + 1, row[name]) for row in rows if name in row and math.isfinite(row[name])]
-    return [step for step, _ in kept], [value for _, value in kept]
+    points = [(row[STEP] + 1, row[name]) for row in rows if name in row and math.isfinite(row[name])]
+    return [step for step, _ in points], [value for _, value in points]
 
 
 def _of_panel(panel: Panel, found: Mapping[str, Course]) -> dict[str, Course]:
-    """The panel's lines by name, each course once: groups of parameters mostly have the same learning rate."""
+    """The panel's lines by name. Equal lines appear once: parameter groups mostly have the same learning rate."""
     lines: dict[str, Course] = {}
     for name, course in found.items():
         if re.fullmatch(panel.names, name) and course not in lines.values():
@@ -68,7 +68,7 @@ def _of_panel(panel: Panel, found: Mapping[str, Course]) -> dict[str, Course]:
 
 
 def _drawn(panel: Panel, lines: Mapping[str, Course]) -> str:
-    # Text as text, and points of a long course that lie within half a pixel as one: small, and quickly drawn.
+    # Text stays text, and points within half a pixel are merged: small files that are quickly drawn.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "flashtrain", "path.simplify_threshold": 0.5}):
         figure = Figure(figsize=(4.6, 2.7))
         axes = figure.add_axes((0.13, 0.17, 0.84, 0.7))
@@ -96,7 +96,7 @@ def _draw(axes: Axes, name: str, steps: Sequence[float], values: Sequence[float]
         marker="o" if len(values) <= _FEW else "",
         markersize=3.5,
     )
-    if long:  # a noisy course is read off its means
+    if long:  # means make a noisy curve readable
         width = len(values) // 50
         stretches = [slice(at, at + width) for at in range(0, len(values), width)]
         means = ([statistics.fmean(one[stretch]) for stretch in stretches] for one in (steps, values))

@@ -24,31 +24,29 @@ from flashtrain.report.table import available_columns, check_columns
 
 WIDTH_INCHES, DPI = 8.0, 150  # 1200 pixels
 INK, GRID = "#333333", "#e3e3e3"
-# Told apart by every kind of colour vision, and in grey by their markers.
+# Distinguishable with every kind of colour vision, and in grey by their markers.
 _COLOURS = ("#0b6fb8", "#d55e00", "#00876c", "#a0529a", "#8a6d00", "#4d4d4d", "#3fa7d6", "#b5364b")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-# More than this between the smallest and the largest value, and a linear axis hides the small ones.
-LOG_FROM = 40
-
+LOG_FROM = 40  # largest / smallest value from which an axis is logarithmic: a linear one would hide small values
 TICKS = 7  # labels of an axis
-_LEGEND = 110  # letters of a line of the legend, where each name has its marker before it
-
-# Of a panel's height: from one line of failed jobs' crosses to the next.
-_CROSSES_APART = 0.075
-
-# So many numbers at even distances are the course of something, such as every tenth step.
-_COURSE = 10
+_LEGEND = 110  # letters of a line of the legend, with a marker before each name
+_CROSSES_APART = 0.075  # of a panel's height, between the crosses of two lines' failed jobs
+_COURSE = 10  # from this number of evenly spaced x on they are a course, such as every tenth step
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 def sweep_figure(rows: Rows, path: str | Path, x: str = "context", group: Sequence[str] | None = None) -> Path:
-    """Tokens/s, peak memory (GiB) and loss against `x`, side by side; a line for each model and attention.
+    """Draw tokens/s, peak memory (GiB) and loss against `x`, in three panels side by side.
 
-    group: the keys whose values make a line, by default those of recipe, implementation, model and attention that
-    differ. A job that failed is a cross at the top of each panel, with what happened written beside it.
-    Raises UserError when no row has an x.
+    A failed job is a cross at the top of each panel, with its status as text.
+
+    Args:
+        group: a line for each combination of these keys' values; None: those of recipe, implementation, model and
+            attention that differ.
+
+    Raises:
+        UserError: no row has an x.
     """
     if group is None:
         group = [key for key in ("recipe", "implementation", "model", "attention") if len(values_of(rows, key)) > 1]
@@ -69,22 +67,29 @@ def line_figure(
     log_y: bool | None = None,
     height: float | None = None,
 ) -> Path:
-    """Draw `y` against `x` as a PNG at `path`: a panel for each y, a line for each combination of the group's values.
+    """Draw `y` against `x` as a PNG, with a panel for each y.
 
-    Rows with the same x on one line (seeds, say) are drawn at their median. Lengths and other x that span a factor of
-    four get a log2 axis; log_y None takes a log axis where the values span a factor of 40. x may also be words, which
-    are spread evenly. A row's MEASURE_low and MEASURE_high, where it has them, are drawn as a bar. height: inches at
-    150 dots an inch; the width is always 1200 pixels.
-    Raises UserError for a key that nobody knows, and when no row has an x.
+    Rows with the same x on one line (such as seeds) are drawn at their median. A row's MEASURE_low and MEASURE_high, if
+    it has them, are drawn as a bar.
+
+    Args:
+        x: numbers, or words, which are spaced evenly. Contexts, and other x that span a factor of 4, get a log2 axis.
+        y: one or several keys.
+        group: a line for each combination of these keys' values.
+        log_y: whether y axes are logarithmic; None: those whose values span a factor of LOG_FROM.
+        height: in inches, at 150 dots an inch; the width is always 1200 pixels.
+
+    Raises:
+        UserError: an unknown key, or no row has an x.
     """
     measures = [y] if isinstance(y, str) else list(y)
     groups = [group] if isinstance(group, str) else list(group or [])
     present = available_columns(rows)
-    # a known measure that no row has is a panel that says so
+    # a known measure that no row has becomes a panel "not measured"
     check_columns([x, *groups, *[measure for measure in measures if measure not in COLUMNS]], present)
     placed = [row for row in rows if _can_be_placed(row.get(x))]
     if not placed:
-        raise UserError(f"no row has a value for '{x}': there is nothing to draw.")
+        raise UserError(f"no row has a value for '{x}', so nothing can be drawn.")
 
     lines = _lines(placed, groups)
     axis = _XAxis(placed, x)
@@ -117,14 +122,14 @@ def line_figure(
 
 
 def _can_be_placed(value: Any) -> bool:
-    """Whether a row with this x has a place: words have, and numbers but NaN and infinities."""
+    """Whether this x has a place on the axis: any text or finite number."""
     return value is not None and (not isinstance(value, (int, float)) or math.isfinite(value))
 
 
 class _XAxis:
-    """Where a row stands from left to right: numbers on a linear or log2 axis, words spread evenly.
+    """The x axis: numbers on a linear or log2 scale, words spaced evenly.
 
-    Numbers far apart are on a log axis, except those of a course (every tenth step): many, evenly spaced.
+    Numbers that are far apart get a log axis, unless they are a course: many, evenly spaced (every tenth step).
     """
 
     def __init__(self, rows: Rows, key: str) -> None:
@@ -155,8 +160,8 @@ class _XAxis:
         labels = [self._label(value) for value in self.values]
         few = self.numeric and ticks_at(panel, places, labels)
         if few or (self.numeric and not self.log):
-            return  # many points in a course are read off an axis of round numbers
-        # a label needs room: beyond seven take every second, or third, counted from the right so that the end is named
+            return  # a course of many points keeps the axis of round numbers
+        # more than TICKS labels: every second or third, counted from the right so that the end is labelled
         step = math.ceil(len(places) / TICKS)
         ticks = list(zip(places, labels, strict=True))[::-1][::step][::-1]
         panel.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
@@ -167,7 +172,7 @@ class _XAxis:
 
 
 def tokens_label(value: float) -> str:
-    """A length in powers of 1024, as long as it is one of them: 512, 1K, 1.5K, 128K, 1M; other numbers as they are."""
+    """A length in units of 1024 if it has a short name in them (512, 1K, 1.5K, 128K, 1M); other numbers as they are."""
     for size, letter in ((1024**2, "M"), (1024, "K")):
         if value >= size and (value / size * 4).is_integer():
             return f"{value / size:g}{letter}"
@@ -177,7 +182,7 @@ def tokens_label(value: float) -> str:
 def _lines(rows: Rows, groups: Sequence[str]) -> dict[str, list[Mapping[str, Any]]]:
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        # a bare number says nothing in a legend; a model's or an attention's name does
+        # a number alone means nothing in a legend: it gets its key's heading
         parts = [cell(key, row.get(key)) for key in groups]
         named = [p if isinstance(row.get(k), str) else f"{heading(k)} {p}" for k, p in zip(groups, parts, strict=True)]
         lines.setdefault(", ".join(named), []).append(row)
@@ -216,7 +221,7 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         return
     if log_y is None:
         log_y = min(seen) > 0 and max(seen) >= LOG_FROM * min(seen)
-    # the crosses of failed jobs stand above everything measured, a line of them for each line of the figure
+    # room above all values for the crosses of failed jobs, a row of them per line of the figure
     headroom = _CROSSES_APART * 1.3 * sum(any(has_failed(row) for row in rows) for rows in lines.values())
     if log_y:
         panel.set_yscale("log")
@@ -233,7 +238,7 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
 
 
 def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour: str) -> list[float]:
-    """A bar from MEASURE_low to MEASURE_high for each row that has both; returns their ends, for the axis to hold."""
+    """Draw a bar from MEASURE_low to MEASURE_high for each row with both, and return the bars' ends."""
     ends = []
     for row in rows:
         low, high = row.get(f"{measure}_low"), row.get(f"{measure}_high")
@@ -245,7 +250,7 @@ def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour:
 
 
 def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: str) -> None:
-    """A cross for each failed job at the top of the panel, and beside the first of a line what happened."""
+    """Draw a cross for each failed job at the top of the panel, with the status of each line's first one."""
     level = 0.955
     for index, rows in enumerate(lines.values()):
         failed = sorted((axis.place(row), status_text(row)) for row in rows if has_failed(row))
@@ -266,7 +271,9 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
         )
         place, words = failed[0]
         left, right = panel.get_xlim()
-        side = -1 if place > (left + right) / 2 else 1  # towards the panel's middle, where there is room
+        side = (
+            -1 if place > (left + right) / 2 else 1
+        )  # the text is on the side of the panel's middle, where there is room
         panel.annotate(
             figure_text(words),
             (place, level),
@@ -284,23 +291,25 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
 
 
 def lowest(low: float, high: float) -> float:
-    """Where an axis of losses starts: at zero where they still fill half of it, else a little below the lowest, since
-    an axis from zero would show a flat line. 2% of the largest is the least that it spans."""
+    """Where an axis of losses starts: at zero if they fill at least half of it, else a little below the lowest."""
+    # From zero, losses close to each other would be a flat line. The axis spans at least 2% of the largest.
     if 0 <= low <= high / 2:
         return 0.0
     return low - 0.12 * max(high - low, 0.02 * abs(high), 1e-6)
 
 
 def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> bool:
-    """Few points are named on the axis themselves, those without room for a label left out, the last one never. Returns
-    whether they are few."""
+    """If there are at most TICKS points, label them on the axis, and return whether there are.
+
+    A point without room for its label gets none; the last one always has one.
+    """
     if len(places) > TICKS:
         return False
-    apart, kept = (places[-1] - places[0]) / (TICKS + 3), list[int]()
+    apart, labelled = (places[-1] - places[0]) / (TICKS + 3), list[int]()
     for at in reversed(range(len(places))):
-        if not kept or places[kept[-1]] - places[at] >= apart:
-            kept.append(at)
-    panel.set_xticks([places[at] for at in sorted(kept)], [labels[at] for at in sorted(kept)])
+        if not labelled or places[labelled[-1]] - places[at] >= apart:
+            labelled.append(at)
+    panel.set_xticks([places[at] for at in sorted(labelled)], [labels[at] for at in sorted(labelled)])
     panel.xaxis.set_minor_locator(NullLocator())
     return True
 
@@ -330,12 +339,12 @@ def colour(index: int) -> str:
 
 
 def marker(index: int) -> str:
-    # past the eighth line colours repeat: the marker moves on by one, so that no two lines look alike
+    # after eight lines colours repeat, with the next marker, so that no two lines look the same
     return _MARKERS[(index + index // len(_COLOURS)) % len(_MARKERS)]
 
 
 def save(figure: Figure, path: Path, dpi: int = DPI) -> Path:
-    """Write a figure as a PNG, and make its folder."""
+    """Save a figure as a PNG; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=dpi, facecolor="white")
     return path

@@ -1,6 +1,6 @@
-"""How a value reads in a table: its heading with its unit, and its digits.
+"""Headings, units and digits of values in tables.
 
-COLUMNS is the place to give a new key a heading; a key without an entry shows under its own name.
+COLUMNS gives a key its heading; a key without an entry appears under its own name.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ MISSING = "-"
 
 
 def grouped(value: float) -> str:
-    """A whole number with its thousands apart: 412,345."""
+    """An integer with thousands separators: 412,345."""
     return f"{value:,.0f}"
 
 
 def short(value: float) -> str:
     """Three significant digits and a letter for the power of a thousand: 987, 1.23k, 124M, 1.50B."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        # 999,600 rounds to 1000k: the larger letter takes it
+        # 999,600 would round to 1000k: it gets the next letter
         if abs(value) >= size * 0.9995:
             return significant(value / size) + letter
     return grouped(value) if float(value).is_integer() else significant(value)
@@ -38,12 +38,12 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def loss(value: float) -> str:
-    """A loss at four significant digits: half a percent must show."""
+    """A loss at four significant digits: half a percent must be visible."""
     return significant(value, 4)
 
 
 def plain(value: float) -> str:
-    """A number of a column that this file does not know: 8, 4,096, 0.0003, 0.571."""
+    """A number of a column that is not in COLUMNS: 8, 4,096, 0.0003, 0.571."""
     if float(value).is_integer():
         return grouped(value)
     return grouped(value) if abs(value) >= 1000 else f"{value:.3g}"
@@ -51,13 +51,13 @@ def plain(value: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """heading: as a reader sees it, unit included. number: how its numbers are written."""
+    """A column's heading, with its unit, and the function that formats its numbers."""
 
     heading: str
     number: Callable[[float], str] = plain
 
 
-# In the order in which a table shows them when nobody chooses.
+# In the order in which a table has them by default.
 COLUMNS: dict[str, Column] = {
     "best": Column("best"),
     "run": Column("run"),
@@ -156,20 +156,20 @@ COLUMNS: dict[str, Column] = {
     "status": Column("status"),
 }
 
-# True of the whole table (they stand in its caption) or too long for a cell (the texts of errors stand below it; an
-# error that is a number, a distance from a reference, is a column like any other).
+# Keys of the whole table, which are in its caption, or too long for a cell: texts of errors are listed below the table.
+# (An error that is a number, a distance from a reference, is an ordinary column.)
 NOT_SHOWN = ("device", "versions", "overrides", "command", "error")
 
 
 def heading(key: str) -> str:
-    """The heading of a column, with its unit. A setting (optimizer.learning_rate) keeps the name it is given by."""
+    """The heading of a column, with its unit. A setting (optimizer.learning_rate) has its own name as heading."""
     if key in COLUMNS:
         return COLUMNS[key].heading
     return one_line(key if "." in key else key.replace("_", " "))
 
 
 def cell(key: str, value: Any) -> str:
-    """One value as text: numbers by their column's format, None and "" as "-", always one line."""
+    """One value as one line of text: numbers in their column's format, None and "" as "-"."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):
@@ -187,5 +187,5 @@ def one_line(text: str) -> str:
 
 
 def figure_text(text: str) -> str:
-    """The text as a figure's label: one line, in which a dollar begins no formula."""
+    """The text as a figure's label: one line, with dollar signs escaped."""
     return one_line(text).replace("$", r"\$")

@@ -1,8 +1,6 @@
-"""report.html: one page that shows a run, a sweep or a study, in one file that opens without a network.
+"""report.html: a page that shows a run, a sweep or a study, in one file that needs no network.
 
-Of a run: its summary row, curves, sample, figures, the settings that differ from their defaults, and links to its
-files. Of a folder of runs: their figures and their table side by side. Each text is escaped, pictures are data, and the
-page's own policy lets no script run and nothing be fetched.
+Texts are escaped, pictures are embedded, and the page's content security policy allows no scripts and no requests.
 """
 
 from __future__ import annotations
@@ -34,14 +32,19 @@ from flashtrain.report.table import Table, make_table
 from flashtrain.training.metrics_file import METRICS
 
 PAGE = "report.html"
-_LONG = 60  # characters of a cell that takes several lines
-# Of a summary row, what is looked at first.
+_LONG = 60  # characters from which a cell takes several lines
+# Keys of a summary row that stand at the top of the page.
 _FIRST = (
     "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1", "tokens_per_second",
     "mfu", "peak_memory_gib", "tokens", "steps", "seconds",
 )  # fmt: skip
-_NO_SETTINGS = ("demo", "is_demo", "checkpoint", "resume")  # what stands in another's place, or says where
-# What a folder may hold, and what it is.
+_NO_SETTINGS = (
+    "demo",
+    "is_demo",
+    "checkpoint",
+    "resume",
+)  # settings that select a run or a place, not what is computed
+# Files of a run folder that the page links to, with their descriptions.
 _FILES = {
     CONFIG_FILE: "the resolved settings",
     SUMMARY_FILE: "the summary row",
@@ -49,10 +52,10 @@ _FILES = {
     RESULT: "the measured rows",
     "sweep.csv": "the table as CSV",
     "sweep.md": "the table as Markdown",
-    SAMPLE: "what the model wrote at the end",
-    "flashtrain.log": "what the run said, with times",
+    SAMPLE: "text generated at the end",
+    "flashtrain.log": "the run's log, with times",
     "checkpoints": "last.ckpt and best.ckpt",
-    "tokenizer": "what the tokens were made with",
+    "tokenizer": "the run's tokenizer",
 }
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1240px;
@@ -92,9 +95,14 @@ _HEAD = """<!doctype html>
 
 
 def write_page(folder: str | Path, row: Row | None = None) -> Path:
-    """Write FOLDER/report.html of a run, of a sweep or study, or of any folder with runs below it, and return its path.
+    """Write FOLDER/report.html, and return its path.
 
-    row: of a run whose summary.json is still to be written. Raises UserError where there is no run.
+    Args:
+        folder: of a run, a sweep or a study, or with runs below it.
+        row: the summary row of a run whose summary.json is not written yet.
+
+    Raises:
+        UserError: the folder has no run.
     """
     folder = Path(folder)
     own = row or own_row(folder)
@@ -139,14 +147,14 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
 
 
 def _section(title: str, content: str) -> str:
-    """A part of the page under its heading; nothing where the folder has nothing of the kind."""
+    """A section of the page; "" if it has no content."""
     return f"<section>\n<h2>{_text(title)}</h2>\n{content}</section>\n" if content else ""
 
 
 def _curves(folder: Path) -> str:
     if not (folder / METRICS).is_file():
         return ""
-    from flashtrain.report.curves import curves  # matplotlib: half a second that a page without curves need not wait
+    from flashtrain.report.curves import curves  # imports matplotlib, half a second, only for a page with curves
 
     pictures = [
         f'<img alt="{_text(title)} against steps" src="data:image/svg+xml;base64,{_encoded(svg.encode())}">\n'
@@ -162,7 +170,7 @@ def _sample(folder: Path) -> str:
 
 
 def _results(folder: Path, rows: Sequence[Row]) -> str:
-    """The folder's figures, and the table of its runs or of what it measured beside them."""
+    """The folder's figures, and next to them the table of its runs or measurements."""
     pictures = "".join(
         f'<img alt="{_text(path.name)}" src="data:image/png;base64,{_encoded(path.read_bytes())}">\n'
         for path in sorted(folder.glob("*.png"))
@@ -178,12 +186,12 @@ def _results(folder: Path, rows: Sequence[Row]) -> str:
 
 
 def _page_of(folder: Path, run: str) -> str | None:
-    """A link to the page of a run below the folder; None where it has none yet."""
+    """A link to the page of a run below the folder; None if it has none yet."""
     return f"{_address(run)}/{PAGE}" if (folder / run / PAGE).is_file() else None
 
 
 def _table(table: Table, links: Sequence[str | None] = ()) -> str:
-    """links: where the first cell of each row leads."""
+    """The table as HTML. links: of the first cell of each row."""
     numbers = [
         all(isinstance(row.get(name), (int, float)) for row in table.rows if row.get(name) is not None)
         for name in table.columns
@@ -205,7 +213,7 @@ def _table(table: Table, links: Sequence[str | None] = ()) -> str:
 
 
 def _kind(text: str, is_number: bool) -> str:
-    """A cell's class: numbers stand to the right, and long texts take several lines."""
+    """A cell's class: numbers are right-aligned, and long texts take several lines."""
     return " class=number" if is_number else " class=long" if len(text) > _LONG else ""
 
 
@@ -216,15 +224,15 @@ def _settings(folder: Path) -> str:
     from flashtrain.settings.settings import Settings
 
     given = _flat(read_yaml(folder / CONFIG_FILE))
-    usual = _flat(asdict(schema_of(given.get("task", Settings.task))()))
+    default = _flat(asdict(schema_of(given.get("task", Settings.task))()))
     differing = {
         name: value
         for name, value in given.items()
-        if value != usual.get(name) and name.partition(".")[0] not in _NO_SETTINGS
+        if value != default.get(name) and name.partition(".")[0] not in _NO_SETTINGS
     }
     lines = [
         f"<tr><td>{_text(cell('', name))}</td><td{_kind(_shown(value), False)}>{_text(_shown(value))}</td>"
-        f'<td class="quiet">{_text(_shown(usual.get(name)))}</td></tr>\n'
+        f'<td class="quiet">{_text(_shown(default.get(name)))}</td></tr>\n'
         for name, value in differing.items()
     ]
     if not lines:
@@ -245,7 +253,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A setting's value as a command has it."""
+    """A setting's value as on the command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -269,5 +277,5 @@ def _encoded(content: bytes) -> str:
 
 
 def _text(text: str) -> str:
-    """Any text as HTML shows it."""
+    """The text, escaped for HTML."""
     return escape(text, quote=True)

@@ -1,4 +1,4 @@
-"""Tables inside of Markdown pages: drawn from result files between two markers, and checked against them."""
+"""Tables in Markdown pages, between two markers: made from result files, and checked against them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ _END = re.compile(r"^<!--\s*end table\s*-->\s*$")
 
 
 def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
-    """Replace the text between every pair of markers by its table; returns the names of the tables that changed.
+    """Replace the text between every pair of markers by its table, and return the names of changed tables.
 
-    results: the folder of the NAME.json files. Raises UserError for a marker without its partner, a result that does
-    not exist and a column that it lacks; then nothing is written.
+    Args:
+        results: the folder of the NAME.json files.
+
+    Raises:
+        UserError: a marker without its partner, a missing result file or column; nothing is written then.
     """
     readme = Path(readme)
     whole: list[str] = []
@@ -35,7 +38,7 @@ def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
 
 
 def check_tables(readme: str | Path, results: str | Path) -> list[str]:
-    """The names of all tables of a README. Raises UserError when one of them is not what its result file gives."""
+    """The names of all tables of a page. Raises UserError if one of them differs from its result file."""
     tables = [(name, found == wanted) for _, name, found, wanted in _tables(Path(readme), Path(results)) if name]
     differing = [name for name, agrees in tables if not agrees]
     if differing:
@@ -47,7 +50,7 @@ def check_tables(readme: str | Path, results: str | Path) -> list[str]:
 
 
 def table_text(result: ResultFile, view: View) -> str:
-    """A result as Markdown: its table, then one line saying when, on what and how it was measured."""
+    """A result as Markdown: its table, then the line of `source_line`."""
     return f"{view.table(result.rows).markdown()}\n{source_line(result)}\n"
 
 
@@ -59,8 +62,10 @@ def source_line(result: ResultFile) -> str:
 
 
 def _tables(readme: Path, results: Path) -> Iterator[tuple[list[str], str, list[str], list[str]]]:
-    """(lines before it, name, lines as they are, lines as they should be) of each table; its markers stand in the lines
-    before it and before the next. At the end what follows the last one, under no name."""
+    """(lines before it, name, lines as they are, lines as they should be) of each table; last the rest, without name.
+
+    A table's markers are in the lines before it and before the next table.
+    """
     before: list[str] = []
     inside: list[str] = []
     start: re.Match[str] | None = None
@@ -70,14 +75,14 @@ def _tables(readme: Path, results: Path) -> Iterator[tuple[list[str], str, list[
         in_code ^= line.lstrip().startswith(("```", "~~~"))
         opening, closing = (None, None) if in_code else (_START.match(line), _END.match(line))
         if (opening and start) or (closing and not start):
-            raise UserError(f"{readme}:{number}: a table's marker without its partner.")
+            raise UserError(f"{readme}:{number}: this table marker has no partner.")
         if closing and start:
             yield before, start["name"], inside, _wanted(readme, start, results)
             before, inside, start = [], [], None
         (inside if start else before).append(line)
         start = start or opening
     if start:
-        raise UserError(f"{readme}: the table {start['name']} has no end, <!-- end table -->.")
+        raise UserError(f"{readme}: table {start['name']} has no end. Add the line <!-- end table -->.")
     yield before, "", [], []
 
 

@@ -1,7 +1,7 @@
-"""Result files and summary rows: what every table and figure is drawn from.
+"""Result files and summary rows, from which all tables and figures are drawn.
 
-A row is one flat dictionary: a finished run's summary.json, or one line of a measured table. A result file,
-recipes/results/NAME.json, holds such rows together with the command, date, device and versions they were measured with.
+A row is a flat dictionary: a run's summary.json, or one line of a measured table. A result file,
+recipes/results/NAME.json, holds rows with the command, date, device and versions that they were measured with.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from flashtrain.training import hardware as machine
 
 Row = dict[str, Any]
 
-# What a run that measures leaves: its rows, as a result file.
+# The result file that a benchmark run writes.
 RESULT = "result.json"
 
-# Of a row whose run did what was asked: measured rows have none, tables say "ok".
+# The statuses of successful rows: measured rows have none, tables show "ok".
 _SUCCESSES = (None, "", "ok", FINISHED)
 NO_SUMMARY = "no summary"
 
-# Folders that lie inside a sweep's folder without being a run of it.
+# Folders inside a sweep's folder that are not its runs.
 _NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
 
 
@@ -39,9 +39,11 @@ _NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
 class ResultFile:
     """The contents of one recipes/results/NAME.json.
 
-    recipe: the recipe's name. command: what reproduces the rows. date: ISO 8601, the day of measuring.
-    device: its name in words. versions: of python, torch, triton, cuda, pytorch-lightning, flashtrain, where present.
-    rows: flat dictionaries; a value is a string, a number, a truth value or None (missing).
+    Attributes:
+        command: the command that reproduces the rows.
+        date: the day of measuring, ISO 8601.
+        versions: of installed packages, python and cuda.
+        rows: flat dictionaries; a value is a string, a number, a bool or None (missing).
     """
 
     recipe: str
@@ -57,14 +59,13 @@ def read_result(path: str | Path) -> ResultFile:
     try:
         return ResultFile(**json.loads(Path(path).read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} is no result file: {error}") from error
+        raise UserError(f"{path} is not a result file: {error}") from error
 
 
 def command_line(words: Iterable[str], *, without: tuple[str, ...] = ()) -> str:
-    """The command that these words make, as a shell takes it. without: what begins so is left out, such as where a run
-    wrote and whom it told."""
-    kept = [word for word in words if not word.lstrip("+~").startswith(without)]
-    return " ".join(["python -m flashtrain", *map(shlex.quote, kept)])
+    """The command with these words, quoted for a shell. without: words that begin with one of these are left out."""
+    shown = [word for word in words if not word.lstrip("+~").startswith(without)]
+    return " ".join(["python -m flashtrain", *map(shlex.quote, shown)])
 
 
 def write_result(
@@ -76,10 +77,12 @@ def write_result(
     versions: Mapping[str, str] | None = None,
     date: str | None = None,
 ) -> ResultFile:
-    """Write a result file, atomically, and return what was written.
+    """Write a result file, atomically, and return its contents.
 
-    date: the day of measuring, ISO 8601; None: today. device and versions default to this machine's and this
-    environment's. Floats that are not finite are written as null (JSON has no word for them).
+    Args:
+        rows: floats that are not finite are written as null (JSON has none).
+        device, versions: None: those of this machine.
+        date: the day of measuring, ISO 8601; None: today.
     """
     result = ResultFile(
         recipe=recipe,
@@ -94,28 +97,30 @@ def write_result(
 
 
 def collect_summaries(folder: str | Path) -> list[Row]:
-    """The summary row of every run below `folder`, in the order of the job numbers; a run folder gives its own one row.
+    """The summary row of every run below `folder`, in the order of job numbers, or of `folder` if it is a run.
 
-    A row gains "run", its folder's path relative to `folder`. A job folder without a readable summary.json (a killed
-    process leaves none) is a row with status "no summary" and what its config.yaml tells of recipe, context and so on.
-    Raises UserError where no run is in it.
+    A row gains "run", its folder's path relative to `folder`. A job without a readable summary.json (after a kill, for
+    example) has status "no summary", and recipe, context and so on of its config.yaml.
+
+    Raises:
+        UserError: the folder has no run.
     """
     folder = Path(folder)
     if (folder / SUMMARY_FILE).is_file():
         return [_summary_row(folder, folder.name)]
     rows = _rows_below(folder)
     if not rows:
-        raise UserError(f"no run has left a {SUMMARY_FILE} in or below '{folder}'.")
+        raise UserError(f"no run with a {SUMMARY_FILE} in or below '{folder}'. Give the folder of a run or sweep.")
     return rows
 
 
 def own_row(folder: Path) -> Row | None:
-    """The row of the folder's own run; None where it is none."""
+    """The row of the folder's own run; None if it is not a run folder."""
     return _summary_row(folder, folder.name) if _is_run(folder) else None
 
 
 def trainings_of(folder: Path) -> list[Row]:
-    """The rows of the runs in a run's folder, as a study has them; what a run keeps beside its files is none."""
+    """The rows of the runs inside a run's folder, as a study has them; other folders are ignored."""
     return [row for row in _rows_below(folder) if _is_run(folder / str(row["run"]))]
 
 
@@ -124,26 +129,24 @@ def _rows_below(folder: Path) -> list[Row]:
 
 
 def has_failed(row: Mapping[str, Any]) -> bool:
-    """Whether a row tells of a failure: a status other than a finished one, or an error text.
-
-    A number under "error" is a measured one, the distance from a reference.
-    """
+    """Whether a row reports a failure: a status other than success, or an error text."""
+    # A number under "error" is a measurement, the distance from a reference.
     status, error = row.get("status"), row.get("error")
     return (isinstance(error, str) and bool(error)) or status not in _SUCCESSES
 
 
 def status_text(row: Mapping[str, Any]) -> str:
-    """A row's status in a word or three: "ok", "failed", "out of memory", "no summary"."""
+    """A row's status in words: "ok", "failed", "out of memory", "no summary" and others."""
     if not has_failed(row):
         return "ok"
     status = row.get("status")
     status = "failed" if status in _SUCCESSES else str(status)
-    said = f"{status} {row.get('error') or ''}".lower().replace("outofmemory", OUT_OF_MEMORY)
-    return OUT_OF_MEMORY if OUT_OF_MEMORY in said else status
+    text = f"{status} {row.get('error') or ''}".lower().replace("outofmemory", OUT_OF_MEMORY)
+    return OUT_OF_MEMORY if OUT_OF_MEMORY in text else status
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
-    """The different values a key has among the rows that have it, in their order of appearance."""
+    """The distinct values of a key in the rows, in their order of appearance, without None."""
     different: list[Any] = []
     for row in rows:
         value = row.get(key)
@@ -181,10 +184,10 @@ def _summary_row(folder: Path, name: str) -> Row:
             return {"run": name, **json.loads(file.read_text(encoding="utf-8"))}
         except ValueError as error:
             problem = f"summary.json cannot be read: {error}"
-    return {"run": name, **_told_by_config(folder / CONFIG_FILE), "status": NO_SUMMARY, "error": problem}
+    return {"run": name, **_config_row(folder / CONFIG_FILE), "status": NO_SUMMARY, "error": problem}
 
 
-def _told_by_config(path: Path) -> Row:
+def _config_row(path: Path) -> Row:
     """The plain values at the top of a run's config.yaml that a summary row also has."""
     config = read_yaml(path) if path.is_file() else {}
     found = {key: config.get(key) for key in ("recipe", "model", "attention", "context", "batch")}

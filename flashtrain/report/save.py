@@ -1,4 +1,4 @@
-"""Result files from runs: a run's or a sweep's rows, saved with what made them."""
+"""Result files made from run folders and sweep folders."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from flashtrain.errors import UserError
 from flashtrain.report.rows import RESULT, ResultFile, collect_summaries, read_result, values_of, write_result
 from flashtrain.report.sweep import override_texts, varied_keys, with_overrides
 
-# Said once for the whole file, not in each row; paths of this machine say nothing to a reader.
+# Once in the file, not in each row; or of no use to a reader, as paths of this machine.
 _LEFT_OUT = ("run", "versions", "overrides", "command", "recipe")
 
 
 def save_result(path: str | Path, folder: str | Path, command: str | None = None) -> ResultFile:
-    """Write the result file of the runs in `folder`, with the device and versions that the runs themselves recorded.
+    """Write the result file of the runs in `folder`, with the device and versions that the runs recorded.
 
-    command: what reproduces them; by default put together from the recipe and the runs' overrides, those with several
-    values as a sweep. A run that measures (a benchmark) has made its result file already, which is then taken as it is.
-    Raises UserError when the folder has no finished row to take recipe and device from.
+    A benchmark run has written its own result file, whose contents are used.
+
+    Args:
+        command: the command that reproduces the runs; None: made from the recipe and the runs' overrides.
+
+    Raises:
+        UserError: no run recorded its recipe and device, or the runs have different versions.
     """
     if (Path(folder) / RESULT).is_file():
         return join_results(path, [folder], command)
     collected = collect_summaries(folder)
-    # a killed job tells its context by its overrides only, and a swept learning rate is in no summary at all
+    # a killed job's context is in its overrides only, and a swept learning rate is in no summary at all
     rows = with_overrides(collected)
-    told = varied_keys(rows)
-    rows = [{k: v for k, v in row.items() if k in own or k in told} for row, own in zip(rows, collected, strict=True)]
+    varied = varied_keys(rows)
+    rows = [{k: v for k, v in row.items() if k in own or k in varied} for row, own in zip(rows, collected, strict=True)]
     recipes, devices, versions = (values_of(rows, key) for key in ("recipe", "device", "versions"))
     if not recipes or not devices:
-        raise UserError(f"no run in '{folder}' tells its recipe and device: there is nothing to save.")
+        raise UserError(f"no finished run in '{folder}': a result file needs a recorded recipe and device.")
     if len(versions) > 1:
-        raise UserError(f"the runs in '{folder}' were made with different versions: save runs of one environment.")
+        raise UserError(f"the runs in '{folder}' have different versions. Save runs of one environment.")
     left_out = {*_LEFT_OUT, *(["device"] if len(devices) == 1 else [])} - ({"recipe"} if len(recipes) > 1 else set())
     return write_result(
         path,
@@ -46,10 +50,15 @@ def save_result(path: str | Path, folder: str | Path, command: str | None = None
 
 
 def join_results(path: str | Path, sources: Sequence[str | Path], command: str | None = None) -> ResultFile:
-    """Write one result file of several runs that measured, as a benchmark that was done in parts.
+    """Write one result file of several benchmark runs.
 
-    sources: their folders, or result files. command: None: theirs, one after the other. Raises UserError where device,
-    versions or recipe differ, FileNotFoundError for a folder of a run that did not measure.
+    Args:
+        sources: folders of benchmark runs, or result files.
+        command: the command that reproduces them; None: their commands, one after the other.
+
+    Raises:
+        UserError: recipe, device or versions differ.
+        FileNotFoundError: a folder is not of a benchmark run.
     """
     parts = [read_result(source / RESULT if source.is_dir() else source) for source in map(Path, sources)]
     first = parts[0]
@@ -57,7 +66,7 @@ def join_results(path: str | Path, sources: Sequence[str | Path], command: str |
         different = [part for part in parts if getattr(part, key) != getattr(first, key)]
         if different:
             raise UserError(
-                f"--save joins runs of one {key}, not {getattr(first, key)} and {getattr(different[0], key)}."
+                f"--save needs runs of one {key}, got {getattr(first, key)} and {getattr(different[0], key)}."
             )
     return write_result(
         path,
@@ -71,7 +80,7 @@ def join_results(path: str | Path, sources: Sequence[str | Path], command: str |
 
 
 def reproducing_command(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The command that starts these runs again: a key's different values become a comma-separated sweep."""
+    """The command that repeats these runs; a key with several values becomes a comma-separated sweep."""
     words: dict[str, list[str]] = {"recipe": [str(value) for value in values_of(rows, "recipe")]}
     for row in rows:
         for key, value in override_texts(row).items():

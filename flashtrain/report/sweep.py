@@ -16,9 +16,9 @@ from flashtrain.report.formats import heading
 from flashtrain.report.rows import Row, collect_summaries, has_failed, values_of
 from flashtrain.report.table import Table, constants, make_table, markdown_text
 
-# What tells runs apart; a column of the table where it differs, a part of the caption where it does not.
+# Keys that identify a run: a column of the table if they differ, otherwise part of the caption.
 _IDENTITY = ("recipe", "implementation", "model", "attention", "context", "batch")
-# The jobs are ranked by the first of these that one of them has, the larger or the smaller first.
+# Jobs are ranked by the first of these that any of them has; True: the largest first.
 _SCORES = {
     "micro_f1": True,
     "accuracy": True,
@@ -38,8 +38,8 @@ _MEASURES = (
     "peak_memory_gib",
     "seconds",
 )
-_COUNTS = ("steps", "held_out_samples")  # behind the figures, so columns only where they differ
-# They follow from another setting, or differ without anyone having asked.
+_COUNTS = ("steps", "held_out_samples")  # columns only if they differ, after the measures
+# Keys that follow from another setting, or always differ.
 _NO_LINE_OF_ITS_OWN = ("batch", "run")
 _NOT_SETTINGS = ("hydra.", "logger.", "output")
 
@@ -47,10 +47,14 @@ _NOT_SETTINGS = ("hydra.", "logger.", "output")
 def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str, Path]:
     """Print the table of a sweep's jobs and write sweep.csv, sweep.md and sweep.png into its folder.
 
-    Columns: what differs among the jobs (context, model, ..., and every override that has several values), then what
-    was measured. The best job comes first, marked; failed jobs come last, with what went wrong. Returns the paths by
-    "csv", "markdown" and "figure"; the figure is left out where no job has anything to draw. Raises UserError when the
-    folder holds no run.
+    Columns are what differs among the jobs (context, model, ..., and every override with several values), then the
+    measures. The best job comes first, marked; failed jobs come last, with their errors.
+
+    Returns:
+        The paths by "csv", "markdown" and "figure"; without "figure" if there is nothing to draw.
+
+    Raises:
+        UserError: the folder has no run.
     """
     folder = Path(folder)
     rows = with_overrides(collect_summaries(folder))
@@ -69,7 +73,7 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str
 
 
 def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:
-    """The table of a sweep's rows, the best first: what differs, what was measured, and the rest in the title."""
+    """The table of a sweep's rows, the best first: what differs and the measures; the rest is in the title."""
     varied = varied_keys(rows) if varied is None else varied
     measures = [key for key in _MEASURES if values_of(rows, key)]
     measures += [key for key in _COUNTS if len(values_of(rows, key)) > 1 and key not in varied]
@@ -81,7 +85,7 @@ def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Tab
 
 
 def ranked(rows: Sequence[Row], score: str) -> list[Row]:
-    """The rows with the best `score` first, which has a "best" that names it; those without one last, as they came."""
+    """The rows by `score`, the best first with "best" naming the score; rows without one last, in their order."""
 
     def place(row: Row) -> tuple[bool, float]:
         value = row.get(score)
@@ -94,12 +98,12 @@ def ranked(rows: Sequence[Row], score: str) -> list[Row]:
 
 
 def with_overrides(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The rows, each with its command-line settings as keys of their own where the row does not tell them itself."""
+    """The rows, each with its command-line settings as additional keys; the row's own values win."""
     return [{**override_values(row), **{k: v for k, v in row.items() if v is not None}} for row in rows]
 
 
 def varied_keys(rows: Sequence[Row]) -> list[str]:
-    """The keys that tell the jobs apart: identity keys first, then overrides with more than one value."""
+    """The keys that differ among the jobs: identity keys first, then overrides with more than one value."""
     varied = [key for key in _IDENTITY if len(values_of(rows, key)) > 1]
     for key in dict.fromkeys(key for row in rows for key in override_values(row)):
         if key in varied or key in _IDENTITY:
@@ -107,7 +111,7 @@ def varied_keys(rows: Sequence[Row]) -> list[str]:
         values = [row.get(key) for row in rows]
         if all(value == values[0] for value in values):
             continue
-        # model.size=124m,355m shows in the column "model" already, as long as every job has that column
+        # the column "model" shows model.size=124m,355m already, if every job has that column
         shown = [name for name in key.split(".") if name in varied and all(row.get(name) is not None for row in rows)]
         if not shown:
             varied.append(key)
@@ -120,9 +124,9 @@ def override_values(row: Mapping[str, Any]) -> Row:
 
 
 def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row's overrides by key, as they were given."""
+    """A row's overrides by key, as texts."""
     pairs = [word.partition("=") for word in row.get("overrides", "").split()]
-    # where a job writes is not what it does
+    # without settings of where a job writes
     return {key: text for key, sign, text in pairs if sign and not key.lstrip("+~").startswith(_NOT_SETTINGS)}
 
 
@@ -136,7 +140,7 @@ def _typed(text: str) -> Any:
 
 
 def _figure_axis(rows: Sequence[Row], varied: Sequence[str]) -> str | None:
-    """What runs from left to right: the context where it differs, else the first number that does, else any key."""
+    """The x axis: the context if it differs, else the first number that differs, else any key."""
     if "context" in varied:
         return "context"
     own = [key for key in varied if key not in _NO_LINE_OF_ITS_OWN]

@@ -1,4 +1,4 @@
-"""Tables of result rows: as text, Markdown and CSV, long or wide (a column for each value of a key)."""
+"""Tables of rows as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.report.formats import COLUMNS, MISSING, NOT_SHOWN, cell, heading, one_line
 from flashtrain.report.rows import Row, has_failed, status_text, values_of
 
-# The words that a README's marker and the report command share.
+# Options of a README's marker and of the report command.
 OPTIONS = ("columns", "pivot", "value", "only")
+_ERROR_LENGTH = 200  # characters of an error in a line below the table
+_HEADING_WIDTH = 11  # characters; longer headings are wrapped, so that a sweep's table fits a terminal of 80 columns
+_UNLIMITED = 100_000
 
 
 @dataclass(frozen=True)
 class View:
     """How rows become a table.
 
-    columns: keys in order, or None for all that have values. only: keys and the texts of the values that are kept.
-    pivot and value: instead of the columns of these names, a column for each value of `pivot` that holds `value`.
+    Attributes:
+        columns: keys in order; None: all with values.
+        pivot, value: a column for each value of the key `pivot`, with the values of the key `value` in its cells.
+        only: key -> text of the value that a row must have.
     """
 
     columns: list[str] | None = None
@@ -41,22 +46,22 @@ class View:
     only: dict[str, str] = field(default_factory=dict)
 
     def table(self, rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
-        """The table of these rows. Raises UserError for keys that they lack, and where no row is left."""
-        present, kept = available_columns(rows), self.kept(rows)
+        """The table of these rows. Raises UserError if keys are missing, or no row is left."""
+        present, selected = available_columns(rows), self.selected(rows)
         if self.pivot is None:
-            return make_table(kept, self.columns, title)
+            return make_table(selected, self.columns, title)
         if self.columns is None or self.value is None:
-            raise UserError("a pivot needs columns=a,b (what tells its rows apart) and value=c (what its cells hold).")
+            raise UserError("pivot= needs columns=a,b (the keys of its rows) and value=c (the key of its cells).")
         check_columns([*self.columns, self.pivot, self.value], present)
-        return make_table(pivoted(kept, self.columns, self.pivot, self.value), _columns(self, kept), title)
+        return make_table(pivoted(selected, self.columns, self.pivot, self.value), _columns(self, selected), title)
 
-    def kept(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The rows that `only` asks for. Raises UserError for keys that they lack, and where no row is left."""
+    def selected(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The rows that match `only`. Raises UserError if keys are missing, or no row is left."""
         check_columns(self.only, available_columns(rows))
-        kept = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
-        if not kept:
+        selected = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
+        if not selected:
             raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}.")
-        return kept
+        return selected
 
 
 def view_of(options: Mapping[str, str]) -> View:
@@ -69,15 +74,15 @@ def view_of(options: Mapping[str, str]) -> View:
     for key, colon, text in pairs:
         if not (key and colon and text):
             raise UserError(
-                f"only={options['only']} must be pairs key:value, as in only=direction:forward,head_dim:64."
+                f"only={options['only']}: expected pairs key:value, as in only=direction:forward,head_dim:64."
             )
     return View(columns or None, options.get("pivot"), options.get("value"), {key: text for key, _, text in pairs})
 
 
 def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str, value: str) -> list[Row]:
-    """One row for each combination of the index's values, in their first order, with a key for each value of `pivot`.
+    """One row for each combination of the `index` keys' values, with a key for each value of `pivot`.
 
-    Several values for one place give their median; a failed row gives what happened in words.
+    Several values for one cell give their median; a failed row gives its status.
     """
     places: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
@@ -101,21 +106,13 @@ def _middle(found: list[Any]) -> Any:
 
 
 def _is(value: Any, text: str) -> bool:
-    """Whether a value is what a user wrote: 0.1 for 0.1, 64 for 64, causal for causal."""
+    """Whether a value matches the text of a command: 0.1, 64 or causal."""
     return str(value) == text or (isinstance(value, float) and f"{value:g}" == text)
-
-
-# An error in a line below the table: long enough for its meaning, short enough to stay a line.
-_ERROR_LENGTH = 200
-
-# Characters. A heading of several words takes several lines, so that a sweep's table fits a terminal of 80 columns.
-_HEADING_WIDTH = 11
-_UNLIMITED = 100_000
 
 
 @dataclass(frozen=True)
 class Table:
-    """A finished table. rows hold the values as measured (CSV), `cells` the texts that readers see (the rest)."""
+    """A table. `rows` hold the measured values, for CSV; `cells` hold the texts of the other forms."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -129,11 +126,11 @@ class Table:
 
     @property
     def cells(self) -> list[list[str]]:
-        """Every row's texts, one a column."""
+        """The texts of every row, one per column."""
         return [[cell(column, row.get(column)) for column in self.columns] for row in self.rows]
 
     def markdown(self) -> str:
-        """The table as GitHub Markdown, numbers to the right, failures in a list below it; ends with a newline."""
+        """The table as GitHub Markdown, numbers right-aligned, failures in a list below; ends with a newline."""
         rule = ["---:" if self._is_numeric(column) else ":---" for column in self.columns]
         lines = [self.headings, rule, *self.cells]
         text = "\n".join("| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines) + "\n"
@@ -142,7 +139,7 @@ class Table:
         return text
 
     def csv(self) -> str:
-        """The values as measured, under their keys, missing ones empty; an error column where a row has one."""
+        """The measured values as CSV under their keys, missing ones empty, with an error column if a row has one."""
         columns = list(self.columns)
         if "error" not in columns and any(row.get("error") is not None for row in self.rows):
             columns.append("error")
@@ -153,8 +150,8 @@ class Table:
         return buffer.getvalue()
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table on the terminal, unless a notebook is to stay quiet. No figure is ever cut: what is too wide
-        runs past the terminal's edge."""
+        """Print the table on the terminal, unless output is quiet."""
+        # No number is ever cut: a table that is too wide runs past the terminal's edge.
         if console is None and is_quiet():
             return
         console = console or Console()
@@ -162,7 +159,7 @@ class Table:
         drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for column, text in zip(self.columns, self.headings, strict=True):
             numeric = self._is_numeric(column)
-            # headings are wrapped here, word by word: rich would wrap the numbers below them too
+            # headings are wrapped here by words: rich would also wrap the numbers below them
             lines = textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False)
             drawn.add_column(
                 Text("\n".join(lines)),
@@ -189,20 +186,23 @@ class Table:
 
 
 def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "") -> Table:
-    """The table of `rows`.
+    """The table of `rows`, with a column "status" if a row has failed.
 
-    columns: keys, in order. Without them, every key that has a value, known ones first in the order of COLUMNS.
-    Where a row has failed, a column "status" is added. Raises UserError for a column that no row has.
+    Args:
+        columns: keys in order; None: every key with a value, known ones first in the order of COLUMNS.
+
+    Raises:
+        UserError: there are no rows, or no row has one of the columns.
     """
     if not rows:
-        raise UserError("there are no rows to make a table of.")
+        raise UserError("no rows: the table would be empty.")
     shown = [dict(row) for row in rows]
     present = available_columns(shown)
     if columns is None:
         chosen = [key for key in present if _shown(shown, key) and key != "status" and values_of(shown, key)]
     else:
         chosen = list(dict.fromkeys(columns))
-        # A known column may have no value in these rows (a CPU run has no MFU); only a name nobody knows is a typo.
+        # A known column may have no value in these rows (a CPU run has no MFU); an unknown name is a typo.
         check_columns([column for column in chosen if column not in COLUMNS], present)
     failed = [row for row in shown if has_failed(row)]
     if failed and "status" not in chosen:
@@ -221,25 +221,25 @@ def available_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def check_columns(keys: Iterable[str], present: Sequence[str]) -> None:
-    """Raise UserError for a key that is not among the rows' columns."""
+    """Raise UserError for a key that is not a column of the rows."""
     for key in keys:
         if key not in present:
             raise unknown("column", key, present)
 
 
 def constants(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """ "key value" for each of `keys` that has one and the same value in every row that has it."""
+    """ "key value" for each of `keys` with a single value in all rows that have it."""
     found = [(key, values_of(rows, key)) for key in keys]
     return [f"{heading(key)} {cell(key, values[0])}" for key, values in found if len(values) == 1]
 
 
 def _shown(rows: Sequence[Row], key: str) -> bool:
-    """Whether a column stands in a table for which nobody chose the columns."""
+    """Whether a column is in a table by default."""
     return key not in NOT_SHOWN or (key == "error" and not any(isinstance(row.get(key), str) for row in rows))
 
 
 def _row_name(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """What tells a failed row from the others: the first cells that it has."""
+    """A failed row's name: its first cells."""
     parts = [f"{heading(key)} {cell(key, row[key])}" for key in columns if key != "status" and row.get(key) is not None]
     return ", ".join(parts[:4]) or str(row.get("run") or "a row")
 
@@ -252,5 +252,5 @@ def _error(row: Mapping[str, Any]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text that Markdown shows as it is, in one line: no column break, HTML tag, code span, link or picture."""
+    """The text in one line, escaped for Markdown: no column break, HTML tag, code span, link or picture."""
     return re.sub(r"([\\|`\[\]])", r"\\\1", one_line(text)).replace("<", "&lt;")

@@ -24,7 +24,7 @@ def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["recipe=gtp2"], r"unknown recipe 'gtp2'\. Did you mean 'gpt2'\? Possible: .*gpt2"),
+        (["recipe=gtp2"], r"unknown recipe 'gtp2'\. Did you mean 'gpt2'\? Expected one of: .*gpt2"),
         ([], r"which recipe\? Say recipe=NAME\. Possible: .*gpt2"),
         (["recipe=gpt2", "contxt=512"], r"unknown setting of task=language_model 'contxt'\. Did you mean 'context'"),
         (["recipe=gpt2", "model=gpt3"], r"unknown model 'gpt3'\. Did you mean 'gpt2'"),

@@ -62,7 +62,7 @@ def test_a_group_and_settings_in_it_are_not_the_same_and_hydras_own_may_come_twi
         ("recipe=pathx context=4096", "is of task="),
         ("recipe=lra-image task=language_model sequence.batch=2", "is of task=classification"),
         ("recipe=gpt2 trainer.stps=5", "Did you mean 'trainer.steps'"),
-        ("recipe=gpt2 +x=5", "Possible: attention,"),
+        ("recipe=gpt2 +x=5", "Expected one of: attention,"),
         ("recipe=gpt2 lr=3e-4", "here it is optimizer.learning_rate"),
         ("recipe=gpt2 trainer.max_steps=5", "here it is trainer.steps"),
     ],

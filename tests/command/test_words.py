@@ -116,8 +116,8 @@ def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["trainer=null"], r"unknown trainer 'null'\. Possible: default\."),
-        (["logger="], r"unknown logger ''\. Possible: csv, none, tensorboard, wandb\."),
+        (["trainer=null"], r"unknown trainer 'null'\. Expected one of: default\."),
+        (["logger="], r"unknown logger ''\. Expected one of: csv, none, tensorboard, wandb\."),
         (["+=3"], r"cannot read '\+=3': settings are given as name=value\."),
         (["output=a\nb"], r"output= has a line break in its value"),
         (["--context", "512"], r"unknown flag --context: .* without dashes\. Did you mean context=512\?"),

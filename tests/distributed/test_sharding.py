@@ -112,6 +112,6 @@ def test_a_plain_compiled_model_exports_under_its_own_names():
 
 
 def test_a_module_without_blocks_must_say_what_to_shard(mesh):
-    with pytest.raises(UserError, match="has no 'blocks'"):
+    with pytest.raises(UserError, match="no attribute 'blocks'"):
         shard(torch.nn.Linear(2, 2), mesh)
     shard(torch.nn.Linear(2, 2), mesh, blocks=[])

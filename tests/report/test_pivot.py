@@ -39,10 +39,10 @@ def test_several_values_for_one_cell_give_their_median():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"pivot": "implementation", "value": "tflops"}, "a pivot needs columns"),
-        ({"columns": "seqlen_q", "pivot": "implementation"}, "a pivot needs columns"),
+        ({"pivot": "implementation", "value": "tflops"}, "pivot= needs columns"),
+        ({"columns": "seqlen_q", "pivot": "implementation"}, "pivot= needs columns"),
         ({"columns": "seqlen", "pivot": "implementation", "value": "tflops"}, "unknown column 'seqlen'"),
-        ({"only": "direction"}, "must be pairs key:value"),
+        ({"only": "direction"}, "expected pairs key:value"),
         ({"only": "way:forward"}, "unknown column 'way'"),
         ({"only": "direction:up"}, "no row has direction up"),
         ({"pivots": "a"}, "unknown table option 'pivots'"),

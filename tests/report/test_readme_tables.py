@@ -70,13 +70,13 @@ def test_markers_inside_a_block_of_code_are_text(results: Path):
         ("<!-- table: sped -->\n<!-- end table -->\n", "unknown result 'sped'. Did you mean 'speed'?"),
         ("<!-- table: speed columns=contxt -->\n<!-- end table -->\n", "table speed: unknown column 'contxt'"),
         ("<!-- table: speed colums=context -->\n<!-- end table -->\n", "unknown table option 'colums'"),
-        ("<!-- table: speed -->\n", "the table speed has no end"),
-        ("\n<!-- end table -->\n", "README.md:2: a table's marker"),
+        ("<!-- table: speed -->\n", "table speed has no end"),
+        ("\n<!-- end table -->\n", "README.md:2: this table marker"),
         (
             "<!-- table: a -->\n<!-- table: b -->\n<!-- end table -->\n",
-            "README.md:2: a table's marker",
+            "README.md:2: this table marker",
         ),
-        ("<!-- table: -->\n<!-- end table -->\n", "README.md:2: a table's marker"),
+        ("<!-- table: -->\n<!-- end table -->\n", "README.md:2: this table marker"),
     ],
 )
 def test_a_wrong_marker_is_one_line_and_nothing_is_written(results: Path, text: str, said: str):

@@ -102,4 +102,4 @@ def test_a_mistake_is_one_line_and_status_2(
 
 def test_nothing_to_report_says_what_can_be_given(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
-    assert "give a result file" in capsys.readouterr().err
+    assert "Give a result file" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_a_value_that_is_not_finite_is_written_as_missing(tmp_path: Path):
 )
 def test_a_file_of_another_kind_is_named(tmp_path: Path, content: str, said: str):
     (tmp_path / "some.json").write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=rf"some\.json is no result file: .*{said}"):
+    with pytest.raises(UserError, match=rf"some\.json is not a result file: .*{said}"):
         read_result(tmp_path / "some.json")
 
 
@@ -91,7 +91,7 @@ def test_folders_that_are_no_jobs_are_no_rows(tmp_path: Path):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"no run has left a summary\.json"):
+    with pytest.raises(UserError, match=r"no run with a summary\.json"):
         collect_summaries(tmp_path)
 
 

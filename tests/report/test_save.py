@@ -46,7 +46,7 @@ def test_one_run_needs_no_sweep():
 
 def test_runs_of_which_none_finished_are_refused(tmp_path: Path):
     (tmp_path / "sweep" / "0").mkdir(parents=True)
-    with pytest.raises(UserError, match="tells its recipe and device"):
+    with pytest.raises(UserError, match="recorded recipe and device"):
         save_result(tmp_path / "r.json", tmp_path / "sweep")
 
 
@@ -80,7 +80,7 @@ def test_a_benchmark_done_in_parts_becomes_one_result(tmp_path: Path):
 
 def test_parts_of_different_devices_are_not_joined(tmp_path: Path):
     parts = [measured(tmp_path / "a", 1024), measured(tmp_path / "b", 2048, device="NVIDIA H100")]
-    with pytest.raises(UserError, match="of one device, not NVIDIA H200 and NVIDIA H100"):
+    with pytest.raises(UserError, match="of one device, got NVIDIA H200 and NVIDIA H100"):
         join_results(tmp_path / "joined.json", parts)
     with pytest.raises(FileNotFoundError, match=r"result\.json"):
         join_results(tmp_path / "joined.json", [parts[0], sweep_folder(tmp_path / "sweep")])

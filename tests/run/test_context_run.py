@@ -107,7 +107,7 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trainer.context_way=all-to-all",), r"all-to-all with 12 heads on 8 ranks\. Possible: .* \(2, 3, 4, 6, 12\)"),
+        (("trainer.context_way=all-to-all",), r"all-to-all with 12 heads on 8 ranks\. Use .* \(2, 3, 4, 6, 12\)"),
         (("trainer.context_way=hybrid", "model.size=355m"), "hybrid with 16 heads on 8 ranks, which share all"),
     ],
 )

@@ -1,6 +1,4 @@
-"""One sequence over several devices: layouts, four ways of exact attention, and the Lightning strategy.
+"""Context parallelism: exact attention over sequences that are sharded among devices.
 
-`layout` (which rank holds which tokens), `ways` (the four ways and the automatic choice), `attention`
-(context_attention), `exchange` (what is communicated), `sequence` (what models ask of it), `watchdog` (who is stuck).
-Nothing here knows of Hydra; only `strategy` knows of Lightning.
+Nothing here knows Hydra; only `strategy` knows Lightning.
 """

@@ -1,4 +1,4 @@
-"""Exact attention over a sequence that several ranks hold: the differentiable function, and what it prepares once.
+"""Exact, differentiable attention over a sequence that is sharded among ranks.
 
     out = context_attention(q, k, v, layout=layout, group=ContextGroup(), causal=True, way="ring")
 
@@ -27,9 +27,9 @@ from flashtrain_kernels import Documents, Mask, masks
 
 
 class SharedAttention:
-    """One mask made ready for one way: made once a batch, and called by every layer with the same heads.
+    """Attention under one mask by one context-parallel method, made once per batch and shared by layers.
 
-    `choice` says which way and why.
+    `choice` is the method, with the reason for it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class SharedAttention:
         softcap: bool = False,
     ) -> None:
         if layout.degree != group.size:
-            raise UserError(f"a layout for {layout.degree} ranks in a group of {group.size}. Possible: as many ranks.")
+            raise UserError(f"layout for {layout.degree} ranks, but the group has {group.size} ranks.")
         check_whole(mask, layout.seqlen)
         batch, held, heads, head_dim = q.shape
         chosen = choose_for(
@@ -53,8 +53,8 @@ class SharedAttention:
             held=batch * held, bytes_each=q.element_size(),
         )  # fmt: skip
         self.choice: Choice = chosen.choice
-        # Of other batches more may be seen. Groups that their way needs are made at the first batch: all ranks of the
-        # job must ask for them at once, and not all share this one.
+        # Queries of later batches may see more keys and need another method. Its groups are made at the first batch,
+        # because all ranks of the job must make them together.
         group.parts(chosen.usual.heads_degree)
         self.held = held
         self.group = group
@@ -89,13 +89,13 @@ class SharedAttention:
     ) -> Tensor:
         """q (B, n, H, D), k and v (B, n, K, D) of this rank -> (B, n, H, D); differentiable. See context_attention."""
         if q.shape[1] != self.held:
-            raise UserError(f"{q.shape[1]} tokens on a rank of a layout of {self.held}. Possible: as the layout deals.")
+            raise UserError(f"q has {q.shape[1]} tokens, expected {self.held}, this rank's part of the layout.")
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         seed = self._seed(dropout_seed, q.device) if dropout_p > 0 else None
         return _Shared.apply(q, k, v, sinks, seed, self, scale, softcap, dropout_p)
 
     def _seed(self, seed: int | Tensor | None, device: torch.device) -> Tensor:
-        """(1,) int64. One that is drawn is the first rank's everywhere: ranks' generators need not agree."""
+        """(1,) int64; a drawn seed is the first rank's on all ranks."""
         if isinstance(seed, Tensor):
             return seed.reshape(-1)[:1]
         if seed is not None:
@@ -123,21 +123,30 @@ def context_attention(
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> Tensor:
-    """flash_attn_func's attention of a whole sequence, of which each rank of the group holds what the layout deals it.
+    """flash_attn_func's attention of a whole sequence, of which each rank of the group holds its part of the layout.
 
-    q: (B, n, H, D), k and v: (B, n, K, D): this rank's tokens, n = layout.held; every rank must call this alike.
-    mask: of the whole sequence, in its order (flashtrain_kernels.masks); or instead of it causal, window (left, right)
-        and documents, of the whole sequence too. way: see ways.py; "auto" fetches what is seen where that is
-        little, takes the ring on two ranks, else what moves least.
-    softmax_scale: default 1 / sqrt(D). softcap: scores become softcap * tanh(score / softcap); 0: none. sinks: (H,),
-        one more score in every row, whose value is nothing (gpt-oss); their gradient on a rank is of what it computed:
-        the ranks' sum is the whole. dropout_p: the weights that one process with the same seed would drop are
-        dropped. dropout_seed: the same on all ranks; None: drawn by the first rank.
+    Every rank must make the same call. Partial results are summed in at least float32. Layers with the same mask can
+    share a `SharedAttention`, which this function makes at each call.
 
-    Returns (B, n, H, D), with gradients for q, k and v; padding tokens give 0 and receive none. Computed by
-    flashtrain_kernels on the positions in the whole sequence; partial results are added up in float32 at least.
-    Several layers with one mask share `SharedAttention`, which this makes anew at each call.
-    Raises UserError for a way that the heads do not divide into, and for sizes that do not belong together.
+    Args:
+        q: (B, n, H, D), this rank's tokens, n = layout.held.
+        k, v: (B, n, K, D).
+        layout: which rank holds which tokens.
+        group: the ranks that share the sequence.
+        mask: of the whole sequence, in its order (flashtrain_kernels.masks).
+        causal, window, documents: instead of a mask, and also of the whole sequence; window is (left, right).
+        way: the context-parallel method (ways.py); "auto" chooses.
+        softmax_scale: None: 1 / sqrt(D).
+        softcap: scores become softcap * tanh(score / softcap); 0: none.
+        sinks: (H,), one more score in every row, without a value (gpt-oss). Sum its gradient over the ranks.
+        dropout_p: drops the same weights as one process with the same seed.
+        dropout_seed: the same on all ranks; None: drawn by the first rank.
+
+    Returns:
+        (B, n, H, D), with gradients for q, k and v; padding tokens give 0 and get no gradient.
+
+    Raises:
+        UserError: a method that does not fit the number of heads, or sizes that do not match.
     """
     whole = whole_mask(layout.seqlen, q.device, mask=mask, causal=causal, window=window, documents=documents)
     shared = SharedAttention(whole, layout, group, q, k, way=way, dropout=dropout_p > 0, softcap=softcap > 0)
@@ -156,17 +165,17 @@ def whole_mask(
     window: tuple[int, int] = (-1, -1),
     documents: Documents | Tensor | None = None,
 ) -> Mask:
-    """The mask itself, or the one that causal, window and documents describe. UserError: both were given."""
+    """The mask itself, or the one of causal, window and documents. Raises UserError if both are given."""
     described = causal or tuple(window) != (-1, -1) or documents is not None
     if mask is not None:
         if described:
-            raise UserError("a mask together with causal, window or documents. Possible: either; a mask says it all.")
+            raise UserError("mask= cannot be combined with causal=, window= or documents=. Give only the mask.")
         return mask
     left, right = window
     return masks.sliding_window(seqlen, (left, 0 if causal else right), documents=documents, device=device)
 
 
-# Operators know tensors and numbers: they find the rest by its number.
+# An operator's arguments are tensors and numbers: it finds its SharedAttention by number.
 _numbers = itertools.count()
 _prepared: weakref.WeakValueDictionary[int, SharedAttention] = weakref.WeakValueDictionary()
 
@@ -193,7 +202,7 @@ def _forward(
     return _prepared[number].way.forward(q, k, v, Scores(scale, dropout, seed, softcap, sinks))
 
 
-# One operator for computing and communicating: selective checkpointing keeps what it returned and repeats neither.
+# One operator computes and communicates: selective checkpointing saves its outputs and repeats neither.
 keep_output_of(CONTEXT_ATTENTION)
 
 

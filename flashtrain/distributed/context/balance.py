@@ -1,11 +1,11 @@
-"""Dealing the tokens of a sequence to ranks: equal numbers of tokens, nearly equal work.
+"""The partition of a sequence among ranks: equal numbers of tokens, nearly equal work.
 
-Tokens are dealt in pieces: runs that end where a block or a long document ends. The dearest comes first, and each goes
-to the rank with the least work so far that has room (Graham's longest processing time rule, 1969; for packed documents:
-Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211). Pieces of one document stay together as long as the
-work stays even: as many documents as possible, the shorter before the longer. Those that share a short document, too.
+Tokens are assigned in pieces: runs that end where a block or a long document ends. The most expensive piece comes
+first, and each goes to the rank with the least work that has room (Graham's longest processing time rule, 1969; for
+packed documents: Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211). Pieces of one document, or of one
+short document that they share, stay together as long as the work stays even, shorter documents first.
 
-Everything is integer arithmetic on the host, in a fixed order: every rank computes the same plan.
+All is integer arithmetic on the host in a fixed order, so that every rank computes the same plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Pieces stay together only where the slowest rank then has at most so much more work than the mean.
+# Pieces stay together only if the slowest rank then has at most this multiple of the mean work.
 EVEN = 1.04
 LONGEST_UNIT = 8  # pieces that short documents may hold together: they hang together in chains
 LOOSER_UNITS = (4, 2, 1)  # ... where more would be uneven; one piece at last, however even

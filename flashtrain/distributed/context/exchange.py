@@ -1,5 +1,4 @@
-"""The ranks that share a sequence, its tokens taken from their places and put into them, and what is under way between
-ranks while they compute, in pieces of the heads.
+"""Communication between the ranks that share a sequence.
 
 R ranks (the degree), U of them dividing the heads (neighbours, which sit on one host), R / U rings. B batch rows, Bl
 rows of an index (B, or 1 that all rows share), m and p tokens.
@@ -16,10 +15,13 @@ from torch import Tensor
 
 
 class ContextGroup:
-    """One process group whose ranks hold a sequence together; and, made when asked for, its parts.
+    """The process group whose ranks share a sequence, and its subgroups, which are made when first needed.
 
-    group: a torch.distributed process group (None: all ranks). Rank r = ring * U + place: the U ranks of one `ring`
-    index divide the heads among them, the R / U ranks of one `place` pass keys and values around.
+    Rank r = ring * U + place: the U ranks with one `ring` index divide the heads, the R / U ranks with one `place` pass
+    keys and values around.
+
+    Args:
+        group: a torch.distributed process group; None: all ranks.
     """
 
     def __init__(self, group: Any = None) -> None:

@@ -1,16 +1,14 @@
-"""All-gather of keys and values: of all, some heads at a time, or of those alone that are seen.
+"""The all-gather methods: each rank computes its own queries against keys gathered from the other ranks.
 
-Of all, as in Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2), with the gather
-in pieces: the next heads come while these are computed. Each rank computes its own queries against the whole sequence's
-keys, which the gather puts into the sequence's order; the gradients of keys and values are added up over the ranks by a
-reduce-scatter in float32.
+GatherKeys gathers all keys and values, as Llama 3's context parallelism does (Grattafiori et al. 2024, arXiv
+2407.21783, section 3.3.2), some heads at a time: the next heads arrive while these are computed. The gradients of keys
+and values are summed over the ranks by a reduce-scatter in float32.
 
-Of packed documents, which a layout keeps together where it can, most keys are seen by the rank that holds them alone.
-As MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention), by one
-exchange of unequal parts; where much is fetched, some heads at a time, the next coming while these are computed. The
-gradients of keys and values go back the same way, in the kernels' type, and are added up in float32 at least, rank
-after rank, rounded once. What a rank holds goes straight to its place among the keys, and the gradients straight back:
-beside the kernels that is most of the time, for copies of whole tensors take as long as sending a part of them.
+GatherSeen gathers only the keys that this rank's queries see, as MagiAttention's group-cast and group-reduce do (SandAI
+2025, https://github.com/SandAI-org/MagiAttention): of packed documents few. One exchange has parts of unequal size; if
+they are large, some heads at a time. Gradients go back in the kernels' type, and are summed in at least float32, rank
+by rank, and rounded once. A rank's own keys and gradients are copied straight to their places: apart from the kernels,
+copies of whole tensors would take most of the time.
 
 B batch, n tokens a rank holds, S sequence, p keys it has after the exchange, m tokens it gets and w it gives, R ranks,
 H query heads, K key/value heads, D head dimension.

@@ -1,14 +1,11 @@
-"""All-to-all over heads (every rank gets all tokens for some of the heads), and the ring of ranks behind it.
+"""The methods all-to-all, ring and hybrid, the last being both: ranks that divide the heads, and rings of such ranks.
 
-DeepSpeed-Ulysses (Jacobs et al. 2023, arXiv 2309.14509); with a ring over what is left, where the heads do not divide
-(USP, Fang and Zhao 2024, arXiv 2405.07719: 12 heads on 8 ranks as 4 x 2). With one rank for the heads it is the ring
-alone; with one rank a ring it is the all-to-all alone, some heads at a time: the local call is the unchanged kernel on
-the unchanged mask.
-
-In a ring keys and values go from rank to rank while each computes on what it has: LightSeq / DistFlashAttn (Li et al.
-2023, arXiv 2310.03294) and Ring Attention (Liu et al. 2023, arXiv 2310.01889). The partial results are merged through
-their log-sum-exp in float32; in the backward the gradients of keys and values travel along with them and come home
-after the last step.
+In the all-to-all (DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv 2309.14509) every rank computes all tokens for some of
+the heads, with the unchanged kernel and mask. In a ring, keys and values go from rank to rank while each computes on
+what it has (LightSeq / DistFlashAttn, Li et al. 2023, arXiv 2310.03294; Ring Attention, Liu et al. 2023, arXiv
+2310.01889). Partial results are merged by their log-sum-exp in float32; in the backward the gradients of keys and
+values travel with them, and are back at their rank after the last step. The hybrid is USP's (Fang and Zhao 2024, arXiv
+2405.07719): 12 heads on 8 ranks as 4 x 2.
 
 B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads, K key/value
 heads, D head dimension.

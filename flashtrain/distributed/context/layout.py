@@ -5,9 +5,9 @@
     whole = layout.unshard([part of rank 0, part of rank 1, ...])
 
 Shapes: B batch rows, Bl rows of the layout and Bm of a mask (B, or 1 that all rows share), S sequence, R ranks (the
-degree), n tokens a rank holds. Every rank holds as many, ascending, then padding: its label is "ignored", it sees
-nothing and is seen by nothing. A layout follows from the mask and the degree alone, by plain numbers on the host: every
-rank computes the same one, without communication.
+degree), n tokens a rank holds. Every rank holds the same number, in ascending order, then padding, which sees nothing,
+is seen by nothing and has no label. A layout depends on the mask and the degree alone, and is computed on the host:
+every rank computes the same one without communication.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def visible_keys(mask: Mask) -> Tensor:
 
 
 def attention_work(layout: Layout, costs: Tensor) -> np.ndarray:
-    """(R,) int64: the visible pairs of each rank's queries, summed over the rows. costs: from `visible_keys`."""
+    """(R,) int64: visible (query, key) pairs of each rank, summed over the rows. costs: from `visible_keys`."""
     real = layout.tokens >= 0
     rows = max(layout.tokens.shape[0], costs.shape[0])
     picked = costs.expand(rows, -1)[:, None].expand(-1, layout.degree, -1)
@@ -48,7 +48,7 @@ def attention_work(layout: Layout, costs: Tensor) -> np.ndarray:
 
 
 def imbalance(work: np.ndarray) -> float:
-    """max / mean: how much longer the slowest rank computes than it would under a perfect division; 1 is perfect."""
+    """max / mean of the ranks' work; 1 is a perfect partition."""
     mean = float(work.mean())
     return float(work.max()) / mean if mean > 0 else 1.0
 
@@ -63,9 +63,15 @@ WHOLE_BLOCKS = 2  # a document of up to so many blocks is short: it is kept on o
 
 @dataclass(frozen=True)
 class Layout:
-    """tokens: (Bl, R, n) int64 on the host: the place in the sequence of each token that a rank holds, ascending, and
-    -1 for padding, which comes last. seqlen: S. block: tokens that were dealt together, at most. name: how they were
-    dealt."""
+    """Which rank holds which tokens of a sequence.
+
+    Attributes:
+        tokens: (Bl, R, n) int64 on the host: the positions in the sequence of each rank's tokens, ascending; -1 for
+            padding, which comes last.
+        seqlen: S.
+        block: the largest number of tokens that were assigned together.
+        name: "contiguous", "head-tail" or "balanced".
+    """
 
     tokens: Tensor
     seqlen: int
@@ -88,7 +94,7 @@ class Layout:
         return self.degree * self.held - self.seqlen
 
     def shard(self, x: Tensor, rank: int, fill: float = 0) -> Tensor:
-        """x (B, S, ...) -> what the rank holds of it (B, n, ...), padding filled up. On any device."""
+        """x (B, S, ...), on any device -> the rank's part of it (B, n, ...), with `fill` for padding."""
         places = self.tokens[:, rank].to(x.device)
         mine = take(x, places.clamp(min=0))
         if not self.padding:
@@ -142,7 +148,7 @@ def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
     tried = [max(1, first // finer) for finer in FINER] if block is None else [block]
     layout, least = None, 0
     for size in tried:
-        rows, work = _dealt(costs, starts, degree, size)
+        rows, work = _assign(costs, starts, degree, size)
         if layout is None or max(work) < least:
             layout, least = _of_runs(rows, length, size, "balanced"), max(work)
         if is_even(work):
@@ -151,7 +157,7 @@ def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
     return layout
 
 
-def _dealt(costs: np.ndarray, starts: np.ndarray, degree: int, block: int) -> tuple[list[list[list[Run]]], list[int]]:
+def _assign(costs: np.ndarray, starts: np.ndarray, degree: int, block: int) -> tuple[list[list[list[Run]]], list[int]]:
     """(the runs of each row's ranks, the ranks' work), for blocks of this size. costs, starts: (rows, S)."""
     room = -(-costs.shape[1] // degree)
     rows = []

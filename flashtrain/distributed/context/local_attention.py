@@ -1,9 +1,8 @@
-"""What a rank computes by itself: its part of a mask, bands that need none, and the kernels' two passes.
+"""The attention that one rank computes locally, under its part of the mask.
 
-The part of a mask that concerns the queries and keys that one rank holds is put in the form the kernels are fastest
-with: under a plain causal, full or window mask a band of their own, which is faster than a mask that says the same as
-data. A rank that holds a few runs of neighbouring tokens has such bands: a run sees all keys up to its own, which come
-first, and itself causally.
+This part takes the form that the kernels compute fastest: for a plain causal, full or window mask a band, which is
+faster than the same mask as data. A rank that holds a few runs of neighbouring tokens has such bands: each run sees all
+keys before it, and itself causally.
 
 B batch, Bm rows of a mask, Bl rows of a layout, S sequence, n tokens a rank holds, m queries and p keys held (of the
 ranks that divide the heads), in ascending order, H query heads, K key/value heads, D head dimension.
@@ -29,9 +28,9 @@ def check_whole(mask: Mask, seqlen: int) -> None:
     """UserError for a mask that is not of the whole sequence, in its order."""
     if mask.keys is not None or mask.queries.shape[2] != seqlen or mask.seqlen_k != seqlen:
         raise UserError(
-            f"a mask of {mask.queries.shape[2]} queries and {mask.seqlen_k} keys for a sequence of {seqlen} that is "
-            "shared by several ranks. Possible: the mask of the whole sequence, in its order (made from what "
-            "context.whole returns, not from a rank's own part)."
+            f"the mask has {mask.queries.shape[2]} queries and {mask.seqlen_k} keys, expected {seqlen} of both: with "
+            "context parallelism a mask is of the whole sequence, in its order. Make it from context.whole(...), not "
+            "from a rank's own part."
         )
 
 

@@ -1,8 +1,8 @@
-"""Dealing a batch to the ranks that share its sequences: a rank's part, and what its model must know of the rest.
+"""Sharding a batch among the ranks that share its sequences.
 
-In the first step of each kind it is watched whether attention is shared. A model that computes it by itself
-(transformers', nn.MultiheadAttention, scaled_dot_product_attention) sees only the tokens of its own device, and nothing
-else in a training shows that its loss is wrong.
+AttentionCheck watches the first step of each kind: a model that computes attention by itself (transformers',
+nn.MultiheadAttention, scaled_dot_product_attention) would see only its own device's tokens, and nothing else in a
+training shows that its loss is wrong.
 
 B batch, S sequence, n tokens a rank holds, R ranks, H query heads, K key/value heads, D head dimension.
 """
@@ -29,12 +29,17 @@ MASKS_KEPT = 4  # made ready at a time: layers of one model rarely use more
 
 
 class ContextSequence:
-    """A batch spread by a layout; what flashtrain.models ask for (models/cache.py).
+    """A batch sharded by a layout, with the methods that models call (models/cache.py).
 
-    whole: the batch's tensors (B, S, ...) by name, as they were before. counted: labels that count, on this rank and
-    on all R. tokens: of the whole batch, B * S. weigh: counts -> `weight`, which this rank's mean loss is multiplied
-    by, so that the mean over the ranks is the mean over all labels; None: over the R ranks. Whoever knows of others,
-    which hold other samples, gives it.
+    Args:
+        layout: which rank holds which tokens.
+        group: the ranks that share the sequence.
+        way: the context-parallel method.
+        whole: the unsharded tensors (B, S, ...) of the batch, by name.
+        counted: labels that are not ignored, on this rank and on all R.
+        tokens: of the whole batch, B * S.
+        weigh: counts -> `weight`, the factor of this rank's mean loss with which the mean over ranks is the mean over
+            all labels; None: over the R ranks (pass it if other ranks hold other samples).
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class ContextSequence:
         self.weight: float | Tensor = self._weigh(*counted)
         self._without_labels = counted[0] == 0
         self.refuses_own_part = True  # ... a user may say that attention to a device's own part is meant
-        self.is_weighted = False  # whether the step took a weighted mean itself, if only to log it
+        self.is_weighted = False  # whether the step weighted a mean itself, even if only to log it
         # The loss that it took it of, where that has a graph. Weakly: the graph holds this sequence, and a circle
         # through a graph is never freed, nor what else the graph holds (the model, under FSDP2).
         self._unweighted: weakref.ref[Tensor] | None = None
@@ -77,7 +82,7 @@ class ContextSequence:
 
     @torch.compiler.disable
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """(Bl, n) int64: where this rank's tokens stand in the sequence. UserError: another number of tokens."""
+        """(Bl, n) int64: the positions of this rank's tokens in the sequence."""
         self._check(tokens)
         if self._positions is None or self._positions.device != device:
             self._positions = self.layout.positions(self.group.rank).to(device)
@@ -100,7 +105,7 @@ class ContextSequence:
     ) -> Tensor:
         """See models/cache.py; the same mask is made ready once for all layers."""
         self._check(q.shape[1])
-        # A mask is known by its tensor, which is kept, so that no other takes its place in memory.
+        # The cache's key has the id of the mask's tensor; the entry holds the tensor, so that no other gets this id.
         held = None if mask is None else mask.queries
         causal = causal and mask is None
         key = (id(held), causal, window, q.shape, k.shape, q.dtype, dropout > 0, softcap > 0)
@@ -117,7 +122,7 @@ class ContextSequence:
         return shared(q, k, v, softmax_scale=scale, softcap=softcap, sinks=sinks, dropout_p=dropout)
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:
-        """The whole tensor of that name, on the device; None where the batch had none."""
+        """The unsharded tensor of that name, on the device; None if the batch has none."""
         if name not in self._whole:
             return None
         self._whole[name] = self._whole[name].to(device, non_blocking=True)
@@ -144,7 +149,7 @@ class ContextSequence:
 
     @torch.compiler.disable
     def next_labels(self, labels: Tensor) -> Tensor:
-        """See models/cache.py. A rank without a single one computes one, which is weighted by 0."""
+        """See models/cache.py. A rank without labels computes one, with weight 0."""
         if self._without_labels:  # its first ones are stand-ins (deal_batch)
             labels = labels.index_fill(1, torch.zeros(1, dtype=torch.int64, device=labels.device), IGNORED)
         whole = torch.nn.functional.pad(self.gathered(labels)[:, 1:], (0, 1), value=IGNORED)
@@ -166,11 +171,11 @@ class ContextSequence:
         return loss * self.weight
 
     def has_weighted(self, loss: Any) -> bool:
-        """Whether the step made this loss of a mean that it weighted itself, and did not only log that one."""
+        """Whether the step made this loss from a mean that it weighted itself, and did not only log that mean."""
         return self._unweighted is not None and self._unweighted() is not loss
 
     def is_own_part(self, tokens: int) -> bool:
-        """Whether so many tokens are the ones that this rank holds: of a row (one may be cut off or added), of all."""
+        """Whether this number of tokens is that of this rank's part, of one row (give or take a token) or of all."""
         held, rows = self.layout.held, max(1, self.tokens // self.layout.seqlen)
         return abs(tokens - held) <= 1 or tokens == rows * held
 
@@ -179,16 +184,16 @@ class ContextSequence:
         if self.refuses_own_part and self.layout.degree > 1 and self.is_own_part(keys):
             raise UserError(
                 f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "
-                f"{self.layout.held} of a sequence's {self.layout.seqlen} tokens each: a token would see its own "
-                "device's part alone. Possible: flashtrain.Attention in its place, another strategy (fsdp, ddp), or "
-                "ContextParallelStrategy(check_attention=False) where this is meant."
+                f"{self.layout.held} of a sequence's {self.layout.seqlen} tokens each: a token would see only its "
+                "own device's part. Use flashtrain.Attention instead, or another strategy (fsdp, ddp), or if this is "
+                "intended ContextParallelStrategy(check_attention=False)."
             )
 
     def _check(self, tokens: int) -> None:
         if tokens != self.layout.held:
             raise UserError(
-                f"{tokens} tokens on a rank that holds {self.layout.held} of {self.layout.seqlen}. Possible: the batch "
-                "as the strategy dealt it, not cut or joined (labels are shifted before a batch is dealt)."
+                f"this rank got {tokens} tokens, expected {self.layout.held} of {self.layout.seqlen}. Do not slice or "
+                "join the batch after the strategy has sharded it; shift labels beforehand."
             )
 
 
@@ -210,9 +215,14 @@ IGNORED = -100
 
 
 class BatchNames(NamedTuple):
-    """The names of a batch's tensors. tokens: which says how long the sequence is. labels: in which -100 counts for
-    nothing. documents: ids by whose boundaries the work is balanced, where the batch has them; without them, and with
-    a name, by what transformers' batches have: cu_seq_lens_q, or position_ids that restart."""
+    """The names of a batch's tensors.
+
+    Attributes:
+        tokens: (B, S, ...), which gives the sequence's length.
+        labels: (B, S), with -100 for ignored.
+        documents: document ids, by which the work is balanced. A batch without them is balanced by transformers'
+            cu_seq_lens_q, or by position_ids that restart; None: by neither.
+    """
 
     tokens: str = "tokens"
     labels: str = "labels"
@@ -229,39 +239,44 @@ def deal_batch(
     causal: bool = True,
     weigh: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[dict[str, Any], ContextSequence]:
-    """This rank's part of a batch, and the sequence it is a part of.
+    """(this rank's part of a batch, the sharded sequence).
 
-    batch: the same mapping of names to tensors on all ranks of the group. Tensors (B, S, ...) are dealt, others stay
-    whole. causal: what the work is balanced for; attention is exact for any mask. Labels of padding are -100, all else
-    of it is 0. A rank without a single label computes one, which is weighted by 0: it must take part in the backward.
-    Raises UserError for a batch without the named tensors.
+    A rank without any label computes one, with weight 0, because it must take part in the backward.
+
+    Args:
+        batch: tensors by name, the same on all ranks of the group. Tensors (B, S, ...) are sharded; their padding is
+            0, that of labels -100. Others stay whole.
+        group, names, layout, way, weigh: as ContextSequence's and ContextParallelStrategy's.
+        causal: what the work is balanced for; attention is exact for any mask.
+
+    Raises:
+        UserError: the batch lacks the named tensors.
     """
     tokens = _tokens(batch, names)
     length = tokens.shape[1]
-    spread = _cost_mask(batch, names, length, causal)
-    dealt_by = make_layout(layout, spread, group.size)
+    sharding = make_layout(layout, _cost_mask(batch, names, length, causal), group.size)
     part: dict[str, Any] = dict(batch)
     whole: dict[str, Tensor] = {}
     for name, x in batch.items():
         if isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == tokens.shape[:2]:
             whole[name] = x
-            part[name] = dealt_by.shard(x, group.rank, fill=IGNORED if name == names.labels else 0)
-    counted = _counted(whole.get(names.labels), part, names, dealt_by, group)
+            part[name] = sharding.shard(x, group.rank, fill=IGNORED if name == names.labels else 0)
+    counted = _counted(whole.get(names.labels), part, names, sharding, group)
     size = tokens.shape[0] * length
-    return part, ContextSequence(dealt_by, group, way=way, whole=whole, counted=counted, tokens=size, weigh=weigh)
+    return part, ContextSequence(sharding, group, way=way, whole=whole, counted=counted, tokens=size, weigh=weigh)
 
 
 def _tokens(batch: Any, names: BatchNames) -> Tensor:
     if not isinstance(batch, Mapping):
         raise UserError(
-            f"a batch of type {type(batch).__name__} under context parallelism. Possible: a dictionary, whose "
-            f"'{names.tokens}' (B, S) say how long the sequence is."
+            f"a batch of type {type(batch).__name__} under context parallelism. Expected a dictionary with "
+            f"'{names.tokens}' (B, S)."
         )
     tokens = batch.get(names.tokens)
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         raise UserError(
-            f"a batch without '{names.tokens}' (B, S): it has {', '.join(map(str, batch)) or 'nothing'}. Possible: say "
-            "which of them holds the tokens (ContextParallelStrategy(tokens=...))."
+            f"a batch without '{names.tokens}' (B, S): it has {', '.join(map(str, batch)) or 'nothing'}. Name its "
+            "tokens: ContextParallelStrategy(tokens=...)."
         )
     return tokens
 
@@ -274,7 +289,7 @@ def _cost_mask(batch: Mapping[str, Any], names: BatchNames, length: int, causal:
 
 
 def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | None:
-    """(B, S) ids on the host: a new one wherever a document begins."""
+    """(B, S) document ids on the host."""
     ids, bounds, positions = (batch.get(key) for key in (name, "cu_seq_lens_q", "position_ids"))
     if isinstance(ids, Tensor):
         return ids.cpu()
@@ -291,7 +306,7 @@ def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | Non
 def _counted(
     labels: Tensor | None, part: dict[str, Any], names: BatchNames, layout: Layout, group: ContextGroup
 ) -> tuple[int, int]:
-    """How many labels count, here and on all ranks of the group; without labels, how many tokens are real."""
+    """Labels that are not ignored, here and on all ranks of the group; without labels, tokens without padding."""
     if labels is None:
         return int((layout.tokens[:, group.rank] >= 0).sum()), layout.tokens.shape[0] * layout.seqlen
     here = part[names.labels]
@@ -302,9 +317,9 @@ def _counted(
 
 
 def same_everywhere(batch: Mapping[str, Any], names: BatchNames, group: ContextGroup, device: torch.device) -> None:
-    """UserError unless every rank of the group was given the same tokens; every rank must call it."""
+    """Raise UserError unless all ranks of the group got the same tokens. Every rank must call it."""
     tokens = _tokens(batch, names).to(device=device, dtype=torch.float64)
-    # A sum that the order of the tokens enters; its bits are compared, so every rank computes it alike.
+    # A sum that depends on the order of the tokens; equal tokens give equal bits on every rank.
     order = torch.arange(1, tokens.numel() + 1, device=device, dtype=torch.float64).sin()
     mine = torch.stack((tokens.new_tensor(tokens.shape[1]), tokens.sum(), tokens.flatten() @ order))
     found = [torch.empty_like(mine) for _ in range(group.size)]
@@ -312,9 +327,9 @@ def same_everywhere(batch: Mapping[str, Any], names: BatchNames, group: ContextG
     other = next((rank for rank, one in enumerate(found) if not torch.equal(one, found[0])), None)
     if other is not None:
         raise UserError(
-            f"ranks {group.ranks[0]} and {group.ranks[other]} share a sequence but were given different batches. "
-            "Possible: a sampler with the strategy's distributed_sampler_kwargs (num_replicas is the number of data "
-            "ranks, not of devices), and the same seed on every rank."
+            f"ranks {group.ranks[0]} and {group.ranks[other]} share a sequence but got different batches. Make the "
+            "sampler with the strategy's distributed_sampler_kwargs (num_replicas is the number of data ranks, not of "
+            "devices), and use the same seed on every rank."
         )
 
 
@@ -327,14 +342,15 @@ SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class AttentionCheck(TorchDispatchMode):
-    """While open, counts attention that devices share, and refuses attention to one device's own part of the sequence.
+    """A context that counts shared attention, and rejects attention to one device's own part of the sequence.
 
-    sequence: the step's; None where its batch was not dealt. step: what is watched, in words ("training").
-    shared: how many times attention was shared.
+    It rejects operators with as many keys as this device holds tokens: torch's, ours, flash-attn's, flex attention, and
+    softmax over a matrix of tokens by tokens. It does not see what torch.compile fused. Every torch call costs some
+    microseconds more on the host.
 
-    Refused are operators that are given as many keys as this device holds tokens: torch's, ours, flash-attn's, flex
-    attention, and softmax over a matrix of tokens by tokens. In code that torch.compile made, what it fused is not
-    seen. Every torch call costs some microseconds more on the host while it is open.
+    Args:
+        sequence: the step's; None if its batch was not sharded.
+        step: the kind of step, in words ("training").
     """
 
     supports_higher_order_operators = True
@@ -353,18 +369,18 @@ class AttentionCheck(TorchDispatchMode):
         if func is CONTEXT_ATTENTION:
             self.shared += 1
         elif self.sequence is not None and torch._C._current_graph_task_id() == -1:
-            # Not within a backward: that of shared attention computes with each device's keys, outside its operator.
+            # Not in a backward: shared attention's computes with each device's keys, outside its operator.
             self._look_at(self.sequence, func, args)
         return func(*args, **(kwargs or {}))
 
     def require_shared(self, degree: int) -> None:
-        """UserError where no attention was shared."""
+        """Raise UserError if no attention was shared."""
         if self.shared == 0:
             raise UserError(
                 f"a {self.step} step in which no attention is shared by the {degree} devices that hold parts of each "
-                "sequence: every token would see its own device's part alone. Possible: a model made of "
-                "flashtrain.Attention, another strategy (fsdp, ddp) for a model with attention of its own, or "
-                "ContextParallelStrategy(check_attention=False) where tokens are not to see each other."
+                "sequence: every token would see only its own device's part. Use a model made of "
+                "flashtrain.Attention, or another strategy (fsdp, ddp) for a model with its own attention, or if "
+                "tokens need not see each other ContextParallelStrategy(check_attention=False)."
             )
 
     def _look_at(self, sequence: ContextSequence, func: Any, args: tuple) -> None:

@@ -1,14 +1,12 @@
-"""One sequence over several devices as a Lightning strategy.
+"""Context parallelism as a Lightning strategy.
 
     trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context_parallel_size=8))
 
-The module's attention is flashtrain.models.Attention (or GPT2, which is made of it), whose rotary positions know which
-tokens a rank holds, or that of a transformers model by register_with_transformers, whose positions, masks and labels
-are then the whole sequence's. A module of your own that looks up learned positions asks flashtrain.next_positions for
-them, with no cache: torch.arange would count a rank's tokens as the sequence's first ones, and nothing could tell.
-Attention of any other kind is refused in the first step (sequence.py).
-The devices are a mesh data x context: ranks of one data index share their sequences, and FSDP2 shards weights,
-gradients and optimiser states over all of them.
+The module's attention must be flashtrain.models.Attention (as in GPT2), or a transformers model's after
+register_with_transformers; its positions, masks and labels are then the whole sequence's. Any other attention is
+rejected in the first step (sequence.py). A module with learned positions must get them from flashtrain.next_positions,
+without a cache: torch.arange would number a rank's tokens from 0, which nothing detects. The devices form a mesh data x
+context: ranks with one data index share their sequences, and FSDP2 shards the model over all of them.
 """
 
 from __future__ import annotations
@@ -46,34 +44,40 @@ DATA, CONTEXT = "data", "context"
 
 
 class ContextParallelStrategy(ShardsCheckpoints):
-    """Deals every sequence of a batch to `context_parallel_size` devices, exactly: the losses are one device's.
+    """Shards every sequence of a batch among `context_parallel_size` devices; the losses are exactly one device's.
 
-    context_parallel_size: devices that share a sequence; None: all of them. The others hold other samples.
-    way: "all-to-all", "all-gather", "ring", "hybrid" or "auto" (ways.py). layout: "balanced", "head-tail" or
-    "contiguous" (layout.py). tokens, labels, documents: the names, in a batch that is a dictionary, of what says how
-    long the sequence is (None: tokens, or transformers' input_ids), of the labels (B, S), of which -100 is not counted,
-    and of document ids, by which the work is balanced. Labels are already shifted, but for those that are given to a
-    transformers model: it shifts them. causal: what the work is balanced for.
-    timeout_seconds: after which a stuck rank ends the job, a dead one within a minute (watchdog.py); None: no watching.
-    on_failure: called with the line that names that rank, on each of the others, before the process ends.
-    save_distributed_checkpoint: a folder written by all ranks while training goes on, one file gathered on rank 0
-    (False), or the one for large models and the other for small (None); see ShardsCheckpoints. Either can be resumed on
-    another number of devices and at another degree, and cannot run code.
-    check_attention: refuse, in the first step of training, validation, test and prediction, a step without any
-    attention that the devices share, or with attention to one device's own part (sequence.py). False for a model
-    whose tokens are not to see each other, or only those of their device.
+    What training_step returns, or passes to manual_backward, counts as the mean over the rank's labels. The strategy
+    weights it, so that gradients are those of the mean over all labels of the micro-batch, on all devices. It does the
+    same to a floating scalar that a step logs with sync_dist=True. A step that does this itself calls
+    `mean_over_context`. A mask is made from the whole sequence, `whole(batch, "documents")`.
 
-    What training_step returns, or gives to manual_backward, counts as the mean over the rank's labels, and is weighted
-    so that gradients are those of the mean over all labels of the micro-batch, on all devices. So is a floating scalar
-    that a step logs with sync_dist=True. A step that does it itself, by `mean_over_context`, is left to it.
-    A mask is made from the whole sequence, `whole(batch, "documents")`.
-    configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all devices); without one
-    each of the module's children is sharded, block by block where it has `blocks`.
-    Raises UserError for names that do not exist, before anything is built for degrees that do not fit the devices or
-    the heads, and in a step for attention that is not shared.
+    configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all devices); without it
+    each of the module's children is sharded, block by block if it has `blocks`.
+
+    Args:
+        context_parallel_size: devices that share a sequence; None: all. Other devices hold other samples.
+        way: the context-parallel method: "all-to-all", "all-gather", "ring", "hybrid" or "auto" (ways.py).
+        layout: "balanced", "head-tail" or "contiguous" (layout.py).
+        tokens: the batch's tensor that gives the sequence's length; None: "tokens", or transformers' "input_ids".
+        labels: the batch's labels (B, S), -100 for ignored; shifted, except those of a transformers model, which
+            shifts them itself.
+        documents: the batch's document ids, by which the work is balanced; None: ignore documents.
+        causal: balance the work for causal attention.
+        timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute (watchdog.py). None:
+            no watchdog.
+        on_failure: called on every other rank with the line that names the failed rank, before the process ends.
+        save_distributed_checkpoint: as in ShardsCheckpoints. Either kind can be resumed on another number of devices
+            and at another degree, and cannot run code.
+        check_attention: in the first step of training, validation, test and prediction, reject a step without shared
+            attention, or with attention to one device's own part (sequence.py). False for a model whose tokens need
+            not see each other, or only those of their device.
+
+    Raises:
+        UserError: unknown names; a degree that does not fit the devices or heads, before anything is built; in a step,
+            attention that is not shared.
     """
 
-    shares_sequences = True  # what tasks ask a strategy, without importing this file
+    shares_sequences = True  # read by tasks, without importing this file
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
             **options,
         )
         if context_parallel_size is not None and context_parallel_size < 1:
-            raise UserError(f"context_parallel {context_parallel_size}. Possible: 1 or more.")
+            raise UserError(f"context_parallel={context_parallel_size}: expected 1 or more.")
         if layout not in LAYOUTS:
             raise unknown("context layout", layout, LAYOUTS)
         self.context_parallel_size = context_parallel_size
@@ -115,19 +119,19 @@ class ContextParallelStrategy(ShardsCheckpoints):
         self._data_group: Any = None
         self._compared = False
         self.check_attention = check_attention
-        self._checked: set[str] = set()  # the kinds of step of which one was watched
+        self._checked: set[str] = set()  # the kinds of step that were checked
         self._check: AttentionCheck | None = None
 
     # --- the devices --------------------------------------------------------------------------------------------
 
     @property
     def data_ranks(self) -> int:
-        """How many groups of devices hold different samples."""
+        """The number of groups of devices that hold different samples."""
         return self.num_nodes * self.num_processes // self._degree
 
     @property
     def tokens_of_batch(self) -> int:
-        """Tokens of the latest batch on all devices, where every data rank has as many; 0 before the first."""
+        """Tokens of the latest batch on all devices, if every data rank has the same number; 0 before the first."""
         return 0 if self.sequence is None else self.sequence.tokens * self.data_ranks
 
     @property
@@ -141,7 +145,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         self._check_devices()
         self._check_heads()
         self._setup_distributed()
-        if self.context is None:  # a validation after a fit joins the same groups: each of NCCL's takes memory
+        if self.context is None:  # a validation after a fit reuses the groups: each of NCCL's takes memory
             kind = self.root_device.type
             mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
             self.context = ContextGroup(mesh.get_group(CONTEXT))
@@ -157,7 +161,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Ranks that share a sequence are given the same samples."""
+        """Ranks that share a sequence get the same samples."""
         return {"num_replicas": self.data_ranks, "rank": self._data_rank}
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -176,7 +180,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         super().teardown()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Who broke off a collective is named; any other failure of this rank the other ranks are told."""
+        """After a broken collective, wait for the failed rank's name; report other failures to the other ranks."""
         if self.watchdog is not None and self.context is not None:
             if _broke_off(exception):
                 self.watchdog.await_verdict()
@@ -187,7 +191,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         world, degree = self.num_nodes * self.num_processes, self._degree
         if world % degree:
             fitting = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
-            raise UserError(f"context_parallel {degree} on {world} devices. Possible: {fitting}.")
+            raise UserError(f"context_parallel={degree} on {world} devices. Expected one of {fitting}.")
 
     def _check_heads(self) -> None:
         for heads, kv_heads, head_dim in self._heads():
@@ -343,19 +347,19 @@ def _number(module: Any, name: str) -> int | None:
 
 
 def _broke_off(exception: BaseException) -> bool:
-    """Whether it is a collective's: NCCL's have a type of their own, gloo's only a text."""
+    """Whether a collective raised it. NCCL's errors have their own type, gloo's only a text."""
     return isinstance(exception, torch.distributed.DistError) or (
         isinstance(exception, RuntimeError) and any(word in str(exception) for word in ("gloo", "Gloo", "NCCL"))
     )
 
 
 def _shard_children(module: pl.LightningModule) -> None:
-    """What configure_model does for a module that has none. UserError: parameters outside of its children."""
+    """The default configure_model. Raises UserError if parameters lie outside the module's children."""
     own = [name for name, _ in module.named_parameters(recurse=False)]
     if own:
         raise UserError(
-            f"{type(module).__name__} has parameters of its own ({', '.join(own)}). Possible: a configure_model that "
-            "shards them over self.device_mesh, or parameters in submodules only."
+            f"{type(module).__name__} has parameters of its own ({', '.join(own)}). Shard them over self.device_mesh "
+            "in configure_model, or move them into a submodule."
         )
     from torch.distributed.fsdp import FSDPModule
 

@@ -1,9 +1,9 @@
 """Ends the job when a rank has died, failed or is stuck, with a line that names it.
 
-Ranks that wait in a collective for one that never comes cannot tell which: NCCL's own timeout names an operation, not a
-rank, and torchrun (torch 2.13) blames rank 0 where rank 1 was stopped. So a thread of each rank writes into a small
-store, every few seconds, that the rank lives and how far it has come; and reads what the others wrote. Who no longer
-writes is dead; where nobody moves on, who is furthest behind is stuck. Then every rank says so and exits.
+Ranks that wait in a collective cannot know which rank is missing: NCCL's own timeout names an operation, not a rank,
+and torchrun (torch 2.13) blames rank 0 if rank 1 was stopped. So every few seconds a thread of each rank writes its
+progress into a small store and reads that of the others. A rank that no longer writes is dead; if no rank progresses,
+the one furthest behind is stuck. Then every rank prints this and exits.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VERDICT = "verdict"
 
 
 class Record:
-    """What is known of all ranks, and what follows from it."""
+    """The latest signs of life of all ranks, and the verdict on them."""
 
     def __init__(self, size: int, silence: float, timeout: float, now: float) -> None:
         self.size, self.silence, self.timeout = size, silence, timeout
@@ -57,7 +57,7 @@ class Record:
         self._failure: float | None = None
 
     def note(self, rank: int, beat: Beat, now: float) -> None:
-        """A rank's latest beat was read."""
+        """Record a rank's latest beat."""
         before = self.latest.get(rank)
         if beat == before:
             return
@@ -69,7 +69,7 @@ class Record:
         self.latest[rank] = beat
 
     def verdict(self, now: float) -> str | None:
-        """The line that ends the job; None while all is well."""
+        """The line that ends the job; None if no rank has a problem."""
         for rank, beat in self.latest.items():
             if beat.state == FAILED and self._failure is not None and now - self._failure > min(GRACE, self.silence):
                 return f"rank {rank} of {self.size} has failed: {beat.doing}"
@@ -87,20 +87,23 @@ class Record:
         stuck = [rank for rank, beat in alive.items() if beat.progress == behind]
         doing = alive[stuck[0]].doing
         if len(stuck) == len(alive):
-            return f"no rank has come further for {self.timeout:g} s: all {len(stuck)} are at {doing}"
+            return f"no rank has progressed for {self.timeout:g} s: all {len(stuck)} are at {doing}"
         return (
-            f"rank {', '.join(map(str, stuck))} of {self.size} is stuck at {doing}: no rank has come further for "
+            f"rank {', '.join(map(str, stuck))} of {self.size} is stuck at {doing}: no rank has progressed for "
             f"{self.timeout:g} s, the others wait for it"
         )
 
 
 class Watchdog:
-    """Watches all ranks of the job from `start` to `stop`; `mark` says that this one has come further.
+    """Watches all ranks of the job from `start` to `stop`; `mark` reports progress of this one.
 
-    timeout: seconds after which a job in which no rank comes further is stuck: more than the longest time between two
-    marks (a step, a checkpoint, an evaluation). A rank without a sign of life for as long, or for a minute, is dead.
-    end: what happens then, with the line; by default it is printed and the process exits at once, for a thread that
-    waits in a collective cannot be interrupted. on_failure: called with that line before.
+    Args:
+        timeout: seconds without progress of any rank after which the job is stuck: more than the longest time between
+            two marks (a step, a checkpoint, an evaluation). A rank without a sign of life for this time, or for a
+            minute, is dead.
+        end: called with the line that names the rank; None: print it and exit the process at once, because a thread
+            that waits in a collective cannot be interrupted.
+        on_failure: called with that line before.
     """
 
     def __init__(

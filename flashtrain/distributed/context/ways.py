@@ -1,17 +1,17 @@
-"""Ways to share attention among ranks: what a layer's has to move, which way is chosen, and what each holds beside.
+"""The context-parallel methods: their traffic, their memory, and the automatic choice.
 
     all-to-all   every rank computes all tokens for some heads (Ulysses)
-    all-gather   every rank computes its tokens against all keys, gathered some heads at a time; of packed documents
-                 and the like only the keys that it sees (gather.py)
+    all-gather   every rank computes its tokens against all keys, gathered some heads at a time; under masks such as
+                 packed documents only the keys that it sees (gather.py)
     ring         keys and values go around, partial results are merged: the least memory
     hybrid       heads divided over some ranks, rings over the rest: 12 heads on 8 ranks as 4 x 2
 
 Bl rows of a layout, S sequence, n tokens a rank holds (of all rows of its batch), R ranks, U of them dividing the
 heads, H query heads, K key/value heads, D head dimension.
 
-What is held beside a rank's own tensors (sent, received, put in order) is counted from the code of heads.py and
-gather.py, and set beside the traced allocations of four gloo ranks on a CPU (MHA and GQA; without the kernels' own, and
-what gloo copies): within 10% of their peaks (the all-to-all in one piece; what several need was only counted).
+Memory for what is sent, received and reordered is counted from the code of heads.py and gather.py. It is within 10% of
+the traced peaks of four gloo ranks on a CPU (MHA and GQA; without the kernels' own memory and gloo's copies; for the
+all-to-all in one piece: memory of several pieces was only counted).
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Traffic(NamedTuple):
 
 
 def seen_keys(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-    """(what the ranks hold of a row (R, n), rank, which of the row's keys its queries see: (S,) bool), of every row and
-    rank.
+    """For every row and rank: (the row's tokens on all ranks (R, n), the rank, which keys its queries see (S,) bool).
 
     Reads the mask's numbers on the host.
     """
@@ -64,9 +63,9 @@ def seen_keys(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, int, np.
 
 
 def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
-    """(R,) int64: how many distinct keys that other ranks hold each rank's queries see, summed over the rows.
+    """(R,) int64: the distinct keys of other ranks that each rank's queries see, summed over the rows.
 
-    The least that any way of exchanging keys could bring to a rank; keeping short documents whole makes it smaller.
+    No exchange of keys can bring a rank fewer. Short documents that stay on one rank make it smaller.
     """
     needed = np.zeros(layout.degree, dtype=np.int64)
     for tokens, rank, seen in seen_keys(layout, mask):
@@ -76,8 +75,10 @@ def remote_keys(layout: Layout, mask: Mask) -> np.ndarray:
 
 
 def needed_places(layout: Layout, mask: Mask) -> list[list[np.ndarray]]:
-    """[rank][other]: which of the n places of the other rank's part hold a token that the rank's queries see, in any
-    row; ascending. Nothing of its own."""
+    """[rank][other]: the places (of n) in the other rank's part with a token that the rank's queries see in any row.
+
+    Ascending; empty for the rank's own part.
+    """
     held = layout.held
     needed = np.zeros((layout.degree, layout.degree, held), dtype=bool)
     for tokens, rank, seen in seen_keys(layout, mask):
@@ -89,7 +90,7 @@ def needed_places(layout: Layout, mask: Mask) -> list[list[np.ndarray]]:
 
 
 def fetched_share(needed: Sequence[Sequence[np.ndarray]], held: int) -> float:
-    """Of the places that the other ranks hold, the share that the rank with most to fetch needs: 0 to 1."""
+    """The largest share, 0 to 1, of the other ranks' places that a rank needs."""
     others = max(1, (len(needed) - 1) * held)
     return max(sum(len(places) for places in mine) for mine in needed) / others
 
@@ -105,12 +106,19 @@ def traffic(
     head_dim: int,
     bytes_each: int,
 ) -> Traffic:
-    """What one rank sends when each holds `held` tokens.
+    """What one rank sends.
 
-    heads_degree: ranks that divide the heads among them (all-to-all: the degree; ring: 1; hybrid: between); the others
-    form rings, or, with `gathers`, gather all keys and values. The backward brings everything once more and takes the
-    gradients back, those of keys and values in float32 where they are added up on the way.
+    Args:
+        held: tokens that each rank holds.
+        degree: R.
+        heads_degree: ranks that divide the heads (all-to-all: the degree; ring: 1; hybrid: between). The others form
+            rings.
+        gathers: they gather all keys and values instead.
+        heads, kv_heads, head_dim: H, K, D.
+        bytes_each: of an element of q, k and v.
     """
+    # The backward sends all of it again, and the gradients back, those of keys and values in float32 if they are summed
+    # on the way.
     token = head_dim * bytes_each
     gradient = head_dim * GRADIENT_BYTES
     if gathers:
@@ -138,7 +146,7 @@ MOST_FETCHED = 0.75
 
 @dataclass(frozen=True)
 class Choice:
-    """A way, the ranks that divide the heads under it, what it moves, and why it was taken, in one line."""
+    """A method, the ranks that divide the heads under it, its traffic, and the reason for it in one line."""
 
     way: str
     heads_degree: int
@@ -155,13 +163,19 @@ class Choice:
 def choose_way(
     way: str, *, degree: int, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2
 ) -> Choice:
-    """The way of that name, or for "auto" the one that moves least; on two ranks the ring, which was measured fastest.
+    """The named method, or for "auto" the one with the least traffic (on two ranks the ring, the fastest measured).
 
-    held: n, of all rows of the batch. bytes_each: of a number of q, k and v. UserError: an unknown name, or a way that
-    these heads do not divide into, with what would fit.
+    Args:
+        way: the method's name, or "auto".
+        degree, heads, kv_heads, head_dim: R, H, K, D.
+        held: n, over all rows of the batch.
+        bytes_each: of an element of q, k and v.
+
+    Raises:
+        UserError: an unknown name, or a method that does not fit the heads.
     """
     if way not in (*WAYS, AUTO):
-        raise unknown("way of context parallelism", way, (*WAYS, AUTO))
+        raise unknown("context-parallel method", way, (*WAYS, AUTO))
 
     def of(name: str, heads_degree: int, reason: str) -> Choice:
         moved = traffic(
@@ -174,13 +188,13 @@ def choose_way(
     if way == ALL_TO_ALL:
         if heads % degree:
             raise UserError(_does_not_divide(way, heads, degree))
-        return of(way, degree, f"asked for, {heads} heads over {degree} ranks")
+        return of(way, degree, f"requested, {heads} heads over {degree} ranks")
     if way == HYBRID:
         if not 1 < shared < degree:
             raise UserError(_does_not_divide(way, heads, degree))
-        return of(way, shared, f"asked for, {heads} heads over {shared} ranks x rings of {degree // shared}")
+        return of(way, shared, f"requested, {heads} heads over {shared} ranks x rings of {degree // shared}")
     if way in (ALL_GATHER, RING):
-        return of(way, 1, f"asked for, on {degree} ranks")
+        return of(way, 1, f"requested, on {degree} ranks")
     if degree == 1:
         return of(ALL_TO_ALL, 1, "one rank holds everything")
     if degree == 2:  # recipes/results/context-two-gpus-h200.json: under causal masks, of 32K and 128K tokens
@@ -238,13 +252,13 @@ def _does_not_divide(way: str, heads: int, degree: int) -> str:
     if way == ALL_TO_ALL:
         other = "hybrid, " if 1 < shared < degree else ""
         return (
-            f"{way} with {heads} heads on {degree} ranks. Possible: a degree that divides the heads ({degrees}), or "
+            f"{way} with {heads} heads on {degree} ranks. Use a degree that divides the heads ({degrees}), or "
             f"{other}all-gather or ring on {degree}."
         )
     hint = "all-to-all, " if heads % degree == 0 else ""
     share = "all of" if shared == degree else "none of"
     return (
-        f"{way} with {heads} heads on {degree} ranks, which share {share} their divisors. Possible: a degree that "
+        f"{way} with {heads} heads on {degree} ranks, which share {share} their divisors. Use a degree that "
         f"shares some of the divisors {degrees}, or {hint}all-gather or ring on {degree}."
     )
 

@@ -60,10 +60,10 @@ def test_auto_takes_a_ring_where_gathering_is_too_much_and_heads_do_not_divide()
 @pytest.mark.parametrize(
     ("way", "degree", "message"),
     [
-        ("all-to-all", 8, r"all-to-all with 12 heads on 8 ranks\. Possible: a degree .*\(2, 3, 4, 6, 12\), or hybrid"),
+        ("all-to-all", 8, r"all-to-all with 12 heads on 8 ranks\. Use a degree .*\(2, 3, 4, 6, 12\), or hybrid"),
         ("hybrid", 4, "or all-to-all, all-gather or ring on 4"),
         ("hybrid", 5, "share none of their divisors"),
-        ("rign", 4, "unknown way of context parallelism 'rign'. Did you mean 'ring'"),
+        ("rign", 4, "unknown context-parallel method 'rign'. Did you mean 'ring'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(way, degree, message):
