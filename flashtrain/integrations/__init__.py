@@ -1,20 +1,6 @@
-"""The borders to other programs: Hugging Face models and weights, torch's attention calls, flashtrain's own weights.
+"""Interfaces to other programs: Hugging Face models, weights and tokenizers, and torch's attention calls.
 
-huggingface_attention.py lets transformers models run on our attention (register_with_transformers, document_lengths),
-with huggingface_masks.py for their masks, huggingface_mask_rules.py for what of these is understood,
-huggingface_architectures.py for the models that are refused, and huggingface_context.py for sequences that several
-devices share;
-huggingface_decoder.py trains a transformers decoder like one of ours (HuggingFaceDecoder; huggingface_model.py builds
-one from a folder or a name of the hub, huggingface_folder.py reads and writes it, huggingface_layers.py saves memory in
-its layers, huggingface_numbers.py counts);
-sdpa_routing.py sends torch's scaled_dot_product_attention calls through our kernels (route_sdpa).
-
-decoder_weights.py reads and writes our decoders as transformers stores them (load_decoder, save_decoder), in the
-layouts of GPT-2, Llama and Starcoder2 that decoder_layouts.py has; huggingface_bert.py BERT (load_bert, save_bert) and
-huggingface_bert_classifiers.py classifiers on it (save_bert_classifier); own_weights.py writes any flashtrain model
-with its configuration (save_weights), which they read too; weight_files.py has the safetensors of them all;
-huggingface_tokenizers.py writes a tokenizer beside them that AutoTokenizer reads (save_tokenizer).
-The names below are imported when first used.
+Each public name is imported on its first use.
 """
 
 from __future__ import annotations

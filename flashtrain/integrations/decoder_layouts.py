@@ -1,9 +1,9 @@
-"""How transformers stores the decoders that ours can be: its names of tensors and of configuration entries.
+"""transformers' names of tensors and configuration entries for the decoders that our models can be.
 
-model=gpt2 is transformers' GPT-2; with rotary positions its Starcoder2 (which is Llama's but for LayerNorm and a
-feed-forward of two matrices); model=modern is its Llama. The last two turn the pairs (i, i + D/2) of a head as
-RotaryPositions does, and keep apart what our models compute as one product (q, k, v; gate and value). All have exactly
-as many embedding rows as tokens.
+model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2 (Llama with LayerNorm and a feed-forward of
+two matrices); model=modern is its Llama. Starcoder2 and Llama rotate the pairs (i, i + D/2) of a head as
+RotaryPositions does, and store separately what our models compute as one product (q, k, v; gate and value). All have
+exactly as many embedding rows as tokens.
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ from flashtrain.integrations.weight_files import Part
 from flashtrain.models.block import EPSILON
 from flashtrain.models.gpt2 import GPT2Config
 
+WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows than tokens
+
 
 class Layout(NamedTuple):
     """One of transformers' decoders.
 
-    ours: what it is in GPT2Config. prefix, layer: before the names of all tensors but the head's, and of a layer's.
-    names: of our modules, the tensors that one is made of. sizes: entries of config.json by fields of GPT2Config.
-    absent: what entries mean that are not there. computation: what others may say, the first where they say nothing.
-    transposed: endings of the matrices that are stored (in, out). passed_over: endings of constants in older files.
+    Args:
+        ours: Its fields in GPT2Config.
+        prefix, layer: Before the names of all tensors but the head's, and of a layer's.
+        names: Our modules, each with the tensors that it consists of.
+        sizes: Fields of GPT2Config, each with its entry in config.json.
+        absent: Values of entries that a config.json leaves out.
+        computation: Accepted values of further entries, the first where one is left out.
+        transposed: Endings of the matrices that are stored (in, out).
+        ignored: Endings of constants in older files.
     """
 
     architecture: str
@@ -34,15 +41,15 @@ class Layout(NamedTuple):
     computation: dict[str, tuple[Any, ...]]
     biases: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
-    passed_over: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
     def holds(self, config: GPT2Config) -> bool:
-        """Whether a model of this shape can be one."""
+        """Whether this layout can store a model of this shape."""
         same = all(getattr(config, field) == value for field, value in self.ours.items())
         return same and ("kv_heads" in self.sizes or config.kv_heads == config.heads)
 
     def parts(self, name: str, rows: int, config: GPT2Config) -> list[Part]:
-        """Of our tensor of this name and so many rows: the tensors, without prefix, that are its parts."""
+        """The tensors, without prefix, that our tensor of this name and number of rows consists of."""
         module, kind = name.rsplit(".", 1)
         if not module.startswith("blocks."):
             return [(f"{self.names[module][0]}.{kind}", config.vocab_size if module in WITH_VOCABULARY else rows)]
@@ -53,7 +60,6 @@ class Layout(NamedTuple):
         return [(f"{self.layer}.{layer}.{part}.{kind}", count) for part, count in zip(theirs, each, strict=True)]
 
 
-WITH_VOCABULARY = ("token_embedding", "head")  # our rows may be more than their tokens
 ROTARY_NAMES = {
     "token_embedding": ("embed_tokens",),
     "final_norm": ("norm",),
@@ -108,7 +114,7 @@ LAYOUTS = {
             "add_cross_attention": (False,),
         },
         transposed=("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
-        passed_over=(".attn.bias", ".attn.masked_bias"),
+        ignored=(".attn.bias", ".attn.masked_bias"),
     ),
     "llama": Layout(
         architecture="LlamaForCausalLM",

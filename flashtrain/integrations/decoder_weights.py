@@ -1,4 +1,4 @@
-"""Decoders' weights as Hugging Face transformers stores them (safetensors and config.json), both ways.
+"""Loading and saving decoders in Hugging Face transformers' layouts (safetensors and config.json).
 
 config, state_dict = load_decoder("path/to/gpt2")
 model = GPT2(config)
@@ -31,14 +31,21 @@ from flashtrain.models.gpt2 import GPT2, GPT2Config, round_up
 def save_decoder(
     model: nn.Module, folder: str | Path, *, end_of_text: int | None = None, shard_bytes: int = SHARD_BYTES
 ) -> str:
-    """Write a decoder as safetensors: in the layout of transformers' that can hold it (GPT-2's, Llama's, Starcoder2's),
-    else in our own. Returns which, in words.
+    """Save a decoder in the first of transformers' layouts that can store it (GPT-2, Llama, Starcoder2), else in ours.
 
-    end_of_text: that token's id, for the configuration (None: none). shard_bytes: of a weights file; more weights are
-    several, with an index. UserError: a model that no layout knows. OSError: an unwritable folder.
+    Args:
+        end_of_text: The token's id, for the configuration (None: none).
+        shard_bytes: Largest size of a weights file; larger models get several, with an index.
+
+    Returns:
+        The layout, in words.
+
+    Raises:
+        UserError: A model that is not flashtrain's.
+        OSError: An unwritable folder.
     """
     if not isinstance(model, GPT2):
-        raise UserError(f"{type(model).__name__} cannot be exported: only flashtrain's own models can.")
+        raise UserError(f"{type(model).__name__} cannot be exported: expected one of flashtrain's own models.")
     config = model.config
     kind = next((name for name, layout in LAYOUTS.items() if layout.holds(config)), None)
     if kind is None:
@@ -57,13 +64,17 @@ def save_decoder(
 
 
 def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
-    """Configuration and state dict for GPT2 from a folder of transformers' or of save_weights, or a safetensors file
-    with config.json beside.
+    """Load the configuration and state dict of a GPT2 from transformers' weights or from those of save_weights.
 
-    vocab_rows: of transformers' weights, rows of the embedding table, the added ones zero (None: tokens rounded up to a
-    multiple of 64; GPT-2's 50,257 become 50,304). Tensors are on the CPU in the file's dtype. config.dropout of
-    transformers' weights is 0 whatever the file says: how to go on training is the trainer's choice.
-    UserError: nothing there, another architecture, a computation GPT2 does not have, tensors that do not fit.
+    Tensors are on the CPU in the file's dtype. For transformers' weights config.dropout is 0 whatever the file has.
+
+    Args:
+        folder_or_file: A folder, or a safetensors file next to its config.json.
+        vocab_rows: Rows of the embedding table for transformers' weights, the added ones zero (None: tokens rounded
+            up to a multiple of 64; GPT-2's 50,257 become 50,304).
+
+    Raises:
+        UserError: Nothing there, another architecture, a computation that GPT2 lacks, or tensors that do not fit.
     """
     content, tensors = read_folder(folder_or_file)
     own = own_config(content, "gpt2", folder_or_file)
@@ -74,8 +85,8 @@ def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -
     bare = {}
     for name, tensor in tensors.items():
         name = name.removeprefix(layout.prefix)
-        tied = config.tie_embeddings and name == "lm_head.weight"  # the table once more
-        if not tied and not name.endswith(layout.passed_over):
+        tied = config.tie_embeddings and name == "lm_head.weight"  # a copy of the table
+        if not tied and not name.endswith(layout.ignored):
             bare[name] = tensor.t().contiguous() if name.endswith(layout.transposed) else tensor
     make, parts = partial(GPT2, config, attention="sdpa"), partial(layout.parts, config=config)
     return config, converted(bare, make, parts, folder_or_file)
@@ -97,7 +108,7 @@ def _content(kind: str, layout: Layout, config: GPT2Config, end_of_text: int | N
         return content | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
     theta = config.scaled_rope_base
     content.pop("rope_scaling")
-    # A rope_factor has raised the base already. Readers before transformers 5 know rope_theta alone.
+    # This base includes rope_factor. transformers before 5 reads rope_theta alone.
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}, "rope_theta": theta}
     return content | rotary | {"head_dim": config.head_dim}
 
@@ -108,7 +119,7 @@ def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None,
     if rope.get("rope_type", "default") != "default":
         raise UserError(f"{where}: rope_type={rope['rope_type']} in {CONFIG}: expected default (a rope_theta alone).")
     if "rope_parameters" in content:
-        content.pop("rope_scaling", None)  # older files' word for the same
+        content.pop("rope_scaling", None)  # the older name of the same entry
     check_architecture(content, LAYOUTS, layout.computation, where)
     sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in layout.sizes.items()}
     if content.get("head_dim") not in (None, sizes["embed"] / sizes["heads"]):

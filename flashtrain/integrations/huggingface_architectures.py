@@ -1,9 +1,9 @@
-"""Which transformers models take their attention from its AttentionInterface, and the refusal of those that do not.
+"""Refusal of transformers models that do not take their attention from transformers' AttentionInterface.
 
-transformers sets any registered name on any model, and its masks come from us then; a model with attention of its own
-(BLOOM, MPT, CodeGen) would read "no mask" where we mean "causal", or choose from a table without our name (Falcon,
-GPT-J, GIT). Its flags do not say so: in transformers 5.23 is_backend_compatible() differs on 37 of 189 causal classes,
-and _can_set_attn_implementation() on GIT. So one forward of such a model is computed, without weights, and counted.
+transformers sets any registered name on any model, which then gets our masks. A model with attention of its own (BLOOM,
+MPT, CodeGen) would read "no mask" where we mean "causal", or select from a table without our name (Falcon, GPT-J, GIT).
+transformers' flags do not identify these models: in 5.23 is_backend_compatible() is wrong for 37 of 189 causal classes,
+and _can_set_attn_implementation() for GIT. So one forward of the model is run without weights, and its calls counted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ _calls: dict[tuple[type, str], int | None] = {}  # by class and configuration
 
 
 def refuse_other_architectures(name: str) -> None:
-    """From now on a transformers model that does not call the interface is refused, in a UserError, when it is built
-    for, or set to, the attention of this name; one that does is made ready for sequences that devices share.
-
-    transformers asks nobody when it builds one: a method of its PreTrainedModel is wrapped, once, and does what it did
-    for every other name.
-    """
+    """Make transformers raise UserError when a model that does not call the interface is built for, or set to, the
+    attention of this name; other models are prepared for sequences sharded over devices."""
     from transformers import PreTrainedModel
 
+    # transformers has no hook for this, so a method of its PreTrainedModel is wrapped; other names are not affected.
     if not _names:
         kind: Any = PreTrainedModel
         kind.get_correct_attn_implementation = _checked(kind.get_correct_attn_implementation)
@@ -41,8 +38,8 @@ def refuse_other_architectures(name: str) -> None:
 
 
 def attention_calls(model_class: Any, config: Any) -> int | None:
-    """How often a forward of such a model calls a registered attention; None where it has no attention, or where its
-    forward needs more than tokens and the shapes of its weights, and transformers says that it takes one."""
+    """How often a model's forward calls a registered attention; None where the model has no attention, or where its
+    forward needs more than tokens and the shapes of weights and transformers reports that it accepts one."""
     key = model_class, config.to_json_string()
     if key not in _calls:
         _calls[key] = _counted(model_class, config)
@@ -64,17 +61,17 @@ def _counted(model_class: Any, config: Any) -> int | None:
 
     AttentionInterface.register(COUNTED, count)
     AttentionMaskInterface.register(COUNTED, nothing_hidden)
-    names = {"attn_implementation": COUNTED, "experts_implementation": "batched_mm"}  # the others look at numbers
+    names = {"attn_implementation": COUNTED, "experts_implementation": "batched_mm"}  # the others read values
     try:
         with torch.device("meta"), torch.no_grad():
             model = model_class._from_config(deepcopy(config), **names).eval()
-            model.config.pad_token_id = None  # else padding is looked for among the tokens
+            model.config.pad_token_id = None  # otherwise the model searches the tokens for padding
             tokens = torch.zeros(1, 4, dtype=torch.int64)
             given = {"decoder_input_ids": tokens} if config.is_encoder_decoder else {}
             model(input_ids=tokens, use_cache=False, **given)
     except KeyError as error:
         return 0 if error.args == (COUNTED,) else None  # its own table has no such name
-    except Exception:  # noqa: BLE001 - whatever it is, no more is known (XLNet, Longformer, T5)
+    except Exception:  # noqa: BLE001 - whatever failed, the count stays unknown (XLNet, Longformer, T5)
         return None if calls or model_class._can_set_attn_implementation() else 0
     return calls if calls or any("Attention" in type(one).__name__ for one in model.modules()) else None
 
@@ -88,7 +85,7 @@ def _checked(original: Callable[..., str]) -> Callable[..., str]:
             if attention_calls(type(self), self.config) == 0:
                 raise UserError(
                     f"{type(self).__name__} calls transformers' registered attention 0 times in a forward, so that "
-                    f"its results on {requested_attention!r} would be wrong: expected attn_implementation='eager', or "
+                    f"its results with {requested_attention!r} would be wrong. Use attn_implementation='eager' or "
                     "another architecture."
                 )
             for model in self.modules():

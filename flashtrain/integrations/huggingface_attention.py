@@ -3,16 +3,16 @@
     name = register_with_transformers()
     model = AutoModel.from_config(config, attn_implementation=name)        # or model.set_attn_implementation(name)
 
-Works for the models that take their attention from transformers' AttentionInterface (GPT-2, BERT, Llama, Qwen,
+Models that take their attention from transformers' AttentionInterface are supported (GPT-2, BERT, Llama, Qwen,
 ModernBERT, Gemma and most others; BLOOM, Falcon and others with attention of their own are refused), with padding on
 either side, packed rows, sliding windows, grouped heads, soft caps, attention sinks, dropout, position biases and
 caches in generation.
 
-Causal models of transformers find packed documents from position_ids themselves and put them into the mask. For others
-the layers get what the caller gave the model: cu_seq_lens_q and cu_seq_lens_k (transformers' names for flash-attn's
-cumulative lengths), or position_ids, where the model passes them on (BERT and Llama do, ModernBERT does not).
+Causal models find packed documents in position_ids by themselves and put them into the mask. In other models the layers
+receive the caller's cu_seq_lens_q and cu_seq_lens_k (transformers' names for flash-attn's cumulative lengths), or
+position_ids, where the model passes them on (BERT and Llama do, ModernBERT does not).
 
-B batch, S sequence (Sq queries, Sk keys), N documents, H query heads, K key/value heads, D head dim.
+Shapes: B batch, S sequence (Sq queries, Sk keys), N documents, H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -43,21 +43,27 @@ from flashtrain_kernels.masks import (
 )
 from flashtrain_kernels.masks.constructors import ordinals
 
-# The masks of the batch at hand, by the tensor they were made from, so that the layers of a model share one.
+# transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so it cannot be our name.
+NAME = "exact_attention"
+
+# The current batch's masks, by the tensor that each was made from, so that the layers of a model share one.
 _MADE = WeakTensorKeyDictionary()
-_latest: tuple[TensorWeakRef, Any, AttentionMask] | None = None  # of those without tensors: source, key, mask
-_OF_WHOLE = WeakTensorKeyDictionary()  # cu_seq_lens_q that were seen to be of all devices' tokens
+_latest: tuple[TensorWeakRef, Any, AttentionMask] | None = None  # source, key and mask of the latest without tensors
+_OF_WHOLE = WeakTensorKeyDictionary()  # cu_seq_lens_q that were checked to describe all devices' tokens
 
 
 def document_lengths(position_ids: Tensor) -> dict[str, Any]:
-    """The arguments with which a model keeps the documents of packed rows apart, whatever model it is:
+    """The arguments that separate the documents of packed rows in any model.
 
         model(input_ids, position_ids=position_ids, **document_lengths(position_ids))
 
-    position_ids: (B, S) integers that are 0 at the first token of each document.
-    Returns cu_seq_lens_q and cu_seq_lens_k (N + 1,) int32, over the rows one after the other, and max_length_q and
-    max_length_k. Needed for models that see both ways and do not pass position_ids to their layers (ModernBERT).
-    Waits for the device.
+    Bidirectional models that do not pass position_ids to their layers (ModernBERT) need them. Synchronizes the device.
+
+    Args:
+        position_ids: (B, S) integers that are 0 at the first token of each document.
+
+    Returns:
+        cu_seq_lens_q and cu_seq_lens_k (N + 1,) int32 over the flattened rows, max_length_q and max_length_k.
     """
     begins = position_ids == 0
     begins[:, 0] = True
@@ -67,59 +73,59 @@ def document_lengths(position_ids: Tensor) -> dict[str, Any]:
     return {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
 
 
-def with_documents(asked: AttentionMask, query: Tensor, others: dict[str, Any]) -> AttentionMask:
-    """The mask of a layer that sees itself, with the documents in it that the caller's arguments tell of.
+def with_documents(requested: AttentionMask, query: Tensor, others: dict[str, Any]) -> AttentionMask:
+    """A self-attention layer's mask restricted to the documents that the caller's arguments describe.
 
-    query: of the layer's head dimension and dtype. others: the layer's further arguments: cu_seq_lens_q with
-    cu_seq_lens_k, else position_ids (used where the mask is none of padding). UserError: lengths with a cache, whose
-    keys they say nothing of.
+    query: Of the layer's head dimension and dtype. others: The layer's further arguments: cu_seq_lens_q with
+    cu_seq_lens_k, else position_ids (not used with a padding mask). UserError: lengths with a cache.
     """
-    if asked.settled:
-        return asked
+    if requested.settled:
+        return requested
     lengths, positions = others.get("cu_seq_lens_q"), others.get("position_ids")
     if lengths is not None and others.get("cu_seq_lens_k") is not None:
-        if asked.seqlen_q != asked.seqlen_k:
+        if requested.seqlen_q != requested.seqlen_k:
             raise UserError(
-                f"cu_seq_lens_q and cu_seq_lens_k need as many keys as queries, not {asked.seqlen_k} and "
-                f"{asked.seqlen_q}: give them without a cache."
+                f"cu_seq_lens_q and cu_seq_lens_k with {requested.seqlen_q} queries and {requested.seqlen_k} keys: "
+                "expected as many keys as queries. Use them without a cache."
             )
-        return _made_once(lengths, asked, query, _from_lengths)
-    square = asked.seqlen_q == asked.seqlen_k > 1
-    if not isinstance(positions, Tensor) or positions.dim() != 2 or positions.shape[1] != asked.seqlen_q or not square:
-        return asked
-    # Outside torch.compile a mask of intervals is of padding, or holds the documents already.
-    if asked.bias is not None or (asked.mask is not None and not torch.compiler.is_compiling()):
-        return asked
-    return _made_once(positions, asked, query, _from_positions)
+        return _made_once(lengths, requested, query, _from_lengths)
+    square = requested.seqlen_q == requested.seqlen_k > 1
+    if not isinstance(positions, Tensor) or positions.dim() != 2 or not square:
+        return requested
+    if positions.shape[1] != requested.seqlen_q:
+        return requested
+    # Outside torch.compile a mask of intervals is one of padding, or contains the documents already.
+    if requested.bias is not None or (requested.mask is not None and not torch.compiler.is_compiling()):
+        return requested
+    return _made_once(positions, requested, query, _from_positions)
 
 
 def settled(given: Any, hidden: Tensor, others: dict[str, Any], *, head_dim: int) -> Any:
-    """The mask of a causal model's layer with its documents in it, before torch.compile, which cannot look for them: it
-    would have every layer make a mask of documents, whatever the positions.
+    """The mask of a causal model's layer with its documents included before torch.compile, which cannot search for
+    them: every layer would make a document mask, whatever the positions.
 
-    given: the layer's attention_mask; hidden: (B, S, E). A mask of another kind stays what it is, as does one of tokens
-    that devices share.
+    given: The layer's attention_mask; hidden: (B, S, E). Other masks, and those of sharded sequences, are unchanged.
     """
     if spread_sequence() is not None or not isinstance(given, AttentionMask | None):
         return given
     query = hidden.new_empty(0, 0, 0, head_dim, dtype=autocast_dtype(hidden.device.type))
-    asked = AttentionMask(hidden.shape[0], hidden.shape[1], hidden.shape[1], causal=True) if given is None else given
-    return with_documents(asked, query, others)._replace(settled=True)
+    batch, seqlen = hidden.shape[:2]
+    requested = AttentionMask(batch, seqlen, seqlen, causal=True) if given is None else given
+    return with_documents(requested, query, others)._replace(settled=True)
 
 
 def _from_lengths(cu_seq_lens: Tensor, batch: int, seqlen: int) -> Documents:
-    """Documents (B, S) from boundaries within the rows one after the other."""
+    """Documents (B, S) from boundaries in the flattened rows."""
     found = documents_from_cu_seqlens(cu_seq_lens, batch * seqlen)
     row = torch.arange(batch, device=cu_seq_lens.device, dtype=torch.int32)[:, None] * seqlen
     return Documents(*((bound.view(batch, seqlen) - row).clamp(0, seqlen) for bound in found))
 
 
 def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents | None:
-    """Documents (B, S) of the rows whose positions restart at 0; None when no row is such a one.
+    """Documents (B, S) of the rows whose positions restart at 0; None when no row's do.
 
-    Positions that break off to anything but 0, or at every token, are not those of packed documents: such a row is one
-    document. Waits for the device, unless transformers looked already or made the positions, and except under
-    torch.compile, where documents are made whatever the positions are.
+    A row whose positions jump to anything but 0, or jump at every token, is one document. Synchronizes the device
+    unless transformers has searched the positions or made them. Under torch.compile documents are always made.
     """
     if not torch.compiler.is_compiling() and holds_no_documents(position_ids):
         return None
@@ -132,62 +138,64 @@ def _from_positions(position_ids: Tensor, batch: int, seqlen: int) -> Documents 
 
 
 def _made_once(
-    source: Tensor, asked: AttentionMask, query: Tensor, find: Callable[[Tensor, int, int], Documents | None]
+    source: Tensor, requested: AttentionMask, query: Tensor, find: Callable[[Tensor, int, int], Documents | None]
 ) -> AttentionMask:
-    """`asked` within the documents that `find` makes of `source`; made once for all layers that ask the same."""
+    """`requested` within the documents that `find` makes of `source`, made once for all layers with the same mask."""
 
     def make() -> AttentionMask:
-        documents = find(source, asked.batch, asked.seqlen_q)
-        return asked if documents is None else _within(asked, documents, query)
+        documents = find(source, requested.batch, requested.seqlen_q)
+        return requested if documents is None else _within(requested, documents, query)
 
     if torch.compiler.is_compiling():
         return make()
     global _latest
-    mask_of = None if asked.mask is None else id(asked.mask.queries)
-    bias_of = None if asked.bias is None else id(asked.bias)
-    version = 0 if source.is_inference() else source._version  # inference tensors count none
-    key = version, *asked[:5], mask_of, bias_of, query.shape[3], query.dtype
-    latest = _latest  # looking into _MADE takes a short call's time
+    mask_of = None if requested.mask is None else id(requested.mask.queries)
+    bias_of = None if requested.bias is None else id(requested.bias)
+    version = 0 if source.is_inference() else source._version  # inference tensors have no version
+    key = version, *requested[:5], mask_of, bias_of, query.shape[3], query.dtype
+    latest = _latest  # a look-up in _MADE takes as long as a short call
     if latest is not None and latest[1] == key and latest[0]() is source:
         return latest[2]
     made = _MADE.setdefault(source, {})
     known = made.get(key)
     if known is None:
-        known = made[key] = (asked, make())  # `asked` too, so that what the key names by id stays
-    if known[1].mask is None and known[1].bias is None:  # what holds tensors goes with its source
+        known = made[key] = (requested, make())  # `requested` too, so that the objects behind the key's ids stay alive
+    if known[1].mask is None and known[1].bias is None:  # masks with tensors are freed with their source
         _latest = TensorWeakRef(source), key, known[1]
     return known[1]
 
 
-def _within(asked: AttentionMask, documents: Documents, query: Tensor) -> AttentionMask:
+def _within(requested: AttentionMask, documents: Documents, query: Tensor) -> AttentionMask:
     start, end = documents
-    if asked.mask is None:
-        index = torch.arange(asked.seqlen_q, device=start.device, dtype=torch.int32)[None]
-        left, right = asked.window_size[0], 0 if asked.causal else asked.window_size[1]
+    if requested.mask is None:
+        index = torch.arange(requested.seqlen_q, device=start.device, dtype=torch.int32)[None]
+        left, right = requested.window_size[0], 0 if requested.causal else requested.window_size[1]
         low = start if left < 0 else torch.maximum(start, index - left)
         high = end if right < 0 else torch.minimum(end, index + right + 1)
         position, begin, keys = index.expand_as(start), start, None
     else:
-        rows, keys = asked.mask.queries, asked.mask.keys
+        rows, keys = requested.mask.queries, requested.mask.keys
         low, high = torch.maximum(rows[LOW], start), torch.minimum(rows[HIGH], end)
         position, begin = rows[POSITION], torch.maximum(rows[START], start)
     number = ordinals(documents).to(torch.int32)
-    mask = Mask(torch.stack((low, high, position, begin, number)), keys, asked.seqlen_k)
+    mask = Mask(torch.stack((low, high, position, begin, number)), keys, requested.seqlen_k)
     planned = mask.planned(query.shape[3], query.dtype) if spread_sequence() is None else mask
     # Field by field: torch.compile (2.11) does not follow a slice of a tuple's subclass.
-    return AttentionMask(asked.batch, asked.seqlen_q, asked.seqlen_k, mask=planned, bias=asked.bias)
-
-
-# transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so it cannot be our name.
-NAME = "exact_attention"
+    return AttentionMask(requested.batch, requested.seqlen_q, requested.seqlen_k, mask=planned, bias=requested.bias)
 
 
 def register_with_transformers(name: str = NAME) -> str:
-    """Makes our attention known to transformers under a name, with its mask function; returns the name.
+    """Register our attention and its mask function with transformers under a name.
 
-    May be called again, also with another name. UserError: transformers is not installed or too old, or a name that
-    transformers gives a meaning of its own ("flash" or "/" or "|" in it, "eager", "sdpa" and the like). From then on a
-    model that does not call this attention (BLOOM, Falcon, MPT) is refused by a UserError when built for the name.
+    Afterwards a model that does not call registered attention (BLOOM, Falcon, MPT) raises UserError when it is built
+    for this name. Repeated calls are allowed, also with another name.
+
+    Returns:
+        The name, for attn_implementation.
+
+    Raises:
+        UserError: transformers is missing or too old, or uses the name itself ("eager", "sdpa", or one that contains
+            "flash", "/", "|" or ":").
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -200,7 +208,7 @@ def register_with_transformers(name: str = NAME) -> str:
     taken = {"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()}
     others = name in taken and ALL_ATTENTION_FUNCTIONS.get(name) is not attention
     if others or any(part in name.lower() for part in ("flash", "/", "|", ":")):
-        raise UserError(f"transformers takes the name {name!r} for another implementation's: expected {NAME!r}.")
+        raise UserError(f"transformers uses the name {name!r} for another implementation. Use {NAME!r}.")
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, attention_mask)
     refuse_other_architectures(name)
@@ -222,17 +230,28 @@ def attention(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What a layer of transformers calls: attention of one layer, by flash_attn_func's kernels.
+    """The attention function that transformers' layers call, computed by flash_attn_func's kernels.
 
-    query: (B, H, Sq, D); key: (B, K, Sk, D); value: (B, K, Sk, Dv). Where their dtypes differ (float32 rotary
-    embeddings beside bf16 values) all become value's, and under autocast float32 becomes autocast's dtype.
-    attention_mask: from our mask function; None; or the caller's own 4-D tensor, bool or to be added.
-    dropout: probability. scaling: of the scores, default D**-0.5. is_causal: for attention_mask None, default the
-    module's. softcap: as in Gemma 2. position_bias: (B or 1, H, Sq, Sk), added to the scores, with its gradient, as in
-    T5. s_aux: (H,) learnable sinks, one more score a row whose value is nothing, as in gpt-oss.
-    Of the others cu_seq_lens_q and cu_seq_lens_k, and position_ids, say where packed documents begin.
-    Where devices share a sequence (huggingface_context.py), these are one's part of it, and attention is to all of it.
-    Returns ((B, Sq, H, Dv), None). UserError for what cannot be expressed; flash_attn_func's errors pass through.
+    Under context parallelism (huggingface_context.py) query, key and value are this device's shards, and attention is
+    to the whole sequence. flash_attn_func's errors pass through.
+
+    Args:
+        query, key, value: (B, H, Sq, D), (B, K, Sk, D) and (B, K, Sk, Dv). Differing dtypes (float32 rotary embeddings
+            with bf16 values) all become value's, and under autocast float32 becomes autocast's.
+        attention_mask: From our mask function; or the caller's own 4-D tensor, bool or to be added; or None.
+        dropout: Probability.
+        scaling: Of the scores (None: D**-0.5).
+        is_causal: Used where attention_mask is None (None: the module's).
+        softcap: As in Gemma 2.
+        position_bias: (B or 1, H, Sq, Sk), added to the scores and differentiable, as in T5.
+        s_aux: (H,) learnable sinks, one more score per query, whose value is zero, as in gpt-oss.
+        others: cu_seq_lens_q and cu_seq_lens_k, or position_ids, describe packed documents.
+
+    Returns:
+        ((B, Sq, H, Dv), None).
+
+    Raises:
+        UserError: Arguments that these kernels do not support.
     """
     _refuse(others)
     spread = spread_sequence()
@@ -244,32 +263,32 @@ def attention(
     batch, seqlen_q, seqlen_k = query.shape[0], query.shape[2], key.shape[2]
     if spread is not None:
         options = {"scale": scaling, "dropout": dropout, "softcap": softcap or 0.0, "sinks": s_aux}
-        asking = (attention_mask, is_causal, position_bias, others) if within else None
-        turned = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-        shared = _over_devices(spread, module, *turned, asking, options)
-        if shared is not None:
-            return _narrow(shared, width), None
-    asked = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, seqlen_k), query.dtype)
-    if attention_mask is None and asked.causal and seqlen_k > seqlen_q:
-        # As sdpa does: keys past the queries are a static cache's, not yet written.
-        key, value, asked = key[:, :, :seqlen_q], value[:, :, :seqlen_q], asked._replace(seqlen_k=seqlen_q)
+        request = (attention_mask, is_causal, position_bias, others) if within else None
+        transposed = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        sharded = _over_devices(spread, module, *transposed, request, options)
+        if sharded is not None:
+            return _narrow(sharded, width), None
+    mask = _layer_mask(module, attention_mask, is_causal, (batch, seqlen_q, seqlen_k), query.dtype)
+    if attention_mask is None and mask.causal and seqlen_k > seqlen_q:
+        # As in sdpa: keys past the queries belong to a static cache and are not yet written.
+        key, value, mask = key[:, :, :seqlen_q], value[:, :, :seqlen_q], mask._replace(seqlen_k=seqlen_q)
         position_bias = None if position_bias is None else position_bias[..., :seqlen_q]
     if within:
-        asked = with_documents(asked, query, others)
+        mask = with_documents(mask, query, others)
     out = flash_attn_heads_first(
         query,
         key,
         value,
         dropout_p=dropout,
         softmax_scale=scaling,
-        causal=asked.causal,
-        window_size=asked.window_size,
+        causal=mask.causal,
+        window_size=mask.window_size,
         softcap=softcap or 0.0,
-        bias=_bias(asked.bias, position_bias, query),
-        mask=asked.mask,
+        bias=_bias(mask.bias, position_bias, query),
+        mask=mask.mask,
         learnable_sink=s_aux,
     )
-    return _narrow(cast(Tensor, out), width), None  # without a log-sum-exp beside it
+    return _narrow(cast(Tensor, out), width), None  # no log-sum-exp was requested
 
 
 @torch.compiler.disable
@@ -279,39 +298,37 @@ def _over_devices(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    asking: tuple[AttentionMask | Tensor | None, bool | None, Tensor | None, dict[str, Any]] | None,
+    request: tuple[AttentionMask | Tensor | None, bool | None, Tensor | None, dict[str, Any]] | None,
     options: dict[str, Any],
 ) -> Tensor | None:
-    """Attention of this device's queries (B, n, H, D) to all of the sequence; None where it is to something else.
+    """Attention of this device's queries (B, n, H, D) to the whole sequence; None where it is to something else.
 
-    asking: a layer's attention_mask, is_causal, position_bias and further arguments; None: it looks at another text.
+    request: The layer's attention_mask, is_causal, position_bias and further arguments (None: cross-attention).
     """
-    shares = asking is not None and query.shape[1] == key.shape[1] == spread.held and inputs_of(spread) is not None
-    if asking is None or not shares:
+    shares = request is not None and query.shape[1] == key.shape[1] == spread.held and inputs_of(spread) is not None
+    if request is None or not shares:
         spread.refuse_own_part(key.shape[1], f"transformers' {type(module).__name__}: attention")
         return None
-    given, is_causal, position_bias, others = asking
+    given, is_causal, position_bias, others = request
     if position_bias is not None or isinstance(given, Tensor):
         what = "position biases" if position_bias is not None else "a 4-D attention_mask"
-        raise UserError(f"{what} {UNDER}. Possible: a model without, or another strategy (fsdp, ddp).")
-    asked = _layer_mask(module, given, is_causal, (query.shape[0], spread.length, spread.length), query.dtype)
+        raise UserError(f"{what} {UNDER}: not supported. Use a model without, or another strategy (fsdp, ddp).")
+    mask = _layer_mask(module, given, is_causal, (query.shape[0], spread.length, spread.length), query.dtype)
     positions, lengths = others.get("position_ids"), others.get("cu_seq_lens_q")
     whole = {**others, "position_ids": None}
     if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == spread.held:
         whole["position_ids"] = whole_of(spread, positions)
-    if lengths is not None and lengths not in _OF_WHOLE and int(lengths[-1]) != asked.batch * asked.seqlen_k:
+    if lengths is not None and lengths not in _OF_WHOLE and int(lengths[-1]) != mask.batch * mask.seqlen_k:
         raise UserError(
-            f"cu_seq_lens_q that end at {int(lengths[-1])} {UNDER}, for {asked.batch * asked.seqlen_k} tokens. "
-            "Possible: those of the whole batch (in it, or of whole(batch, 'position_ids'))."
+            f"cu_seq_lens_q end at {int(lengths[-1])} {UNDER}: expected {mask.batch * mask.seqlen_k}, the tokens of "
+            "the whole batch. Put them into the batch, or make them of whole(batch, 'position_ids')."
         )
     if lengths is not None:
         _OF_WHOLE[lengths] = True
-    asked = with_documents(asked, query, whole)
+    mask = with_documents(mask, query, whole)
     if options["scale"] is None:
         options = {**options, "scale": query.shape[3] ** -0.5}
-    return spread.attention(
-        query, key, value, causal=asked.causal, mask=asked.mask, window=asked.window_size, **options
-    )
+    return spread.attention(query, key, value, causal=mask.causal, mask=mask.mask, window=mask.window_size, **options)
 
 
 def _layer_mask(
@@ -327,15 +344,15 @@ def _layer_mask(
     if isinstance(given, AttentionMask):
         if (given.seqlen_q, given.seqlen_k) != sizes[1:]:
             raise UserError(
-                f"attention_mask is for {given.seqlen_q} queries and {given.seqlen_k} keys, but this layer has "
-                f"{sizes[1]} and {sizes[2]}: the model changes its mask in a way that needs attn_implementation='sdpa'."
+                f"attention_mask has {given.seqlen_q} queries and {given.seqlen_k} keys, but this layer has {sizes[1]} "
+                f"and {sizes[2]}. The model changes its mask: use attn_implementation='sdpa'."
             )
         return given
     if not isinstance(given, Tensor) or given.dim() != 4:
-        what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+        what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
         raise UserError(
-            f"attention_mask must reach a layer as a tensor (B, H or 1, Sq, Sk), not {what}. Possible: a 2-D mask "
-            "given to the model, or attn_implementation='sdpa'."
+            f"a layer got an attention_mask {what}: expected a tensor (B, H or 1, Sq, Sk). Pass a 2-D mask to the "
+            "model, or use attn_implementation='sdpa'."
         )
     return AttentionMask(*sizes, bias=dense_bias(given, dtype)[..., : sizes[2]])
 
@@ -352,12 +369,12 @@ def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 def _as_wide(value: Tensor, head_dim: int) -> Tensor:
     """Values padded with zeros to the keys' head dimension (multi-head latent attention has narrower ones)."""
     if value.shape[3] > head_dim:
-        raise UserError(f"value's head dimension must be at most key's, {head_dim}, not {value.shape[3]}.")
+        raise UserError(f"value has head dimension {value.shape[3]}: expected at most key's, {head_dim}.")
     return nn.functional.pad(value, (0, head_dim - value.shape[3]))
 
 
 def _narrow(out: Tensor, width: int) -> Tensor:
-    """The first `width` of (B, Sq, H, D), contiguous. A view of all of it would cost autograd a step of its own."""
+    """The first `width` of (B, Sq, H, D), contiguous; a view of all of it would cost autograd an extra step."""
     return (out if out.shape[3] == width else out[..., :width]).contiguous()
 
 
@@ -372,8 +389,8 @@ def _bias(mask_bias: Tensor | None, position_bias: Tensor | None, query: Tensor)
 def _refuse(others: dict[str, Any]) -> None:
     if others.get("output_attentions"):
         raise UserError(
-            "output_attentions=True needs the attention weights, which are never stored here. Possible: "
+            "output_attentions=True needs the attention weights, which are never stored here. Use "
             "attn_implementation='eager'."
         )
     if others.get("cache") is not None:
-        raise UserError("continuous batching (a paged cache) is not supported. Possible: attn_implementation='sdpa'.")
+        raise UserError("continuous batching (a paged cache) is not supported. Use attn_implementation='sdpa'.")

@@ -1,14 +1,14 @@
-"""BERT weights as Hugging Face transformers stores them (safetensors and config.json), both ways.
+"""Loading and saving BERT in Hugging Face transformers' layouts (safetensors and config.json).
 
     config, state_dict = load_bert("path/to/bert-base-uncased")
     model = Bert(config)
     model.load_state_dict(state_dict)
     save_bert(model, "for_transformers")            # BertForPreTraining.from_pretrained("for_transformers")
 
-Three layouts are read, whichever the file holds: BertForPreTraining (masked head, pooler, next-sentence head),
-BertForMaskedLM (masked head) and BertModel (encoder, with its pooler or without); of a fine-tuned classifier its
-BertModel. transformers keeps the projections of queries, keys and values apart, and has exactly as many embedding rows
-as tokens; all else differs in name only.
+Three layouts are read: BertForPreTraining (masked head, pooler, next-sentence head), BertForMaskedLM (masked head) and
+BertModel (encoder, with or without its pooler); of a fine-tuned classifier its BertModel. transformers stores the
+projections of queries, keys and values separately, and has exactly as many embedding rows as tokens; otherwise only
+names differ.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ NAMES = {
     "next_sentence": "cls.seq_relationship",
     "classifier": "classifier",  # of a head that was fine-tuned
 }
-OUTSIDE = ("cls.", "classifier.")  # what lies beside the BertModel and not in it
+OUTSIDE = ("cls.", "classifier.")  # tensors that are not the BertModel's
 PROJECTIONS = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))  # one matrix here, in this order
-WITH_VOCABULARY = ("encoder.token_embedding.weight", "masked_head.bias")  # our rows may be more than their tokens
-# Published checkpoints of 2018 name a norm's weights so; transformers still reads them.
+WITH_VOCABULARY = ("encoder.token_embedding.weight", "masked_head.bias")  # may have more rows than tokens
+# Checkpoints published in 2018 have these names for a norm's weights; transformers still reads them.
 OLD_ENDINGS = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
 ACTIVATIONS = {"gelu": "gelu_exact", "gelu_python": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu"}
-# What a config.json may say of the computation: absent means the same.
+# Accepted values of config.json's entries, the first where an entry is left out.
 COMPUTATION: dict[str, tuple[Any, ...]] = {
     "hidden_act": tuple(ACTIVATIONS),
     "position_embedding_type": ("absolute",),
@@ -68,13 +68,17 @@ COMPUTATION: dict[str, tuple[Any, ...]] = {
 
 
 def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[BertConfig, dict[str, Tensor]]:
-    """Configuration and state dict for Bert from a folder of transformers' or of save_weights, or a safetensors file
-    with config.json beside.
+    """Load the configuration and state dict of a Bert from transformers' weights or from those of save_weights.
 
-    vocab_rows: rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64). The
-    config has the heads that the file has. Tensors are on the CPU in the file's dtype. config.dropout is 0 whatever the
-    file says: how to go on training is the trainer's choice.
-    UserError: nothing there, another architecture, a computation Bert does not have, tensors that do not fit.
+    The configuration has the file's heads. Tensors are on the CPU in the file's dtype. For transformers' weights
+    config.dropout is 0 whatever the file has.
+
+    Args:
+        folder_or_file: A folder, or a safetensors file next to its config.json.
+        vocab_rows: Rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64).
+
+    Raises:
+        UserError: Nothing there, another architecture, a computation that Bert lacks, or tensors that do not fit.
     """
     content, tensors = read_folder(folder_or_file)
     own = own_config(content, "bert", folder_or_file)
@@ -87,10 +91,17 @@ def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
 
 
 def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
-    """Write a BERT as safetensors: for transformers as BertForPreTraining, BertForMaskedLM or BertModel, by the heads
-    that it has; else (the modern family) in our own layout. Returns which, in words.
+    """Save a BERT as transformers' BertForPreTraining, BertForMaskedLM or BertModel, by its heads; else (the modern
+    family) in our own layout.
 
-    pad_token: that id, for config.json. OSError: an unwritable folder.
+    Args:
+        pad_token: The token's id, for config.json.
+
+    Returns:
+        The layout, in words.
+
+    Raises:
+        OSError: An unwritable folder.
     """
     config = model.config
     kinds = {(True, True, True): "BertForPreTraining", (True, False, False): "BertForMaskedLM"}
@@ -137,7 +148,7 @@ def bert_content(config: BertConfig, architecture: str, pad_token: int, dtype: t
 
 
 def differences_from_bert(config: BertConfig) -> list[str]:
-    """What of an encoder transformers' BERT cannot hold, in words."""
+    """The properties of an encoder that transformers' BERT cannot represent, in words."""
     differences = {
         f"norm_place={config.norm_place}": config.norm_place != "post",
         f"positions={config.positions}": config.positions != "learned",
@@ -149,27 +160,27 @@ def differences_from_bert(config: BertConfig) -> list[str]:
 
 
 def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under a BertModel's names, in today's spelling."""
+    """The tensors under a BertModel's current names."""
     bare = {}
     for name, tensor in tensors.items():
         name = name.removeprefix(PREFIX)
         for old, new in OLD_ENDINGS.items():
             name = name.replace(old, new)
-        # A constant that older files carry, and a head that was fine-tuned: what goes on from here gets a new one.
+        # Dropped: a constant in older files, and a fine-tuned head, which further training replaces.
         if name != "embeddings.position_ids" and not name.startswith("classifier."):
             bare[name] = tensor
     return bare
 
 
 def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """Without the copies of tied tensors; UserError where a copy differs: such a decoder is not tied."""
+    """The tensors without copies of tied ones; UserError where a copy differs, so that the decoder is not tied."""
     tied = {
         "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
     for copy, original in tied.items():
         if copy in tensors and original in tensors and not torch.equal(tensors[copy], tensors[original]):
-            raise UserError(f"{where}: '{copy}' differs from '{original}'. Possible: a decoder tied to the embedding.")
+            raise UserError(f"{where}: '{copy}' differs from '{original}': expected a decoder tied to the embedding.")
     return {name: tensor for name, tensor in tensors.items() if name not in tied}
 
 
@@ -195,7 +206,7 @@ def _our_config(
 
 
 def _their_names(name: str) -> tuple[str, ...]:
-    """Our parameter's name in a BertModel: one, or for the packed projection three whose rows follow one another."""
+    """Our parameter's names in a BertModel: one, or three for the packed projection, in the order of its rows."""
     module, kind = name.rsplit(".", 1)
     if not module.startswith("encoder.blocks."):
         return (f"{NAMES[module]}.{kind}",)

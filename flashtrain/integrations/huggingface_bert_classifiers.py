@@ -1,4 +1,4 @@
-"""Fine-tuned BERT classifiers as Hugging Face transformers stores them: safetensors and config.json.
+"""Saving fine-tuned BERT classifiers in Hugging Face transformers' layout (safetensors and config.json).
 
 save_bert_classifier(model, "for_transformers", ("no", "yes"))
 # BertForSequenceClassification.from_pretrained("for_transformers"), or BertForTokenClassification
@@ -18,18 +18,25 @@ from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifi
 def save_bert_classifier(
     model: SequenceClassifier | TokenClassifier, folder: str | Path, label_names: Sequence[str], *, pad_token: int = 0
 ) -> str:
-    """Writes folder/model.safetensors and folder/config.json for transformers; returns the class that reads them.
+    """Save a classifier as model.safetensors and config.json for transformers.
 
-    That is BertForSequenceClassification (several labels at once as its multi_label_classification) or
-    BertForTokenClassification. label_names: of the outputs, in their order. pad_token: that id, for config.json.
-    UserError: a model that transformers' cannot hold. OSError: an unwritable folder.
+    Args:
+        label_names: Of the outputs, in their order.
+        pad_token: The token's id, for config.json.
+
+    Returns:
+        The class that loads it, BertForSequenceClassification or BertForTokenClassification.
+
+    Raises:
+        UserError: A model that transformers' class cannot represent.
+        OSError: An unwritable folder.
     """
     config, pooling = model.encoder.config, getattr(model, "pooling", "first")
     differences = [*differences_from_bert(config), *([f"pooling={pooling}"] if pooling != "first" else [])]
     if differences:
         raise UserError(
-            f"a classifier with {', '.join(differences)} is not one transformers' BERT can hold: expected the family "
-            "bert with pooling first, or with a label for each word."
+            f"transformers' BERT cannot represent a classifier with {', '.join(differences)}: expected the family bert "
+            "with pooling=first, or with a label for each word."
         )
     name = "BertForTokenClassification" if isinstance(model, TokenClassifier) else "BertForSequenceClassification"
     content = bert_content(config, name, pad_token, model.classifier.weight.dtype)

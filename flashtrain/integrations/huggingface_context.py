@@ -1,11 +1,11 @@
-"""transformers' models where devices share a sequence: what a model makes of its tokens alone is made of all of them.
+"""transformers' models under context parallelism, called as on one device.
 
-A model is given this device's tokens (models/cache.py) and counts their positions from 0, finds packed documents in
-them, looks for the largest position (dynamic rotary scaling), and shifts labels by one. A hook before the forward of
-every model that is built for our attention, one around such rotary embeddings, and a loss function put that right, so
-that a program calls the model as it would on one device. Without a spread sequence they do nothing.
+A model receives this device's tokens (models/cache.py). By itself it would count positions from 0, search packed
+documents and the largest position (dynamic rotary scaling) among these tokens alone, and shift labels within them. A
+hook before the forward of every model that is built for our attention, one around such rotary embeddings, and a loss
+function correct this. Without a sharded sequence they do nothing.
 
-B batch, S sequence, n tokens of it on this device.
+Shapes: B batch, S sequence, n tokens of it on this device.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ from flashtrain.models.cache import SpreadSequence, spread_sequence
 UNDER = "under context parallelism"
 # Layers whose tokens see each other by attention alone.
 ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-COUNT_FROM_0 = ("gpt2", "gpt_bigcode", "ctrl", "distilbert")  # models that do, beside those with rotary positions
+COUNT_FROM_0 = ("gpt2", "gpt_bigcode", "ctrl", "distilbert")  # and all models with rotary positions
 SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothing
 
 
 class _Forward:
-    """A forward of a model that is at hand. counts: the positions in it are 0, 1, 2, ..., made by the model itself.
-    seen: positions in which documents were looked for, which waits for the device, and what was found."""
+    """A running forward of a model. counts: whether the model makes its positions 0, 1, 2, ... itself. seen: positions
+    that were searched for documents, which synchronizes the device, with the results."""
 
     def __init__(self, model: nn.Module, counts: bool) -> None:
         self.model, self.counts = model, counts
         self.seen: list[tuple[Tensor, Tensor | None]] = []
 
 
-class _AtHand(threading.local):
-    """This thread's forwards, the innermost last. Recomputation in a backward is in none."""
+class _Running(threading.local):
+    """This thread's running forwards, the innermost last. Recomputation in a backward is in none."""
 
     def __init__(self) -> None:
         self.forwards: list[_Forward] = []
 
 
-_at_hand = _AtHand()
+_running = _Running()
 
 
 class Inputs(NamedTuple):
-    """What a model was given last, of the whole sequence. positions: (B or 1, S); None: 0, 1, ... padding: (B, S), 0
-    for padded keys; None: none is said."""
+    """The latest inputs of a model, of the whole sequence. positions: (B or 1, S) (None: 0, 1, ...). padding: (B, S), 0
+    for padded keys (None: not passed)."""
 
     positions: Tensor | None
     padding: Tensor | None
 
 
 _INPUTS: WeakKeyDictionary[Any, Inputs] = WeakKeyDictionary()
-# Of a sequence's tensors (B, n) the whole ones (B, S), so that they are gathered once; None for positions 0, 1, ...
+# The whole tensors (B, S) by shards (B, n), so that each is gathered once; None for positions 0, 1, ...
 _WHOLE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-_SEEN: WeakSet[nn.Module] = WeakSet()  # models that were looked at
+_CHECKED: WeakSet[nn.Module] = WeakSet()
 
 
 def inputs_of(spread: SpreadSequence) -> Inputs | None:
-    """What the latest model was given; None where none was called since the batch was dealt."""
+    """The latest model's inputs; None where no model was called since the batch was sharded."""
     return _INPUTS.get(spread)
 
 
 def whole_of(spread: SpreadSequence, part: Tensor) -> Tensor | None:
-    """part (B, n) of all devices, (B, S); None for positions that count the sequence's tokens."""
+    """All devices' parts (B, n) as (B, S); None for positions 0, 1, ..."""
     known = _WHOLE.setdefault(spread, WeakTensorKeyDictionary())
     if part not in known:
         known[part] = spread.gathered(part)
@@ -80,14 +80,14 @@ def whole_of(spread: SpreadSequence, part: Tensor) -> Tensor | None:
 
 
 def share_inputs(model: nn.Module) -> None:
-    """Let a transformers model compute with this device's part of a sequence as with the whole."""
+    """Let a transformers model compute with this device's shard of a sequence as with the whole."""
     if _share not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_share, with_kwargs=True)
         model.register_forward_hook(_leave, always_call=True)
 
 
 def share_sequences() -> None:
-    """Let transformers shift the labels, and find the documents, of whole sequences."""
+    """Make transformers shift labels and search documents in whole sequences."""
     from transformers import masking_utils
     from transformers.loss import loss_utils
 
@@ -104,15 +104,15 @@ def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple
     spread = spread_sequence()
     if not torch.compiler.is_compiling():
         given = len(args) > 1 or any(x is not None for name, x in kwargs.items() if "position_ids" in name)
-        # A forward of a user's own may make those of packed documents.
+        # A user's own forward may make positions of packed documents.
         theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith("transformers.")
         counts = not given and spread is None and theirs
-        _at_hand.forwards.append(_Forward(model, counts))
+        _running.forwards.append(_Forward(model, counts))
     return None if spread is None else _shared(spread, model, args, kwargs)
 
 
 def _leave(model: nn.Module, args: Any, output: Any) -> None:
-    forwards = [] if torch.compiler.is_compiling() else _at_hand.forwards
+    forwards = [] if torch.compiler.is_compiling() else _running.forwards
     if forwards and forwards[-1].model is model:  # a hook before ours may have failed
         forwards.pop()
 
@@ -121,12 +121,12 @@ def _leave(model: nn.Module, args: Any, output: Any) -> None:
 def _shared(
     spread: SpreadSequence, model: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
-    """The arguments of a model's forward, all by name, with this device's positions among them."""
+    """The arguments of a model's forward as keywords, with this device's positions added."""
     names = list(inspect.signature(model.forward).parameters)
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
-    # What is given other tokens computes on them alone: an encoder of images, a judge of a text of its own.
+    # A model of other tokens computes on these alone: an encoder of images, a reward model of its own text.
     if "position_ids" not in names or not isinstance(tokens, Tensor) or tokens.shape[1] != spread.held:
         return None
     _check(model, spread, given)
@@ -147,45 +147,45 @@ def _shared(
 def _part_and_whole(
     spread: SpreadSequence, given: Any, name: str, tokens: Tensor
 ) -> tuple[Tensor, Tensor | None] | None:
-    """This device's part of what the model was given under a name, and all of it; None where nothing was."""
+    """This device's shard of an argument, and the whole; None where the argument is None."""
     if given is None:
         return None
     if not isinstance(given, Tensor) or given.dim() != 2 or given.shape[1] not in (spread.held, spread.length):
         what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
         raise UserError(
-            f"{name} {what} {UNDER}. Possible: a tensor (B, S) of the batch, which is dealt as its tokens are, or none."
+            f"{name} {what} {UNDER}: expected a tensor (B, S) of the batch, sharded as its tokens are, or none."
         )
     if given.shape[1] == spread.held:
         return given, whole_of(spread, given)
-    part = spread.dealt(given)  # (1, S), which a strategy takes for no part of a batch of several rows
+    part = spread.dealt(given)  # (1, S), which the strategy does not shard in a batch of several rows
     _WHOLE[spread][part] = given
     return part, given
 
 
 def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> None:
-    """UserError for what a device's part of a sequence does not allow."""
-    if model not in _SEEN:
+    """Raise UserError for inputs that a shard of a sequence does not support."""
+    if model not in _CHECKED:
         _check_layers(model)
         for module in model.modules():
             if _scales_with_length(module) and _add_longest not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
                 module.register_forward_hook(_drop_longest)
-        _SEEN.add(model)
+        _CHECKED.add(model)
     past = given.get("past_key_values")
     if past is not None and past.get_seq_length() > 0:
-        raise UserError(f"past_key_values with tokens in them {UNDER}. Possible: none, all of the sequence at once.")
+        raise UserError(f"past_key_values with tokens {UNDER}: expected none. Pass the whole sequence at once.")
     if given.get("labels") is not None:
         _check_loss(model)
     scale = getattr(model.config, "floor_scale", None)
     if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and spread.length >= scale:
         raise UserError(
             f"{type(model).__name__} scales its queries by positions that it counts on each device itself {UNDER}. "
-            f"Possible: attn_temperature_tuning=False in its configuration, or less than {scale} tokens."
+            f"Set attn_temperature_tuning=False in its configuration, or use less than {scale} tokens."
         )
 
 
 def _check_layers(model: nn.Module) -> None:
-    """UserError for a model whose tokens see each other in other ways than by attention."""
+    """Raise UserError for a model that mixes tokens by anything but attention."""
     from transformers import PreTrainedModel
 
     config: Any = model.config
@@ -195,9 +195,8 @@ def _check_layers(model: nn.Module) -> None:
     convolves = innermost and any(isinstance(module, nn.Conv1d) for module in model.modules())
     if other or convolves or getattr(model, "_is_stateful", False):
         raise UserError(
-            f"{type(model).__name__} has layers that mix tokens in other ways than by attention "
-            f"({other or 'states or convolutions'}) {UNDER}: each device would mix its own alone. Possible: a model "
-            "of attention layers, or another strategy (fsdp, ddp)."
+            f"{type(model).__name__} mixes tokens by {other or 'states or convolutions'}, which is not supported "
+            f"{UNDER}. Use a model of attention layers, or another strategy (fsdp, ddp)."
         )
 
 
@@ -205,12 +204,12 @@ def _check_layers(model: nn.Module) -> None:
 
 
 def _check_counting(model: Any) -> None:
-    """UserError for a model that may make its positions in a way of its own: from padding, from an offset."""
+    """Raise UserError for a model that may not count positions from 0, but from padding or an offset."""
     config = model.config.get_text_config()
     if getattr(config, "rope_parameters", None) is None and config.model_type not in COUNT_FROM_0:
         raise UserError(
-            f"{type(model).__name__} makes positions of its tokens in a way of its own {UNDER}. Possible: position_ids "
-            "(B, S) in the batch, given to the model."
+            f"{type(model).__name__} may not count positions from 0, which is needed {UNDER}. Put position_ids (B, S) "
+            "into the batch and pass them to the model."
         )
 
 
@@ -222,7 +221,7 @@ def _scales_with_length(module: nn.Module) -> bool:
 
 
 def _add_longest(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    """One more position for rotary embeddings (x, position_ids, ...): the largest of the whole sequence."""
+    """Append the whole sequence's largest position to the arguments of rotary embeddings (x, position_ids, ...)."""
     spread = spread_sequence()
     if spread is None:
         return None
@@ -244,7 +243,7 @@ def _drop_longest(module: nn.Module, args: tuple, output: Any) -> Any:
 
 
 def documents_of(positions: Tensor) -> Tensor | None:
-    """(B, S) ids of the documents that transformers finds in positions (B, S); None where it finds one a row."""
+    """(B, S) ids of the documents that transformers finds in positions (B, S); None where each row is one."""
     from transformers.masking_utils import find_packed_sequence_indices as found
 
     whole: Any = getattr(found, "of_whole", found)
@@ -252,21 +251,21 @@ def documents_of(positions: Tensor) -> Tensor | None:
 
 
 def holds_no_documents(positions: Tensor) -> bool:
-    """Whether the forward at hand knows that positions (B or 1, S) are of one document a row, without a look. Meta
-    tensors count as such."""
+    """Whether positions (B or 1, S) are known to be of one document per row without reading them. Meta tensors count as
+    such."""
     if positions.is_meta:
         return True
-    forwards = _at_hand.forwards
+    forwards = _running.forwards
     if not forwards:
         return False
     return forwards[-1].counts or any(found is None and _is_same(x, positions) for x, found in forwards[-1].seen)
 
 
 def _found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Tensor | None:
-    """What `find` finds in positions (B, S), once in a forward: it waits for the device. In meta tensors, nothing."""
+    """`find`'s result for positions (B, S), computed once per forward, since it synchronizes; None for meta tensors."""
     if positions.is_meta:
         return None
-    forwards = _at_hand.forwards
+    forwards = _running.forwards
     if not forwards or torch.compiler.is_compiling():
         return find(positions)
     if forwards[-1].counts:
@@ -279,15 +278,15 @@ def _found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> T
 
 
 def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Are positions (B or 1, S) the same? A row may be expanded to a batch. x is alive, so its memory is its own."""
+    """Whether positions (B or 1, S) share memory; a row may be expanded to a batch. x must be alive."""
     repeated = all(each.shape[0] == 1 or each.stride(0) == 0 for each in (x, y))
     rows = repeated or (x.shape[0] == y.shape[0] and x.stride(0) == y.stride(0))
     return rows and x.data_ptr() == y.data_ptr() and x.shape[1] == y.shape[1] and x.stride(1) == y.stride(1)
 
 
 def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-    """transformers' search for documents, which it leaves out where it has a cache or a mask of padding: of a device's
-    part, whether there are any in the whole sequence."""
+    """transformers' search for documents, which for a shard looks whether the whole sequence has any. transformers
+    skips it where there is a cache or a padding mask."""
 
     @wraps(find)
     def in_whole(position_ids: Tensor) -> Tensor | None:
@@ -306,7 +305,7 @@ def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor
 
 
 def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss of transformers that shifts labels, within the whole sequence."""
+    """A loss of transformers that shifts labels within the whole sequence."""
     names = list(inspect.signature(loss).parameters)
 
     @wraps(loss)
@@ -317,8 +316,8 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("num_items_in_batch") is not None:
             raise UserError(
-                f"num_items_in_batch {UNDER}, where the strategy weights what a step returns as the mean over the "
-                "device's labels. Possible: none."
+                f"num_items_in_batch {UNDER}: expected none, since the strategy weights a step's loss as the mean "
+                "over this device's labels."
             )
         if given.get("shift_labels") is None:
             given["shift_labels"] = spread.next_labels(given["labels"])
@@ -329,11 +328,11 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _check_loss(model: Any) -> None:
-    """UserError for a model that would shift, or pool, labels on each device by itself."""
+    """Raise UserError for a model whose loss shifts or pools on each device alone."""
     forward: Any = inspect.unwrap(type(model).forward)
     of_whole = hasattr(model.loss_function, "of_whole") and "loss_function" in forward.__code__.co_names
     if not of_whole and getattr(model, "loss_type", None) not in BY_TOKEN:
         raise UserError(
-            f"labels given to {type(model).__name__}, which computes its loss in a way of its own, {UNDER}. Possible: "
-            "the loss of its logits in your own step, with labels that are shifted before a batch is dealt."
+            f"{type(model).__name__} computes its loss itself, which is not supported {UNDER}. Pass no labels; compute "
+            "the loss from its logits, with labels that were shifted before the strategy sharded the batch."
         )

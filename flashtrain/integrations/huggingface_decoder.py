@@ -1,10 +1,10 @@
-"""Any decoder of transformers whose attention asks transformers' interface, trained like one of ours.
+"""Training of Hugging Face decoders that use transformers' attention interface.
 
-    model = transformers_decoder("Qwen3-0.6B")             # a folder, or a name of the hub; no weights are read yet
-    model.materialise(torch.device("cuda"))               # now they are; sharded before this, each rank reads its part
+    model = transformers_decoder("Qwen3-0.6B")             # a folder, or a name on the hub; no weights are read yet
+    model.materialise(torch.device("cuda"))                # reads them; if sharded before, each rank reads its shard
     loss = model.loss(tokens, labels, positions=positions)
 
-The model stays the class that transformers has. Around it are ours: attention, the loss in pieces, memory savings.
+The model keeps transformers' class. Attention, the chunked loss and activation checkpointing around it are ours.
 
 Shapes: B batch, S sequence, E embedding width, V vocabulary.
 """
@@ -34,15 +34,17 @@ from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.masks import HIGH, LOW
 
 IGNORED = -100
-BLOCKS_OF_4_BITS = 64 * 256
+BLOCKS_OF_4_BITS = 64 * 256  # torchao quantizes blocks of 64 numbers, and their scales in blocks of 256
 
 
 class HuggingFaceDecoder(Trainable):
     """A transformers model for causal language modelling as a Trainable; its weights have transformers' own names.
 
-    module: the model, on the meta device where its weights are yet to be read. origin: the folder, or the hub's name,
-    that has them (None: they are drawn at random, or there). residual: see GPT2; the embeddings are cast. quantize:
-    "nf4" keeps the matrices beside adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
+    Args:
+        module: The model, on the meta device where its weights are not yet read.
+        origin: Folder or hub name of the weights (None: they are in the module, or drawn at random).
+        residual: See GPT2; "compute" casts the embeddings.
+        quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
     """
 
     module: Any
@@ -51,7 +53,7 @@ class HuggingFaceDecoder(Trainable):
         self, module: Any, *, origin: str | None = None, residual: str = "weights", quantize: str | None = None
     ) -> None:
         super().__init__()
-        # Its parts are this module's own, so that states have transformers' names, also where FSDP2 looks for them.
+        # Both modules have the same submodules, so that state dicts have transformers' names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
         self.origin, self.residual, self.quantize = origin, residual, quantize
         self.blocks = decoder_layers(module)
@@ -67,22 +69,22 @@ class HuggingFaceDecoder(Trainable):
         self.register_state_dict_post_hook(_trained_alone)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What is set here is no part of the model."""
+        """Set a plain attribute: modules set here are not registered as submodules."""
         object.__setattr__(self, name, value)
 
     @property
     def config(self) -> Any:
-        """transformers' configuration, of the text's model where there are several."""
+        """transformers' configuration, the text model's where there are several."""
         return self.module.config.get_text_config()
 
     @property
     def adapters(self) -> list[tuple[str, Any]]:
-        """peft's layers by name; none where the model itself is trained."""
+        """peft's layers by name; empty where the model itself is trained."""
         return [(name, one) for name, one in self.module.named_modules() if hasattr(one, "lora_A")]
 
     @property
     def keeps_part(self) -> bool:
-        """Whether checkpoints hold what is trained alone (adapters); the rest is read from where it came from."""
+        """Whether checkpoints hold only adapters; the rest is read from the origin."""
         return bool(self.adapters)
 
     @property
@@ -97,7 +99,7 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Always: layers are compiled one by one, as what is between them is transformers' own program."""
+        """Always True: layers are compiled one by one, since the code between them is transformers' own."""
         return True
 
     @property
@@ -110,28 +112,28 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def shares_sequences(self) -> bool:
-        return True  # huggingface_context.py refuses the models that cannot
+        return True  # huggingface_context.py refuses models that do not
 
     def train(self, mode: bool = True) -> HuggingFaceDecoder:
         object.__setattr__(self.module, "training", mode)
         return super().train(mode)
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Train with less memory for activations from now on; losses and gradients stay. UserError: ffn_chunk, where
-        the layers' feed-forward is not found."""
+        """Use these savings of activation memory from now on; losses and gradients do not change. UserError: ffn_chunk
+        where no feed-forward is found in the layers."""
         if savings.ffn_chunk is not None and any(layer.feed_forward is None for layer in self.layers):
-            raise UserError(f"{type(self.module).__name__} has no feed-forward that memory.ffn_chunk could cut up.")
+            raise UserError(f"{type(self.module).__name__} has no known feed-forward. Set memory.ffn_chunk=null.")
         self.savings = savings
         for layer in self.layers:
             layer.save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Each layer through torch.compile with these options; transformers' own code may break the graph in it."""
+        """Compile each layer by torch.compile with these options; transformers' own code may break the graph."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         from flashtrain.integrations.huggingface_attention import attention, settled
 
-        # Without a mask a layer is causal if it says so: those that do not are left alone.
+        # Without a mask a layer is causal only if its is_causal says so; other models are not changed.
         causal = all(getattr(one, "is_causal", True) for one in self.module.modules())
         ours = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation) is attention
         settle = partial(settled, head_dim=self.shape.head_dim) if causal and ours else None
@@ -140,8 +142,8 @@ class HuggingFaceDecoder(Trainable):
         return True
 
     def keep_in(self, precision: str) -> None:
-        """Read the weights in what they are kept in. What an adapter leaves as it is needs no more than bfloat16 where
-        that is computed in: it is never updated."""
+        """Set the weights' dtypes for a precision. Frozen weights are never updated, so that bfloat16 suffices for them
+        in mixed precision."""
         trained = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}.get(precision)
         frozen = torch.bfloat16 if precision == "bf16-mixed" else trained
         for one in self.parameters():
@@ -150,16 +152,16 @@ class HuggingFaceDecoder(Trainable):
                 one.data = one.data.to(dtype)
 
     def materialise(self, device: torch.device) -> None:
-        """Give a model on the meta device its weights: from where it came, or at random. UserError: they do not fit."""
+        """Load the weights of a model on the meta device, or draw them; UserError where they do not fit."""
         if not any(one.device.type == "meta" for one in self.parameters()):
             return
-        # What has been drawn before differs with the number of devices: what is drawn here is the seed's alone.
+        # Earlier draws differ with the number of devices; here the weights depend on the seed alone.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(torch.initial_seed())
             self._materialise(device)
 
     def _materialise(self, device: torch.device) -> None:
-        # In full they are not to be on the device all at once.
+        # The weights may not fit on the device before they are quantized.
         place = device if self.quantize is None else torch.device("cpu")
         with self._without_adapters():
             if self.origin is None:
@@ -174,16 +176,16 @@ class HuggingFaceDecoder(Trainable):
                 base.weight = nn.Parameter(to_nf4(base.weight.detach().to(device)), requires_grad=False)
         if place != device:
             self.to(device)
-        for _, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):  # the inner ones first
+        for _, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):  # inner ones first
             with folders.whole(layer, device):
                 for name in layer.r:
                     layer.reset_lora_parameters(name, True)
 
     @contextmanager
     def _without_adapters(self) -> Iterator[None]:
-        """The model as transformers knows it, each adapted layer's own in its place."""
+        """The model with each adapted layer replaced by its base layer."""
         adapted = self.adapters
-        for name, layer in reversed(adapted):  # of two around one module (its experts' matrices) the inner one first
+        for name, layer in reversed(adapted):  # inner ones first: experts have two around one module
             self.module.set_submodule(name, layer.get_base_layer())
         try:
             yield
@@ -208,7 +210,7 @@ class HuggingFaceDecoder(Trainable):
         return found.logits
 
     def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
-        """The states (B, S, E) that lm_head reads, of packed documents where positions (B, S) begin anew."""
+        """The states (B, S, E) that lm_head reads; packed documents begin where positions (B, S) restart."""
         return self._states(tokens, positions).last_hidden_state
 
     def _states(self, tokens: Tensor, positions: Tensor | None) -> Any:
@@ -218,12 +220,14 @@ class HuggingFaceDecoder(Trainable):
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
-        """As Trainable.loss, and transformers' own of shifted labels: in training with the balancing loss of routers
-        whose configuration has output_router_logits. mask: that of the documents that the positions tell of, which
-        transformers finds in them. UserError: any other."""
+        """Mean cross-entropy as in Trainable.loss, equal to transformers' own.
+
+        In training it includes the routers' balancing loss where the configuration has output_router_logits. mask: Only
+        the causal one of the documents in positions; UserError for any other.
+        """
         if mask is not None:
             _check_mask(mask, positions)
-        if self.head is None:  # not known: whole logits, by the model's own head
+        if self.head is None:  # an unknown head: the model computes all logits itself
             positions = _counted(tokens) if positions is None else positions
             found = self.module(input_ids=tokens, position_ids=positions, use_cache=False)
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
@@ -242,7 +246,7 @@ class HuggingFaceDecoder(Trainable):
         return self._balanced(loss, found, tokens)
 
     def _balanced(self, loss: Tensor, found: Any, tokens: Tensor) -> Tensor:
-        """The loss of labels, in training with that of the routers, which is also kept to be logged."""
+        """The loss, in training plus the routers' balancing loss, which is also stored for logging."""
         if self.balance is None or not self.training:
             return loss
         balancing = self.balance.loss(found.router_logits, tokens.shape[0])
@@ -259,10 +263,10 @@ class HuggingFaceDecoder(Trainable):
         return flops_per_token(self.module, self.shape.context if context is None else context)
 
     def save(self, folder: Path) -> str:
-        """Write the model as from_pretrained reads it, adapters added into the weights; returns how, in words."""
+        """Save the model for from_pretrained, adapters merged; returns how to load it, in words."""
         adapted = self.adapters
         for one in adapted:
-            if self.quantize is not None and _size_in_4_bits(one):  # added to what was trained with
+            if self.quantize is not None and _size_in_4_bits(one):  # merge into the quantized values used in training
                 base = one[1].get_base_layer()
                 base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
             one[1].merge()
@@ -279,12 +283,12 @@ class HuggingFaceDecoder(Trainable):
         return f"adapters merged: {read}; adapter/: the adapters alone, peft.PeftModel.from_pretrained reads them"
 
     def save_adapters(self, folder: Path) -> None:
-        """Write the adapters alone, as peft reads them: PeftModel.from_pretrained(model, folder)."""
+        """Save the adapters alone, for PeftModel.from_pretrained(model, folder)."""
         self.module._hf_peft_config_loaded = True
         folders.save_folder(self.module, folder, None)
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Take these weights, as a checkpoint has them, on the CPU; what it leaves out is read from the origin."""
+        """Load a checkpoint's weights, on the CPU; frozen weights that it lacks are read from the origin."""
         cpu = torch.device("cpu")
         if self.keeps_part:
             self.materialise(cpu)
@@ -292,7 +296,7 @@ class HuggingFaceDecoder(Trainable):
             found = self.load_state_dict(weights, strict=False)
             if missing or found.unexpected_keys:
                 odd = sorted([*missing, *found.unexpected_keys])[0]
-                raise UserError(f"the checkpoint's adapters are of another form than these: '{odd}' differs.")
+                raise UserError(f"the checkpoint's adapters do not match the model's: '{odd}' is in one of them alone.")
             return
         self.load_state_dict(weights, assign=True)
         self.module.tie_weights(recompute_mapping=False)
@@ -300,7 +304,7 @@ class HuggingFaceDecoder(Trainable):
 
 
 class Cache:
-    """transformers' cache of keys and values, as our generate asks for it."""
+    """transformers' cache of keys and values with KeyValueCache's interface."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -312,25 +316,25 @@ class Cache:
         return self.held.get_seq_length()
 
     def clear(self) -> None:
-        """Forgets every token."""
+        """Drop every token."""
         from transformers import DynamicCache
 
         self.held = DynamicCache(config=self.config)
 
 
 def _counted(tokens: Tensor) -> Tensor:
-    """Where the tokens (B, S) stand in their rows, or, of a row that devices share, in all of it."""
+    """The positions (B, S) of tokens in their rows, also in rows that are sharded over devices."""
     return next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
 
 
 def _size_in_4_bits(adapted: tuple[str, Any]) -> int:
-    """The numbers of an adapted nn.Linear that fit torchao's blocks of blocks; else 0, and it stays as it is."""
+    """The parameters that an adapted nn.Linear has in 4 bits; 0 where it does not fit torchao's blocks and stays."""
     base = adapted[1].get_base_layer()
     return base.weight.numel() if isinstance(base, nn.Linear) and base.weight.numel() % BLOCKS_OF_4_BITS == 0 else 0
 
 
 def _trained_alone(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Leave out of a state what an adapter leaves as it is."""
+    """Drop frozen weights from an adapted model's state."""
     if isinstance(module, HuggingFaceDecoder) and module.keeps_part:
         trained = {prefix + name for name, one in module.named_parameters() if one.requires_grad}
         for name in [name for name in state if name.startswith(prefix) and name not in trained]:
@@ -342,9 +346,9 @@ def _in_compute_type(module: nn.Module, given: Any, embedded: Tensor) -> Tensor:
 
 
 def _check_mask(mask: Mask, positions: Tensor | None) -> None:
-    """UserError unless the mask is the causal one of the documents in which these positions begin anew."""
+    """Raise UserError unless the mask is the causal one of the documents in these positions."""
     if spread_sequence() is not None and positions is not None:
-        return  # the mask is of all tokens, and the positions are those of this device's
+        return  # the mask is of all tokens, and the positions are of this device's alone
     fits = positions is not None and mask.keys is None and mask.queries.shape[-2:] == positions.shape
     if fits and positions is not None:
         index = torch.arange(positions.shape[1], device=positions.device)
@@ -352,6 +356,6 @@ def _check_mask(mask: Mask, positions: Tensor | None) -> None:
         fits = positions.is_meta or bool(((low == index - positions) & (high == index + 1)).all())
     if not fits:
         raise UserError(
-            "a transformers model takes the mask of packed documents, as their positions tell of them, and no other: "
-            "give positions that begin anew at each document, and masks.document(..., causal=True) or no mask."
+            "a transformers model supports no mask but that of packed documents. Pass positions that restart at each "
+            "document, with masks.document(..., causal=True) or without a mask."
         )

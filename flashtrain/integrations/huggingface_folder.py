@@ -1,8 +1,8 @@
-"""A transformers model's folder or hub name: its configuration read, its weights into a model that has none, out again.
+"""Reading and writing a transformers model's folder, on this machine or on the hub.
 
-A model is built on the meta device, divided among devices or not, and then filled: each rank reads, tensor by tensor,
-what it keeps (transformers' own reading of converted names, and of shards of a DTensor, does it). Random weights are
-drawn a layer at a time, the same whatever the number of ranks. No code of a folder is run, and no pickle is read.
+A model is built on the meta device, sharded or not, and then filled: each rank reads its shards tensor by tensor (by
+transformers' own code, which also converts names). Random weights are drawn layer by layer, the same for any number of
+ranks. No code of a folder is run, and no pickle is read.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import read_json
 from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights
 
-DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # all of a repository but its weights
+DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # a repository's files without its weights
 OTHER_MIXERS = r"^Conv1d$|Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 ROTARY = "rope_parameters"
-OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries of files, all of ROTARY now
-PATIENCE = 3  # seconds that the hub has for an answer
+OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries in older files, now in ROTARY
+HUB_TIMEOUT = 3  # seconds
 
 
 def folder_of(path: str, *weights: str) -> Path:
-    """The local folder of a model: `path` itself, or, for a name of the hub, its files as they were downloaded.
+    """A model's local folder: `path` itself, or a hub name's downloaded files.
 
-    weights: patterns of further files to have, such as "*.safetensors". UserError: neither; the hub's refusal.
+    weights: Patterns of further files to download, such as "*.safetensors". UserError: no such folder or hub name.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
     if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
-        raise UserError(f"model.path={path}: no such folder: expected a folder with {CONFIG}, or a name of the hub.")
+        raise UserError(f"model.path={path}: no such folder. Expected a folder with {CONFIG}, or a name on the hub.")
     from huggingface_hub import errors, snapshot_download
 
     try:
-        return Path(snapshot_download(path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=PATIENCE))
+        return Path(snapshot_download(path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=HUB_TIMEOUT))
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise UserError(f"model.path={path}: no such folder, and the hub says: {error}") from error
+        raise UserError(f"model.path={path}: no such folder, and the hub reports: {error}") from error
 
 
 def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
-    """The tokenizer beside a model. begin_of_text: see huggingface_tokenizer. UserError: none is there."""
+    """A model's tokenizer; begin_of_text: see huggingface_tokenizer. UserError where there is none."""
     if path is None:
-        raise UserError("data.tokenizer=huggingface is the one in the folder of model.path=..., which is not given.")
+        raise UserError("data.tokenizer=huggingface is the tokenizer of model.path. Set model.path=FOLDER_OR_HUB_NAME.")
     return huggingface_tokenizer(folder_of(path), begin_of_text=begin_of_text)
 
 
 def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:
-    """The transformers configuration in a folder or a config.json, or that of a model type by itself ("llama").
+    """The transformers configuration in a folder or a config.json, or a model type's default one ("llama").
 
-    changes: entries in place of the file's; rotary ones that they leave out are the model's own. UserError: no
-    configuration; one of a model that is no decoder, or runs code of its own; a change of what its kind has not.
+    changes: Entries that replace the file's; rotary ones that they leave out stay the model's. UserError: no
+    configuration, a model that is not a decoder or has its own code, or a change of an unknown entry.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
@@ -77,7 +77,7 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     kind: Any = content.get("model_type")
     if kind not in DECODERS:
         if "auto_map" in content or kind is None:
-            what = "its model is code of its own, not run" if "auto_map" in content else f"{CONFIG} names no model_type"
+            what = "the model needs its own code, never run" if "auto_map" in content else f"{CONFIG} has no model_type"
             raise UserError(
                 f"{setting}={path}: {what}: expected one of transformers' decoders, such as llama or qwen3."
             )
@@ -85,7 +85,7 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     _check_names(kind, content, changes)
     if {**content, **changes}.get("quantization_config") is not None:
         raise UserError(
-            f"{setting}={path} holds quantised weights, which cannot be trained: expected the same model in bfloat16."
+            f"{setting}={path} has quantized weights, which cannot be trained: expected the same model in bfloat16."
         )
     content = {name: value for name, value in content.items() if name not in ("auto_map", "model_type")}
     if ROTARY in changes:
@@ -94,8 +94,8 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
 
 
 def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) -> None:
-    """UserError for a change of an entry that neither the file nor its kind's configuration class has: transformers
-    takes any name, and makes nothing of it."""
+    """Raise UserError for a change of an entry that neither the file nor its configuration class has: transformers
+    accepts any name and ignores unknown ones."""
     from transformers import PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -103,7 +103,7 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
     fields = inspect.signature(own).parameters
     known = {*content, *fields, *own.attribute_map, "experts_implementation"} - {"model_type"}
     known -= {*OLDER_ROTARY} if ROTARY in fields else set()
-    # Older names, which a class takes from what is no field of it.
+    # Older names, which a class reads from further keyword arguments.
     classes = [one for one in own.__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]
     sources = "".join(map(inspect.getsource, classes))
     for name in changes:
@@ -113,8 +113,8 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
 
 
 def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[dict, dict]:
-    """(content, changes) with all rotary entries in the changes' rope_parameters, those that they leave out from the
-    model's own: its base, and the length that it was trained with."""
+    """(content, changes) with all rotary entries in the changes' rope_parameters, completed by the model's own: its
+    base, and its trained length."""
     from transformers import AutoConfig
 
     others = {name: value for name, value in changes.items() if name != ROTARY}
@@ -127,7 +127,7 @@ def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, An
 
 
 def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """own rotary entries, or those of each kind of layer, with the given ones in their place."""
+    """The model's rotary entries, or those of each kind of layer, replaced by the given ones."""
     from transformers.modeling_rope_utils import RopeParameters
 
     kinds = {name for name, value in own.items() if isinstance(value, dict)}
@@ -138,7 +138,7 @@ def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def end_ids(folder: Path) -> list[int]:
-    """All of eos_token_id in a model's generation_config.json, or in its config.json where that names none."""
+    """eos_token_id as a list, from generation_config.json, or from config.json where that has none."""
     for file in (folder / GENERATION, folder / CONFIG):
         given = read_json(file).get("eos_token_id") if file.is_file() else None
         if given is not None:
@@ -147,18 +147,18 @@ def end_ids(folder: Path) -> list[int]:
 
 
 def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
-    """Let what transformers and vLLM write with an exported model end at these ids too."""
+    """Add ids at which transformers and vLLM end an exported model's text."""
     file = folder / GENERATION
-    if ids and file.is_file():  # transformers reads the export
+    if ids and file.is_file():  # an export for transformers
         content = read_json(file)
-        content.pop("_from_model_config", None)  # of which transformers 4 would go by config.json
+        content.pop("_from_model_config", None)  # with this entry transformers 4 reads config.json instead
         content["eos_token_id"] = list(dict.fromkeys([*end_ids(folder), *ids]))
         write_atomically(file, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 @contextmanager
 def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
-    """The tensors of a folder's safetensors by name, none of them read yet. UserError: no such files, cut off ones."""
+    """A folder's safetensors by tensor names, none of them read yet; UserError for missing or truncated files."""
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for file in files_of_weights(folder):
@@ -171,8 +171,8 @@ def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_weights(model: Any, folder: Path, device: torch.device) -> None:
-    """Give a transformers model on the meta device a folder's weights, in the model's dtypes: of a parameter that is
-    divided among devices, this device's part alone. UserError: weights that are not this model's."""
+    """Read a folder's weights into a transformers model on the meta device, in the model's dtypes, of sharded
+    parameters this device's shards alone. UserError: weights of another model."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
@@ -181,19 +181,19 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     conversions: Any = get_model_conversion_mapping(model)
     options = LoadStateDictConfig(device_map={"": device}, weight_mapping=conversions)
     with opened_weights(folder) as tensors, without_bars():
-        told, _ = convert_and_load_state_dict_in_model(model, tensors, options)
+        loaded, _ = convert_and_load_state_dict_in_model(model, tensors, options)
     optional = [*(model._keys_to_ignore_on_load_missing or ()), *map(re.escape, model.all_tied_weights_keys)]
-    missing = sorted(name for name in told.missing_keys if not any(re.search(one, name) for one in optional))
-    odd = sorted(name for name, *_ in told.mismatched_keys)
+    missing = sorted(name for name in loaded.missing_keys if not any(re.search(one, name) for one in optional))
+    odd = sorted(name for name, *_ in loaded.mismatched_keys)
     for names, what in (
-        (sorted(told.conversion_errors), "cannot be converted"),
+        (sorted(loaded.conversion_errors), "cannot be converted"),
         (missing, "is missing"),
         (odd, f"has another shape than {CONFIG} says"),
     ):
         if names:
             more = f", and so of {len(names) - 1} others" if len(names) > 1 else ""
             raise UserError(f"the weights in {folder} are of another model: '{names[0]}' {what}{more}.")
-    model.tie_weights(missing_keys=told.missing_keys, recompute_mapping=False)
+    model.tie_weights(missing_keys=loaded.missing_keys, recompute_mapping=False)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     fill_buffers(model, device)
@@ -201,16 +201,16 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
 
 @torch.no_grad()
 def fill_buffers(model: Any, device: torch.device) -> None:
-    """Give the model the buffers that stand in no file (rotary angles and the like), as transformers computes them."""
+    """Compute the buffers that files lack (such as rotary angles), by transformers' own code."""
     _make_buffers(model, device)
     marked = [one for one in model.parameters() if not getattr(one, "_is_hf_initialized", False)]
     for parameter in marked:
         parameter._is_hf_initialized = True
-    model.initialize_weights()  # passes over every parameter that is marked
+    model.initialize_weights()  # skips marked parameters
 
 
 def _make_buffers(model: nn.Module, device: torch.device) -> None:
-    """Memory for those that have none."""
+    """Allocate the buffers on the meta device."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
@@ -219,15 +219,15 @@ def _make_buffers(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Give a transformers model on the meta device the random weights of its class, a layer at a time: the same for
-    the same seed, whatever number of devices they are divided among."""
+    """Initialize a transformers model on the meta device as its class does, layer by layer: the same weights for the
+    same seed, however they are sharded."""
     done: set[int] = set()
     _make_buffers(model, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch.initial_seed())
         for unit in (*layers, model):
             with whole(unit, device):
-                for module in reversed(list(unit.modules())):  # children before their parents, as transformers does
+                for module in reversed(list(unit.modules())):  # children before parents, as in transformers
                     if id(module) not in done:
                         model._init_weights(module)
                         done.add(id(module))
@@ -235,7 +235,7 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """transformers shows no progress of its own."""
+    """Hide transformers' progress bars."""
     from transformers.utils import logging
 
     shown_before = logging.is_progress_bar_enabled()
@@ -249,8 +249,8 @@ def without_bars() -> Iterator[None]:
 
 @contextmanager
 def whole(unit: nn.Module, device: torch.device) -> Iterator[None]:
-    """The parameters of `unit` that have no memory yet, whole, on the device; at the end each as it was before, but
-    with the values that it was given: of a divided one, this device's part."""
+    """Allocate the meta parameters of `unit` in full on the device within the context; afterwards each is sharded as it
+    was before, with its new values."""
     slots = [
         (one, name, old)
         for one in unit.modules()
@@ -270,20 +270,20 @@ def whole(unit: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def _part(value: Tensor, like: Tensor) -> Tensor:
-    """The value, divided as `like` is."""
+    """The value, sharded as `like`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(like, DTensor):
         return value
     # src_data_rank=None: every rank has the whole value, and nothing is sent.
-    divided = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    sharded = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
     return DTensor.from_local(
-        divided.to_local().clone(), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        sharded.to_local().clone(), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )
 
 
 def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> None:
-    """UserError where a layer mixes tokens by something else than attention that calls transformers' interface."""
+    """Raise UserError unless every layer mixes tokens only by attention through transformers' interface."""
     from flashtrain.integrations.huggingface_architectures import attention_calls
 
     calls = attention_calls(type(model), model.config)
@@ -296,15 +296,15 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> No
     other = sorted(name for name in names if re.search(OTHER_MIXERS, name))
     if other or not any("Attention" in name for name in names):
         raise UserError(
-            f"{path}: {type(model).__name__} mixes tokens by {', '.join(other) or 'no attention'}, which knows no "
-            "packed documents and no shared sequence: expected a model whose every layer is attention."
+            f"{path}: {type(model).__name__} mixes tokens by {', '.join(other) or 'no attention'}, which does not "
+            "support packed documents and context parallelism: expected a model whose every layer is attention."
         )
 
 
 def save_folder(model: Any, folder: Path, origin: Path | None) -> None:
-    """Write a transformers model as sharded safetensors that from_pretrained loads, with its configuration.
+    """Save a transformers model and its configuration for from_pretrained, as sharded safetensors.
 
-    origin: the folder that it was read from, whose tokenizer, chat template and generation_config.json are kept.
+    origin: The folder that it was read from, whose tokenizer, chat template and generation_config.json are copied.
     """
     with without_bars():
         model.save_pretrained(folder)

@@ -1,6 +1,6 @@
-"""A decoder layer of transformers with our memory savings around it, whatever its class is.
+"""Savings of activation memory around any decoder layer of transformers.
 
-Shapes: B batch, S sequence, E embedding width.
+Shapes: B batch, S sequence, T tokens, E embedding width.
 """
 
 from __future__ import annotations
@@ -18,47 +18,46 @@ from flashtrain.errors import UserError
 from flashtrain.models.block import SwiGLUFeedForward
 from flashtrain.models.memory_savings import MemorySavings, checkpointed, feed_forward_pieces
 
-FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # what transformers' layers call it
+FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # its names in transformers' layers
 
 
 def body_of(module: Any) -> tuple[str, nn.Module]:
-    """(its name, the child of a transformers model that gives lm_head its states); base_model_prefix names it in most,
-    and in Llama 4's text decoder nothing. It has the embeddings."""
+    """(name, module) of the child of a transformers model that computes lm_head's input: the one with the embeddings.
+    base_model_prefix names it in most models, but not in Llama 4's text decoder."""
     embeddings = module.get_input_embeddings()
     return next((name, body) for name, body in module.named_children() if embeddings in body.modules())
 
 
 def decoder_layers(module: Any) -> list[nn.Module]:
-    """The layers of a transformers model, from the first to the last. UserError: they are not found."""
+    """The layers of a transformers model in order; UserError where they are not found."""
     count = module.config.get_text_config().num_hidden_layers
     for one in module.base_model.modules():
         if isinstance(one, nn.ModuleList) and len(one) == count:
             return list(one)
-    raise UserError(f"{type(module).__name__} has no list of {count} layers, as its configuration says.")
+    raise UserError(f"{type(module).__name__} has no list of {count} layers: expected the count of its configuration.")
 
 
 def feed_forward_of(layer: nn.Module) -> nn.Module | None:
-    """The part of a layer that may see its tokens in pieces; None where none is found."""
+    """A layer's feed-forward, which can compute its tokens in pieces; None where none is found."""
     found = (getattr(layer, name, None) for name in FEED_FORWARD)
     return next((part for part in found if isinstance(part, nn.Module)), None)
 
 
 def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
-    """(the two inner matrices, the outer) of the usual gated feed-forward, for the operator that adds its weights'
-    gradients up in float32; None for any other."""
+    """(gate, up, down) of the usual gated feed-forward, for the operator that sums its weights' gradients in float32;
+    None for any other."""
     parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     act = type(getattr(module, "act_fn", None)).__name__
     usual = act in ("SiLU", "SiLUActivation") and len(list(module.children())) == 4
-    usual = usual and not getattr(module, "residual_dropout", 0.0)  # SeedOss drops what it gives
+    usual = usual and not getattr(module, "residual_dropout", 0.0)  # SeedOss has dropout after it
     return (parts[0], parts[1], parts[2]) if usual and all(type(one) is nn.Linear for one in parts) else None
 
 
 class Layer:
-    """Stands for a layer's forward: what it computed before, under the savings of the moment.
+    """Replaces a layer's forward by the same computation under the current savings.
 
-    eager: the layer's own forward; compute: that, or a compiled one. feed_forward: the part of it that may see its
-    tokens in pieces.
-    settle: in compiled layers, the mask (None: causal) with its packed documents, by (mask, hidden_states, arguments).
+    eager: The layer's own forward. compute: That, or a compiled one. feed_forward: Its feed-forward, if found.
+    settle: In compiled layers, maps (mask, hidden_states, arguments) to the mask with its packed documents.
     """
 
     settle: Callable[..., Any] | None = None
@@ -69,7 +68,7 @@ class Layer:
         found = feed_forward_of(layer)
         self.feed_forward = None if found is None else Pieces(found)
         weights = [one.p for one in layer.modules() if isinstance(one, nn.Dropout)]
-        # As transformers' layers call what they draw without a module for it: attention_dropout, router_jitter_noise.
+        # Random draws without a module of their own, such as attention_dropout and router_jitter_noise.
         weights += [
             value for one in layer.modules() for name, value in vars(one).items() if "drop" in name or "jitter" in name
         ]
@@ -79,25 +78,25 @@ class Layer:
         layer.forward = self
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """From now on compute with these savings."""
+        """Use these savings from now on."""
         self.savings = savings
         if self.feed_forward is not None:
             self.feed_forward.chunk, self.feed_forward.plain = savings.ffn_chunk, {}
 
     def compile(self, settle: Callable[..., Any] | None, **options: Any) -> None:
-        """From now on through torch.compile."""
+        """Compile the layer by torch.compile."""
         self.compute, self.settle = torch.compile(self.eager, **options), settle
         if self.feed_forward is not None:
             self.feed_forward.compile(**options)
 
     def __call__(self, hidden_states: Tensor, *rest: Any, **named: Any) -> Any:
         if any(hasattr(one, "get_seq_length") for one in (*rest, *named.values())):
-            return self.eager(hidden_states, *rest, **named)  # a cache: each token would be compiled anew
+            return self.eager(hidden_states, *rest, **named)  # with a cache every token would be recompiled
         if self.settle is not None and "attention_mask" in named:
             named["attention_mask"] = self.settle(named["attention_mask"], hidden_states, named)
 
         def again(x: Tensor) -> Any:
-            if self.feed_forward is not None:  # another call may have come between
+            if self.feed_forward is not None:  # other calls may have changed it
                 self.feed_forward.expect(x.shape[:-1].numel())
             return self.compute(x, *rest, **named)
 
@@ -108,25 +107,26 @@ class Layer:
 
 
 class Pieces:
-    """Stands for a feed-forward's forward: `chunk` tokens at a time (None: all), of which nothing inside is kept."""
+    """Replaces a feed-forward's forward by one of `chunk` tokens at a time (None: all) that stores nothing inside."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
-        self.by_itself = self.compute  # compiled apart from its layer
-        self.plain: dict[bool, bool] = {}  # whether `_is_plain`, in training and else, since the last settings
+        self.by_itself = self.compute  # compiled separately from its layer
+        self.plain: dict[bool, bool] = {}  # `_is_plain` by training mode, since the last savings
         self.chunk: int | None = None
         self.whole = True
-        self.routes = False  # whether what is computed inside is read outside: a router's logits
-        # A method, which torch.compile takes for the same in every layer: it would compile each anew for its object.
+        self.routes = False  # whether its router's logits are read outside
+        # torch.compile takes a method for the same in every layer; it would recompile for each object.
         module.forward = self.__call__
 
     def compile(self, **options: Any) -> None:
-        """What sees its tokens one piece after the other is compiled for a piece."""
+        """Compile the computation of one piece."""
         self.by_itself = torch.compile(self.compute, **options)
 
     def expect(self, tokens: int) -> None:
-        """The next call is of so many tokens. A compiled layer must not hold the loop over pieces: torch.compile would
-        unroll it, and move what pieces need beside each other."""
+        """Prepare the next call for so many tokens."""
+        # A compiled layer must not contain the loop over pieces: torch.compile would unroll it, and pieces' activations
+        # would be in memory together.
         whole = self.chunk is None or tokens <= self.chunk or gated_matrices(self.module) is not None
         if whole != self.whole:
             self.whole, self.module.forward = whole, self.__call__ if whole else self.in_pieces
@@ -135,7 +135,7 @@ class Pieces:
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
         gated = gated_matrices(self.module)
-        if gated is None:  # a program called it by itself
+        if gated is None:  # it was called without its layer
             by_pieces = not torch.compiler.is_compiling()
             return (self.in_pieces if by_pieces else self.compute)(x, *rest, **named)
         gate, up, down = gated
@@ -144,20 +144,20 @@ class Pieces:
 
     @torch.compiler.disable
     def in_pieces(self, x: Tensor, *rest: Any, **named: Any) -> Any:
-        """Any feed-forward, one piece after the other."""
+        """Any feed-forward, piece by piece."""
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
         flat = x.reshape(1, -1, x.shape[-1])
         if torch.is_grad_enabled() and not (rest or named or self.routes) and self._is_plain(flat[:, :1]):
-            kept = _Kept.apply(flat)
-            return _OneByOne.apply(self, kept.grad_fn, kept, *self.trained()).view(*x.shape[:-1], -1)
+            saved = _Saved.apply(flat)
+            return _OneByOne.apply(self, saved.grad_fn, saved, *self.trained()).view(*x.shape[:-1], -1)
 
         def once(piece: Tensor) -> Any:
             return self.by_itself(piece, *rest, **named)
 
         again = partial(checkpoint, once, use_reentrant=False) if torch.is_grad_enabled() else once
         found = [again(piece) for piece in flat.split(self.chunk, dim=1)]
-        if isinstance(found[0], tuple):  # experts also say where they sent each token
+        if isinstance(found[0], tuple):  # experts also return their routing
             parts = zip(*found, strict=True)
             return tuple(torch.cat(one, dim=-2) if one[0].dim() < 3 else _joined(one, x) for one in parts)
         return _joined(found, x)
@@ -166,10 +166,10 @@ class Pieces:
         return [one for one in self.module.parameters() if one.requires_grad]
 
     def _is_plain(self, token: Tensor) -> bool:
-        """Does it draw no random numbers, and give a tensor alone? Else torch's checkpointing goes by the pieces. Asked
-        of one token, once: nothing of that stays."""
+        """Whether it draws no random numbers and returns one tensor, by a trial with one token. Otherwise torch's
+        checkpointing computes the pieces."""
         if token.is_meta:
-            return False  # it draws none there
+            return False  # draws cannot be detected there
         training, devices = self.module.training, [token.device] if token.is_cuda else []
         if training not in self.plain:
             with torch.no_grad(), torch.random.fork_rng(devices), torch.autocast(**_autocast_of(token)):
@@ -180,9 +180,9 @@ class Pieces:
         return self.plain[training]
 
 
-class _Kept(torch.autograd.Function):
-    """x, kept for the backward before anything is computed with it: where a checkpointed layer is computed again for
-    its backward, and nothing after the feed-forward is kept, torch stops here."""
+class _Saved(torch.autograd.Function):
+    """x, saved for the backward before the feed-forward: recomputation of a checkpointed layer, in which nothing later
+    is saved, stops here."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -195,16 +195,16 @@ class _Kept(torch.autograd.Function):
 
 
 class _OneByOne(torch.autograd.Function):
-    """A feed-forward of x (1, T, E) by pieces, each computed again in the backward and gone before the next begins.
+    """A feed-forward of x (1, T, E) in pieces, each recomputed in the backward and freed before the next.
 
-    kept: the node of `_Kept` that holds x; None where x needs no gradient. weights: those that do. Their gradients are
-    added up in float32 (float64 for float64). Differentiable once.
+    saved: The node of `_Saved` that holds x (None: x needs no gradient). weights: Those that need gradients, which are
+    summed in float32 (float64 for float64). Differentiable once.
     """
 
     @staticmethod
-    def forward(ctx: Any, pieces: Pieces, kept: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.pieces, ctx.kept, ctx.chunk, ctx.autocast = pieces, kept, pieces.chunk, _autocast_of(x)
-        if kept is None:
+    def forward(ctx: Any, pieces: Pieces, saved: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.pieces, ctx.saved, ctx.chunk, ctx.autocast = pieces, saved, pieces.chunk, _autocast_of(x)
+        if saved is None:
             ctx.save_for_backward(x)
         out = x
         with torch.autocast(**ctx.autocast):
@@ -218,10 +218,10 @@ class _OneByOne(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple:
-        (x,) = ctx.saved_tensors if ctx.kept is None else ctx.kept.saved_tensors
+        (x,) = ctx.saved_tensors if ctx.saved is None else ctx.saved.saved_tensors
         weights = ctx.pieces.trained()
         dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
-        sums: list[Tensor | None] = [None] * len(weights)  # an expert that no token was sent to has no gradient
+        sums: list[Tensor | None] = [None] * len(weights)  # None: an expert without tokens
         for number, (piece, gradient) in enumerate(zip(x.split(ctx.chunk, 1), dout.split(ctx.chunk, 1), strict=True)):
             given = piece.detach().requires_grad_(dx is not None)
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
@@ -239,8 +239,7 @@ class _OneByOne(torch.autograd.Function):
 
 
 def _autocast_of(x: Tensor) -> dict[str, Any]:
-    """torch.autocast's arguments as they are now, but for its cache: a weight that it casts without gradients would be
-    taken for one with them."""
+    """torch.autocast's current arguments, without its cache, which would reuse weights cast without gradients."""
     device = x.device.type
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     return {"device_type": device, "dtype": dtype, "enabled": enabled, "cache_enabled": False}
@@ -251,7 +250,7 @@ def _random_states(devices: Sequence[torch.device]) -> list[Tensor]:
 
 
 class _Joined:
-    """Two matrices that read the same input, as the one of a gated feed-forward of ours."""
+    """Two matrices that read the same input, joined as in our gated feed-forward."""
 
     def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
         self.weight = torch.cat((gate.weight, up.weight))

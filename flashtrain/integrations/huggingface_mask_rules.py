@@ -1,10 +1,10 @@
-"""What a transformers mask function says, read as rules on positions instead of evaluated for every pair.
+"""Rules on positions that describe a transformers mask function without evaluating it for every pair.
 
-transformers (5.x, masking_utils) describes a mask as a function of (batch, head, query, key) composed from a handful of
-parts. Evaluating it is an S x S matrix; reading which parts it is made of gives, for each query, one interval of keys.
-What is not made of these parts only (a caller's own overlay, blocks of image tokens) is not read, and stays dense.
+transformers (5.x, masking_utils) composes a mask function of (batch, head, query, key) from a few known parts.
+Evaluating it gives an S x S matrix; the parts give one interval of keys for each query. A function with other parts (a
+caller's own overlay, blocks of image tokens) has no rules here and stays dense.
 
-B batch, S sequence (Sq queries, Sk keys).
+Shapes: B batch, S sequence (Sq queries, Sk keys).
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _MODULE = "transformers.masking_utils"
 
 
 class Rules(NamedTuple):
-    """All of these hold for a visible pair, in absolute positions.
+    """Conditions on a visible pair, in absolute positions; all must hold.
 
-    left, right: key >= query - left, key <= query + right; None: no bound.
-    chunk: query and key are in the same chunk of this many tokens; None: no chunks. chunk_start: (B,) where a row's
-    first chunk begins.
-    documents: (B, S) ids, query and key are of the same document, with positions (B, S) that count within it.
+    Args:
+        left, right: key >= query - left and key <= query + right (None: no bound).
+        chunk: Query and key are in the same chunk of this many tokens (None: no chunks).
+        chunk_start: (B,), where a row's first chunk begins.
+        documents: (B, S) ids; query and key are in the same document.
+        positions: (B, S), within the documents.
     """
 
     left: int | None = None
@@ -38,7 +40,7 @@ class Rules(NamedTuple):
 
 
 def read(mask_function: Callable[..., Any]) -> Rules | None:
-    """The rules that a mask function of transformers is made of; None when it has a part that is not known here."""
+    """The rules of a transformers mask function; None when it has an unknown part."""
     if getattr(mask_function, "__module__", None) != _MODULE:
         return None
     part = mask_function.__qualname__.removesuffix(".<locals>.inner_mask").removesuffix(".<locals>.and_mask")
@@ -60,16 +62,16 @@ def read(mask_function: Callable[..., Any]) -> Rules | None:
     if part == "packed_sequence_mask_function":
         return Rules(documents=held["packed_sequence_mask"])
     if part == "remap_positions_for_packed_sequence":
-        # Within a document positions rise by one a token, so bounds on their difference are bounds on indices.
+        # Positions in a document rise by one per token, so that bounds on their difference are bounds on indices.
         inner = read(held["mask_function"])
         return None if inner is None else inner._replace(positions=held["position_ids"])
     return None
 
 
 def intervals(rules: Rules, query: Tensor, first_key: int, keys: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """LOW and HIGH of each query, and the START of its document, each (B, Sq) int32, as indices into the keys.
+    """LOW and HIGH of each query and START of its document, each (B, Sq) int32, as indices into the keys.
 
-    query: (Sq,) int64 absolute positions of the queries; first_key: that of key 0; keys: Sk.
+    query: (Sq,) int64 absolute positions of the queries. first_key: That of key 0. keys: Sk.
     """
     position = query - first_key
     low, high = torch.zeros_like(position)[None], torch.full_like(position, keys)[None]
@@ -91,7 +93,7 @@ def intervals(rules: Rules, query: Tensor, first_key: int, keys: int, batch: int
 
 
 def _all_of(parts: list[Rules]) -> Rules:
-    """The rules that hold when all of the parts' hold."""
+    """The conjunction of the parts' rules."""
     lefts = [part.left for part in parts if part.left is not None]
     rights = [part.right for part in parts if part.right is not None]
     merged = Rules(min(lefts, default=None), min(rights, default=None))
@@ -102,7 +104,7 @@ def _all_of(parts: list[Rules]) -> Rules:
 
 
 def _held(function: Callable[..., Any]) -> dict[str, Any]:
-    """The variables a function holds from where it was made, by name."""
+    """A function's closure variables by name."""
     cells = getattr(function, "__closure__", None) or ()
     names = function.__code__.co_freevars if cells else ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}

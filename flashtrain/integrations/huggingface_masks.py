@@ -1,7 +1,9 @@
-"""transformers' mask function for our kernels: intervals of keys a query, or nothing, instead of an S x S tensor.
+"""transformers' mask function for our kernels: intervals of keys for each query instead of an S x S tensor.
 
-B batch, Sq queries, Sk keys. `attention_mask` is what AttentionMaskInterface calls once a forward pass for each kind
-of layer; it gives the layers None (all or plainly causal), or an AttentionMask.
+AttentionMaskInterface calls `attention_mask` once a forward pass for each kind of layer; it returns None (full or
+causal) or an AttentionMask.
+
+Shapes: B batch, S sequence (Sq queries, Sk keys).
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ MaskFunction = Callable[..., Any]
 
 
 class AttentionMask(NamedTuple):
-    """What a layer needs of the mask, in place of a 4-D tensor. A model that computes with it fails: it is no tensor.
+    """A layer's mask in place of a 4-D tensor; a model that computes with it fails.
 
-    batch, seqlen_q, seqlen_k: what it was made for. causal, window_size: as flash_attn_func takes them.
-    mask: intervals of keys. bias: (B, 1, Sq, Sk), -inf for pairs that do not see each other: only for masks that
-    intervals cannot say. settled: packed documents are in it, and are not to be looked for.
+    Args:
+        batch, seqlen_q, seqlen_k: B, Sq, Sk.
+        causal, window_size: As in flash_attn_func.
+        mask: Intervals of keys.
+        bias: (B, 1, Sq, Sk), -inf for hidden pairs, only for masks that intervals cannot represent.
+        settled: Whether packed documents are included already.
     """
 
     batch: int
@@ -40,7 +45,7 @@ class AttentionMask(NamedTuple):
     bias: Tensor | None = None
     settled: bool = False
 
-    # transformers asks a mask for these before it hands it on.
+    # transformers reads these before it passes a mask to the layers.
     @property
     def shape(self) -> tuple[int, int, int, int]:
         return (self.batch, 1, self.seqlen_q, self.seqlen_k)
@@ -53,7 +58,7 @@ class AttentionMask(NamedTuple):
         return self
 
 
-@torch.compiler.disable  # it looks into functions, and at padding
+@torch.compiler.disable  # it inspects closures and reads padding
 def attention_mask(
     batch_size: int,
     q_length: int,
@@ -70,13 +75,15 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> AttentionMask | None:
-    """The mask of one kind of layer, from transformers' description of it (the arguments of its sdpa_mask).
+    """The mask of one kind of layer; the arguments are those of transformers' sdpa_mask.
 
-    attention_mask: (B, keys seen so far) bool, False for padding; or a mask this function made before, which is
-    returned as it is (generation with a static cache makes masks ahead). Waits for the device once where padding is
-    given, to see whether it is there and on which side. Under torch.compile the graph breaks here.
-    None means what it means to sdpa: a layer whose is_causal is True with Sq == Sk is plainly causal; a single query
-    sees every key.
+    Where padding is passed, the device is synchronized once to find on which sides it is. Under torch.compile the graph
+    breaks here. attention_mask: (B, keys so far) bool, False for padding; or an earlier result of this function, which
+    is returned as it is (generation with a static cache makes masks in advance).
+
+    Returns:
+        The mask. None means what it means to sdpa: a layer whose is_causal is True with Sq == Sk is causal; a single
+        query sees every key.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -89,7 +96,7 @@ def attention_mask(
         if found is not None:
             return found
     rules = mask_rules.read(function)
-    if use_vmap or rules is None:  # an overlay of the caller's own, or blocks of image tokens: transformers' matrix
+    if use_vmap or rules is None:  # a caller's own overlay or blocks of image tokens: transformers' matrix
         visible: Any = sdpa_mask(
             batch_size=batch_size,
             q_length=q_length,
@@ -118,19 +125,19 @@ def attention_mask(
 def _of_whole(
     spread: SpreadSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
 ) -> AttentionMask | None:
-    """The mask of all tokens of a sequence that devices share, where transformers describes it for a device's own; None
-    for tokens of something else. function: None for one that is the caller's own."""
+    """The mask of all tokens of a sharded sequence, where transformers describes this device's; None for other tokens.
+    function: None for the caller's own."""
     inputs = inputs_of(spread)
     if inputs is None or tokens != spread.held:
         return None
     rules = None if function is None else mask_rules.read(function)
     if function is None or rules is None:
         raise UserError(
-            "a mask that is not made of causal, window, chunk and document rules (a function of the model's or the "
-            f"caller's own) {UNDER}. Possible: another strategy (fsdp, ddp)."
+            f"mask function of the model's or caller's own {UNDER}: expected causal, window, chunk and document rules. "
+            "Use another strategy (fsdp, ddp)."
         )
     length, padding = spread.length, inputs.padding
-    # The tensors in the rules are of this device's tokens: they are made anew, as transformers makes them.
+    # The rules' tensors describe this device's tokens: they are made again for all, as transformers does.
     if rules.documents is not None and inputs.positions is not None:
         positions = inputs.positions.expand(batch, -1)
         rules = rules._replace(documents=documents_of(positions), positions=positions)
@@ -142,7 +149,7 @@ def _of_whole(
     if found is None:
         return AttentionMask(batch, length, length, causal=True)
     if found.mask is not None and found.mask.keys is not None:
-        raise UserError(f"an attention_mask with padding between tokens {UNDER}. Possible: padding on one side.")
+        raise UserError(f"attention_mask with padding between tokens {UNDER}: expected padding on one side.")
     return found
 
 
@@ -157,7 +164,7 @@ def _of_rules(
     may_skip: bool,
     device: torch.device | str,
 ) -> AttentionMask | None:
-    """What the rules and padding (B, Sk) say; without a plan."""
+    """The mask of these rules and padding (B, Sk), without a plan."""
     one_sided = False
     if padding is not None and may_skip:
         none, one_sided = _look_at(padding)
@@ -174,7 +181,7 @@ def _of_rules(
         first, last = _ends(padding)
         low, high, start = torch.maximum(low, first), torch.minimum(high, last), torch.maximum(start, first)
         if not one_sided:
-            # A padded key between real ones gets a position that no interval holds.
+            # A padded key between real ones gets a position outside of every interval.
             index = torch.arange(kv_length, device=device, dtype=torch.int32)
             keys = torch.where(padding, index, -1)
     position = (query - kv_offset).to(torch.int32).expand(batch_size, -1)
@@ -183,11 +190,8 @@ def _of_rules(
 
 
 def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A 4-D mask of transformers as a bias: bool (True: visible), or numbers to add of which the lowest ones hide.
-
-    The lowest number of the dtype stands for "not visible" in transformers; as -inf it hides truly, and adding the
-    score or changing the base of the exponent cannot overflow.
-    """
+    """A 4-D mask of transformers, bool (True: visible) or additive, as a bias of this dtype."""
+    # transformers hides by the dtype's lowest number. -inf hides fully, and adding a score to it cannot overflow.
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
     lowest = torch.finfo(mask.dtype).min
@@ -197,14 +201,14 @@ def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def _without_tensors(
     rules: Rules, batch: int, seqlen_q: int, seqlen_k: int, shift: int
 ) -> tuple[bool, AttentionMask | None]:
-    """(whether the rules are said without tensors, how). shift: the first query's index among the keys."""
+    """(whether the rules need no tensors, the mask then). shift: The first query's index among the keys."""
     if rules.documents is not None or rules.chunk is not None:
         return False, None
-    # A bound that no query of this call reaches is no bound.
+    # Drop bounds that no query of this call reaches.
     left = None if rules.left is None or shift + seqlen_q - 1 - rules.left <= 0 else rules.left
     right = None if rules.right is None or shift + rules.right >= seqlen_k - 1 else rules.right
     if left is None and right is None:
-        # Said aloud for several queries: some layers call themselves causal in a model configured not to be.
+        # Explicit for several queries: some layers report is_causal in a model that is configured not to be.
         return True, None if seqlen_q == 1 else AttentionMask(batch, seqlen_q, seqlen_k)
     if shift + seqlen_q != seqlen_k:  # not aligned bottom-right, as the kernels' window is
         return False, None
@@ -215,7 +219,7 @@ def _without_tensors(
 
 
 def _of_keys(attention_mask: Tensor, kv_offset: int, kv_length: int) -> Tensor:
-    """(B, Sk): which of this call's keys are real. Keys past the given mask are of a static cache, not yet written."""
+    """(B, Sk), which of this call's keys are real; keys past the mask are a static cache's, not yet written."""
     missing = kv_offset + kv_length - attention_mask.shape[-1]
     given = attention_mask.to(torch.bool)
     if missing > 0:
@@ -232,7 +236,7 @@ def _ends(padding: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _look_at(padding: Tensor) -> tuple[bool, bool]:
-    """(every key is real, no row has padding between real keys); of meta tensors neither is known."""
+    """(every key is real, no row has padding between real keys); both False for meta tensors."""
     if padding.is_meta:
         return False, False
     first, last = _ends(padding)
@@ -252,11 +256,11 @@ def _sequence(rules: Rules, batch: int, seqlen_q: int, device: torch.device | st
 
 
 def _head_dim(config: Any) -> int | None:
-    """The layers' head dimension, for the plan; None where the configuration does not say (each layer then plans)."""
+    """The layers' head dimension, for the plan; None where it is unknown, so that each layer plans."""
     try:
         given = getattr(config, "head_dim", None)
         hidden, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
-    except RuntimeError:  # transformers' answer where it differs from layer to layer (Gemma 4)
+    except RuntimeError:  # raised where it differs between layers (Gemma 4)
         return None
     if isinstance(given, int):
         return given

@@ -1,4 +1,4 @@
-"""From a folder, a name of the hub or a configuration to a decoder that can be trained: model=huggingface."""
+"""Building a trainable Hugging Face decoder from a folder, a hub name or a configuration (model=huggingface)."""
 
 from __future__ import annotations
 
@@ -35,13 +35,21 @@ def transformers_decoder(
     lora: Mapping[str, Any] | None = None,
     quantize: str | None = None,
 ) -> HuggingFaceDecoder:
-    """The model in a folder or of the hub, or one of a configuration with weights yet to be drawn; no weights are read.
+    """Build a Hugging Face decoder on the meta device, without reading weights.
 
-    path: a folder, or a hub's name. config: in its place, a config.json, its folder, or a model type ("llama").
-    changes: entries of the configuration, or experts_implementation. context: tokens of a sequence (None: any).
-    rope_base, rope_factor: of rotary positions, as in GPT2Config. lora: peft's LoraConfig, to train adapters alone.
-    quantize: "nf4", to keep the matrices beside adapters in 4 bits.
-    UserError: no such model, or one that cannot be trained so.
+    Args:
+        path: Folder, or name on the hub.
+        config: In place of path, a config.json, its folder, or a model type ("llama"); weights are then random.
+        changes: Entries that replace the configuration's, or experts_implementation.
+        attention: "flash", "sdpa" or "standard".
+        context: Tokens of a sequence (None: any).
+        residual: See GPT2.
+        rope_base, rope_factor: For rotary positions, as in GPT2Config.
+        lora: Arguments of peft's LoraConfig, to train adapters alone.
+        quantize: "nf4" to store the base matrices of adapters in 4 bits.
+
+    Raises:
+        UserError: No such model, or one that cannot be trained with these options.
     """
     import transformers
 
@@ -51,16 +59,16 @@ def transformers_decoder(
     own = {name: changes.pop(name) for name in ("experts_implementation",) if name in changes}
     described = folders.read_config(given, changes, setting)
     if folder is not None and Path(str(path)).expanduser().is_dir():
-        with folders.opened_weights(folder):  # refused, before anything is read, where there are none, or cut off ones
+        with folders.opened_weights(folder):  # raises now if files are missing or truncated
             pass
     if described.get_text_config() is not described:
         raise UserError(
-            f"{given} is a {described.model_type}, of more than text: expected its text model by itself, with a "
+            f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
     _stretch(described.get_text_config(), context, rope_base, rope_factor, given)
     name = register_with_transformers()
-    if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours computes by SDPA
+    if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours calls SDPA
         name = str(ATTENTIONS[attention])
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(
@@ -79,12 +87,12 @@ def transformers_decoder(
 def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
     one_of("model.quantize", quantize, get_args(options.Quantize))
     if lora is None:
-        raise UserError(f"model.quantize={quantize} keeps weights that are not trained: add model.adapter=lora.")
+        raise UserError(f"model.quantize={quantize} is for frozen weights only: add model.adapter=lora.")
     try:
         from torchao.quantization import to_nf4  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"model.quantize={quantize} needs the package torchao, version 0.18 or later: "
+            f"model.quantize={quantize} needs the package torchao, version 0.18 or later. Run "
             "pip install 'flashtrain[low-bit]'."
         ) from error
 
@@ -93,15 +101,15 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise UserError("model.adapter=lora needs the package peft: pip install 'flashtrain[hub]'.") from error
-    module.name_or_path = name  # what the adapters say that they are for
+        raise UserError("model.adapter=lora needs the package peft. Run pip install 'flashtrain[hub]'.") from error
+    module.name_or_path = name  # the base model that saved adapters name
     matrices = [name for name, one in module.named_modules() if getattr(one, "weight", torch.empty(0)).dim() > 1]
     config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
     try:
         module.add_adapter(config)
     except ValueError as error:
         refusal = error
-    # peft passes over a name that no layer has; of the given names it has left those that are no experts'.
+    # peft ignores names that no layer has; it has removed those of experts' matrices from its target_modules.
     for target in [] if isinstance(lora.get("target_modules"), str) else sorted(config.target_modules or ()):
         if not any(f".{name}".endswith(f".{target}") for name in matrices):
             raise unknown("layer in model.adapter_targets", target, {name.rpartition(".")[2] for name in matrices})
@@ -110,7 +118,7 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
 
 
 def _check_adapters(model: HuggingFaceDecoder) -> None:
-    """UserError for an adapter of a matrix that another layer has too."""
+    """Raise UserError for an adapter of a matrix that two layers share."""
     names: dict[int, list[str]] = {}
     for name, weight in model.module.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name.removesuffix(".weight").removesuffix(".base_layer"))
@@ -119,18 +127,18 @@ def _check_adapters(model: HuggingFaceDecoder) -> None:
             if len(names[id(weight)]) > 1:
                 raise UserError(
                     f"model.adapter_targets: {' and '.join(names[id(weight)])} are one matrix (tie_word_embeddings), "
-                    "and an adapter of one would be merged into both: choose other layers, such as all-linear."
+                    "so that an adapter of one would be merged into both. Use other layers, such as all-linear."
                 )
 
 
 def _stretch(config: Any, context: int | None, base: float | None, factor: float | None, where: str) -> None:
-    """Make the configuration's positions serve `context` tokens. UserError: learned ones are too few."""
+    """Extend the configuration's positions to `context` tokens; UserError where learned ones are too few."""
     trained = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     if rotary is None:
         for name, value in (("rope_base", base), ("rope_factor", factor)):
             if value is not None:
-                raise UserError(f"model.{name}={value:g} is for rotary positions, and {where} has none.")
+                raise UserError(f"model.{name}={value:g} needs rotary positions, but {where} has none.")
         if context is not None and trained is not None and context > trained:
             raise UserError(f"context={context} is longer than the {trained} learned positions of {where}.")
         return
@@ -143,22 +151,21 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
         return
     if base is None and factor is None and rotary.get("rope_type", "default") == "default":
         _say_once(
-            f"context={context} is {context / trained:g} times the {trained} that {where} was trained with; "
-            f"model.rope_factor={context / trained:g} would slow its rotary angles for it."
+            f"context={context} is {context / trained:g} times the {trained} in the configuration of {where}. Consider "
+            f"model.rope_factor={context / trained:g} (RoPE scaling)."
         )
     config.max_position_embeddings = context
 
 
 @cache
 def _say_once(line: str) -> None:
-    """The settings are checked, and later built."""
-    say(line)
+    say(line)  # once, although settings are first checked and later built
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> HuggingFaceDecoder:
-    """model=huggingface. vocab_size: of the text's tokenizer, which may make no more tokens than the model knows."""
+    """Build model=huggingface from its settings. vocab_size: The tokenizer's, at most the model's."""
     if settings.path is None and settings.config is None:
-        raise UserError("model=huggingface needs model.path=..., a transformers folder or a name of the hub.")
+        raise UserError("model=huggingface needs model.path=FOLDER_OR_HUB_NAME.")
     lora = None
     if settings.adapter is not None:
         targets = settings.target_names()
@@ -183,14 +190,14 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> Hu
     known = model.shape.vocab_rows
     if vocab_size > known:
         raise UserError(
-            f"the tokenizer makes {vocab_size:,} tokens, and {settings.path or settings.config} knows {known:,}: "
-            "choose the tokenizer that it was trained with (data.tokenizer=huggingface, where that is beside it)."
+            f"the tokenizer has {vocab_size:,} tokens, but {settings.path or settings.config} only {known:,}. Use the "
+            "tokenizer that it was trained with (data.tokenizer=huggingface reads it from the model's folder)."
         )
     return model
 
 
 def check(settings: Any, *, vocab_size: int, context: int) -> None:
-    """Raise what build would, before any text is read."""
+    """Raise build's errors before any text is read."""
     build(settings, vocab_size=vocab_size, context=context, attention="flash")
 
 

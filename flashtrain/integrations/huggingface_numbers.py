@@ -1,7 +1,4 @@
-"""What a transformers model is, in numbers: its sizes, its floating-point operations, what it does to its logits.
-
-All of it is known on the meta device, before any weight is read.
-"""
+"""Sizes, FLOPs and losses of a transformers model, known on the meta device before any weight is read."""
 
 from __future__ import annotations
 
@@ -20,13 +17,18 @@ from flashtrain.models.cache import spread_sequence
 
 @dataclass(frozen=True)
 class HuggingFaceShape:
-    """The numbers of a transformers configuration from which memory and traffic are estimated.
+    """The sizes of a transformers model from which memory and communication are estimated.
 
-    ffn: the inner width that a token passes, of all experts that it is sent to. activation: "swiglu" where two inner
-    matrices read the input, else "gelu". positions: "rotary" or "learned". frozen: parameters that get no gradient.
-    outside: parameters of no layer. quantized: of the frozen ones, those in 4 bits. turned_alone: of queries and keys
-    only what positions turned is kept for the backward, as each is a projection of its own and nothing normalises it.
-    pieces_by_autograd: the feed-forward's pieces are not computed by our operator, which holds less of a gated one's.
+    Args:
+        ffn: Inner width per token, summed over the experts that it is routed to.
+        activation: "swiglu" where two inner matrices read the input, else "gelu".
+        positions: "rotary" or "learned".
+        frozen: Parameters without gradients.
+        outside: Parameters outside of the layers.
+        quantized: Frozen parameters in 4 bits.
+        turned_alone: Whether only rotated queries and keys are stored for the backward: separate projections, no norm.
+        pieces_by_autograd: Whether autograd computes the feed-forward's pieces instead of our operator, which stores
+            less for a gated one.
     """
 
     vocab_size: int
@@ -48,7 +50,7 @@ class HuggingFaceShape:
 
 
 def shape_of(module: Any) -> HuggingFaceShape:
-    """The shape of a transformers decoder, by its configuration and its modules' names."""
+    """The shape of a transformers decoder, from its configuration and its modules' names."""
     config, layers = module.config.get_text_config(), decoder_layers(module)
     heads = config.num_attention_heads
     experts = getattr(config, "num_experts_per_tok", None)
@@ -81,14 +83,14 @@ def shape_of(module: Any) -> HuggingFaceShape:
 
 
 def learned_positions(module: Any) -> Tensor | None:
-    """The table of a model's learned positions; None where they are computed."""
+    """A model's table of learned positions; None where positions are computed."""
     tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
     return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
 
 
 def flops_per_token(module: Any, length: int) -> float:
-    """As GPT2.flops_per_token, of the experts that a token is sent to and of the keys that each layer's window lets it
-    see. A frozen matrix has no gradient of its own, so that it costs two thirds."""
+    """As GPT2.flops_per_token, for the experts that a token is routed to and the keys in each layer's window. A frozen
+    matrix costs two thirds, since it has no gradient."""
     config = module.config.get_text_config()
     looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
     looked_up -= {id(module.get_output_embeddings().weight)}
@@ -105,7 +107,7 @@ def flops_per_token(module: Any, length: int) -> float:
 
 
 def _seen(config: Any, length: int) -> Iterator[float]:
-    """For each layer the keys that a token sees on average in a sequence of `length` tokens."""
+    """For each layer the mean number of keys that a token sees in a sequence of `length` tokens."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     for kind in kinds:
@@ -117,17 +119,17 @@ def _seen(config: Any, length: int) -> Iterator[float]:
 
 
 class Balance(NamedTuple):
-    """The loss by which a model's routers send experts alike many tokens, as transformers' load_balancing_loss_func has
-    it: the product of shares and mean probabilities, over the tokens of all layers, and of all devices."""
+    """The routers' load-balancing loss, as transformers' load_balancing_loss_func: the product of experts' shares and
+    mean probabilities over the tokens of all layers and devices."""
 
     coefficient: float
     experts: int
     top: int
 
     def loss(self, router_logits: Sequence[Tensor], batch: int) -> Tensor:
-        """router_logits: (tokens, experts) of each layer, or of its pieces one after the other. batch: B."""
+        """router_logits: (tokens, experts) for each layer, or for each of its pieces in order. batch: B."""
         spread, sums, first = spread_sequence(), [], 0
-        if spread is not None:  # of this device's tokens those that are no padding
+        if spread is not None:  # 1 for this device's tokens, 0 for padding
             real = spread.dealt(torch.ones(batch, spread.length, device=router_logits[0].device)).flatten()
         for logits in router_logits:
             chances = logits.flatten(0, -2).softmax(-1)
@@ -143,7 +145,7 @@ class Balance(NamedTuple):
 
 
 def balance_of(module: Any) -> Balance | None:
-    """What transformers adds to the loss of a model of experts; None where it adds nothing."""
+    """The balancing loss that transformers adds for a mixture of experts; None where it adds none."""
     config, own = module.config.get_text_config(), vars(sys.modules[type(module).__module__])
     if "load_balancing_loss_func" not in own or not getattr(config, "output_router_logits", False):
         return None
@@ -152,7 +154,7 @@ def balance_of(module: Any) -> Balance | None:
 
 
 class Head(NamedTuple):
-    """How logits come from lm_head's: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
+    """Logits from lm_head's output x: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
 
     scale: float
     softcap: float
@@ -160,9 +162,9 @@ class Head(NamedTuple):
 
 @torch.no_grad()
 def head_of(module: Any) -> Head | None:
-    """What a model does with lm_head's logits, found by asking it about a few numbers; None where it is something else.
+    """The scale and softcap that a model applies to lm_head's output, from a trial; None for any other function.
 
-    The model's own forward runs, with its body replaced by given states and its lm_head by nothing.
+    The trial runs the model's forward with fixed states in place of its body and without lm_head.
     """
     head, config = module.get_output_embeddings(), module.config.get_text_config()
     if not isinstance(head, nn.Linear) or head.bias is not None:
@@ -171,11 +173,11 @@ def head_of(module: Any) -> Head | None:
     head_name = next(name for name, one in module.named_modules() if one is head)
     body_name, body = body_of(module)
     try:
-        module._modules[body_name] = _Says(_states(probe), body)
+        module._modules[body_name] = _FixedStates(_states(probe), body)
         module.set_submodule(head_name, nn.Identity())
         with torch.device("cpu"):  # whatever the model is built on
             logits = module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False).logits
-    except Exception:  # noqa: BLE001 - whatever it is, the whole model will compute its logits by itself
+    except Exception:  # noqa: BLE001 - whatever failed, the model will compute its logits itself
         return None
     finally:
         module._modules[body_name] = body
@@ -189,7 +191,7 @@ def head_of(module: Any) -> Head | None:
 
 
 def _states(hidden: Tensor) -> Any:
-    """A body's output with these states, and None for whatever else a head may look for in it."""
+    """A body's output with these states, and None for any other attribute that a head may read."""
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     class States(BaseModelOutputWithPast):
@@ -199,8 +201,8 @@ def _states(hidden: Tensor) -> Any:
     return States(last_hidden_state=hidden)
 
 
-class _Says(nn.Module):
-    """In the place of a model's body: says what it was given, and is else as the body is."""
+class _FixedStates(nn.Module):
+    """Replaces a model's body: returns fixed states, and has the body's attributes."""
 
     def __init__(self, states: Any, body: nn.Module) -> None:
         super().__init__()

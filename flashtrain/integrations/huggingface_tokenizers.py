@@ -1,10 +1,10 @@
-"""A tokenizer in the form that transformers' AutoTokenizer reads from an export: the same ids for the same text.
+"""Saving a tokenizer for transformers' AutoTokenizer, with the same ids for the same text.
 
     how = save_tokenizer(tokenizer, "for_transformers", context=1024)
     # transformers.AutoTokenizer.from_pretrained("for_transformers")
 
-One thing differs, and is meant to: where a text spells a special token ("<|endoftext|>"), transformers takes it for
-that token, unless it is called with split_special_tokens=True; ours take it for text like any other.
+One difference is intended: where a text spells a special token ("<|endoftext|>"), ours read it as ordinary text, while
+transformers reads it as the token unless it is called with split_special_tokens=True.
 """
 
 from __future__ import annotations
@@ -33,13 +33,18 @@ def save_tokenizer(
     special: SpecialTokens | None = None,
     segments: bool = False,
 ) -> str:
-    """Writes folder/tokenizer.json and tokenizer_config.json, which flashtrain's load_tokenizer reads too; returns, in
-    a few words, what the export has.
+    """Save tokenizer.json and tokenizer_config.json, which flashtrain's load_tokenizer reads too.
 
-    context: the longest text, in tokens, that the model takes (None: any). special: the tokens of a BERT's samples,
-    which transformers then puts around a text; None: a decoder's tokenizer, which adds nothing. segments: whether the
-    model takes token_type_ids.
-    OSError: an unwritable folder.
+    Args:
+        context: The model's longest text in tokens (None: any).
+        special: A BERT's special tokens, which transformers then puts around a text (None: a decoder's tokenizer).
+        segments: Whether the model takes token_type_ids.
+
+    Returns:
+        Whether AutoTokenizer reads the result, in words.
+
+    Raises:
+        OSError: An unwritable folder.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         return NONE
@@ -49,7 +54,7 @@ def save_tokenizer(
     config: dict[str, Any] = {**tokenizer.config, **({} if special is None else ROLES)}
     if special is not None and library.token_to_id("[UNK]") is not None:
         config["unk_token"] = "[UNK]"
-    # Without this transformers hands token_type_ids to a GPT-2 too, which would add an embedding for them.
+    # Without this entry transformers passes token_type_ids to a GPT-2 too, which would add an embedding for them.
     config["model_input_names"] = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
     config[MARK] = {"kind": tokenizer.kind}
     if context is not None:
@@ -62,8 +67,8 @@ def save_tokenizer(
 
 
 def _takes(library: Library, special: SpecialTokens) -> bool:
-    """Give the library's tokenizer a BERT's four tokens, and put them around texts; whether they have these ids."""
-    # Those past a tokenizer's own are added in the order of their ids; WordPiece has its own already.
+    """Add a BERT's four tokens to the library's tokenizer; returns whether they have these ids."""
+    # New tokens are added in the order of their ids; WordPiece has them already.
     library.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in NAMES.values()])
     if library.post_processor is None:
         library.post_processor = processors.TemplateProcessing(

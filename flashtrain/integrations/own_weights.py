@@ -1,4 +1,4 @@
-"""flashtrain's own export: any of its models as model.safetensors and a config.json that says what model it is."""
+"""flashtrain's own weight format: model.safetensors with a config.json from which the model can be rebuilt."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from flashtrain.errors import UserError, unknown
 from flashtrain.integrations.weight_files import write_folder
 
 FORMAT = "flashtrain"
-# Each kind of model by the name it has in config.json: (its configuration, the module), names of flashtrain.models.
+# Models by their name in config.json: (configuration class, module class), names in flashtrain.models.
 MODELS = {"gpt2": ("GPT2Config", "GPT2"), "bert": ("BertConfig", "Bert")}
 OWN = "flashtrain's own layout: flashtrain.integrations' load_decoder or load_bert reads it"
 
 
 def save_weights(model: Any, folder: str | Path) -> str:
-    """Writes folder/model.safetensors (the state dict, in its own dtype) and folder/config.json; returns, in words,
-    which layout that is. load_decoder and load_bert read it.
+    """Save a flashtrain model as model.safetensors (its state dict, in its dtype) and config.json.
 
-    UserError: a model of an unknown kind. OSError: a folder that cannot be written.
+    Returns:
+        The layout, in words. load_decoder and load_bert read it.
+
+    Raises:
+        UserError: A model of an unknown kind.
+        OSError: An unwritable folder.
     """
     for name, (_, module) in MODELS.items():
         if isinstance(model, getattr(models, module)):
@@ -32,12 +36,9 @@ def save_weights(model: Any, folder: str | Path) -> str:
 
 
 def own_config(content: Mapping[str, Any], kind: str, where: str | Path) -> Any:
-    """The configuration of a model of this kind in a config.json that save_weights wrote; None in another program's.
-
-    UserError: it is of another kind.
-    """
+    """The model configuration in save_weights' config.json, None for another program's; UserError for another kind."""
     if content.get("format") != FORMAT:
         return None
     if content["model"] != kind:
-        raise UserError(f"{where} holds a {content['model']}: expected a {kind}.")
+        raise UserError(f"{where} contains a {content['model']}: expected a {kind}.")
     return getattr(models, MODELS[kind][0])(**content["config"])

@@ -1,11 +1,11 @@
-"""torch's scaled_dot_product_attention calls, sent through our kernels while a context is open.
+"""Routing of torch's scaled_dot_product_attention calls to our kernels within a context.
 
     with route_sdpa() as routing:
         loss = model(batch)                  # any code that calls torch.nn.functional.scaled_dot_product_attention
         loss.backward()
     print(routing)                           # routed 24 calls; left 2 to torch: head dimension 512 (2)
 
-L queries, S keys, E head dim, as in torch's documentation.
+Shapes, as in torch's documentation: L queries, S keys, E head dimension.
 """
 
 from __future__ import annotations
@@ -31,31 +31,33 @@ TORCHS = F.scaled_dot_product_attention
 # torch 2.13's own switch, torch.nn.attention.activate_flash_attention_impl, is for CUDA alone, reached only by calls in
 # 16 bits without attn_mask, and counts nothing.
 class route_sdpa:  # noqa: N801  (used like a function: with route_sdpa(): ...)
-    """While open, scaled_dot_product_attention calls run on our kernels where those apply; the rest stays torch's.
+    """Context within which scaled_dot_product_attention calls run on our kernels where these support them.
 
-    devices: device types of the tensors to route, "cuda" by default; ("cuda", "cpu") also computes CPU tensors by
-    flashtrain_kernels, for tests.
+    The function in torch.nn.functional is replaced for all threads of the process; nn.MultiheadAttention calls it too.
+    A name imported earlier (from torch.nn.functional import ...) stays torch's. Results equal torch's up to rounding,
+    except that a query without visible keys gives 0, and that dropout draws its own random numbers. Left to torch:
+    other devices, GPUs before sm_80, dtypes other than float16, bfloat16 and float32, head dimensions over 256, empty,
+    nested and subclassed tensors, torch.func transforms, torch.jit traces, and calls that our function rejects.
 
-    torch.nn.functional's function is replaced, for all threads of the process; nn.MultiheadAttention calls it too. A
-    name that a module imported before (from torch.nn.functional import ...) stays torch's. Results are those of torch
-    up to rounding, except that a row whose every key is hidden gives 0, and that dropout draws its own random numbers.
-    Left to torch: other devices, GPUs before sm_80, dtypes other than float16, bfloat16 and float32, head dimensions
-    over 256, empty, nested and subclassed tensors, torch.func transforms, torch.jit traces, and everything our function
-    refuses.
+    With activation checkpointing, keep the context open during the backward, which recomputes the forward. A function
+    compiled by torch.compile within the context has the kernels in its graph, and another version outside; its calls
+    are not counted. Of nested contexts the inner one applies.
 
-    routed: how many calls were; left: a Counter of reasons for those that were not. str() gives both in one line.
+    Args:
+        devices: Device types to route; ("cuda", "cpu") also computes CPU tensors by flashtrain_kernels, for tests.
 
-    Nested, the inner one decides. With activation checkpointing, keep the context open for the backward too, which
-    calls the forward again. A function that torch.compile traces within the context has the kernels in its graph, and a
-    version of its own outside; its calls are counted neither as routed nor as left.
+    Attributes:
+        routed: Number of calls that ran on our kernels.
+        left: Counter of reasons for calls that did not. str() gives both in one line.
 
-    UserError: devices that are not device types.
+    Raises:
+        UserError: Unknown device types.
     """
 
     def __init__(self, devices: Iterable[str] = ("cuda",)) -> None:
         names = (devices,) if isinstance(devices, str) else tuple(devices)
         if not names or any(name not in ("cuda", "cpu") for name in names):
-            raise UserError(f"devices must be of 'cuda' and 'cpu', not {devices!r}.")
+            raise UserError(f"devices={devices!r}: expected 'cuda', 'cpu' or both.")
         self.devices = names
         self.routed = 0
         self.left: Counter[str] = Counter()
@@ -76,11 +78,11 @@ class route_sdpa:  # noqa: N801  (used like a function: with route_sdpa(): ...)
         )
 
     def _decided(self, *args: Any, **kwargs: Any) -> Tensor:
-        """One call: by our kernels, or by torch with the reason counted."""
+        """Compute one call by our kernels, or by torch, and count it."""
         try:
             q, k, v = _arguments(*args, **kwargs)
         except TypeError:
-            return TORCHS(*args, **kwargs)  # which says what is wrong
+            return TORCHS(*args, **kwargs)  # raises torch's own error
         reason = _reason(q, k, v, self.devices)
         if torch.compiler.is_compiling():  # no counts and no catching of errors
             return (TORCHS if reason else flashtrain_kernels.scaled_dot_product_attention)(*args, **kwargs)
@@ -101,7 +103,7 @@ def _arguments(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
 
 
 def _reason(q: Tensor, k: Tensor, v: Tensor, devices: tuple[str, ...]) -> str | None:
-    """Why a call stays torch's; None when it does not."""
+    """Why torch computes a call (None: our kernels do)."""
     for x in (q, k, v):
         if type(x) not in (Tensor, nn.Parameter) or x.is_nested:
             return f"a {type(x).__name__}" if not getattr(x, "is_nested", False) else "a nested tensor"
@@ -131,5 +133,5 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, devices: tuple[str, ...]) -> str | 
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
-    """The dtype torch would compute in: autocast's for floating-point tensors but float64."""
+    """The dtype that torch would compute in: autocast's for floating-point tensors other than float64."""
     return (autocast_dtype(x.device.type) if x.dtype in DTYPES else None) or x.dtype

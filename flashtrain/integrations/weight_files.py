@@ -1,4 +1,4 @@
-"""A folder of weights as transformers has it: config.json beside one or several safetensors files, read and written."""
+"""Reading and writing weights in transformers' folder layout: config.json and one or several safetensors files."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ SHARD_BYTES = 5 * 10**9  # of one weights file; transformers' and the hub's own 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 
+Part = tuple[str, int]  # a tensor's name and its rows
+
 
 def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and every tensor, on the CPU, of a folder (one weights file, or shards and their index) or one file.
+    """config.json and every tensor, on the CPU, of a folder (one weights file, or shards and their index) or a file.
 
-    UserError: nothing there, a file that is cut off. OSError: no config.json beside the weights.
+    UserError: nothing there, or a truncated file. OSError: no config.json next to the weights.
     """
     path = Path(folder_or_file).expanduser()
     if not path.exists():
@@ -41,8 +43,8 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, on the CPU. UserError: a file that is cut off, or is something else."""
-    # huggingface_hub 2.4's load_state_dict_from_file advises to read a file that is cut off as a pickle.
+    """Every tensor of a safetensors file, on the CPU; UserError for a truncated file or another format."""
+    # huggingface_hub 2.4's load_state_dict_from_file advises to read a truncated file as a pickle.
     try:
         return load_file(file)
     except SafetensorError as error:
@@ -50,13 +52,13 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def cut_off(file: Path, error: SafetensorError) -> UserError:
-    """What safetensors says of a file, with the file's name, which it leaves out. Returned, not raised."""
-    return UserError(f"{file} is no whole safetensors file ({error}): copy or download it again.")
+    """safetensors' error with the file's name, which it leaves out; returned, not raised."""
+    return UserError(f"{file} is not a complete safetensors file ({error}). Copy or download it again.")
 
 
-# huggingface_hub says what goes into which shard. Its save_torch_state_dict (2.4) removes the earlier files first, so
-# that a kill leaves none (40 of 40), and refuses views of a larger tensor: hence a folder of unfinished files, and
-# copies, of a shard at a time.
+# huggingface_hub assigns tensors to shards. Its save_torch_state_dict (2.4) removes the earlier files first, so that a
+# kill leaves none (40 of 40), and refuses views of a larger tensor. Hence a folder of unfinished files, and copies of
+# one shard at a time.
 def write_folder(
     folder: str | Path,
     config: Mapping[str, Any],
@@ -65,11 +67,11 @@ def write_folder(
     end_of_text: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Writes config.json and the weights (tensors from any device), all of it or nothing; returns the folder.
+    """Write config.json and the weights (from any device), all or nothing; returns the folder.
 
-    The weights are model.safetensors, or files of at most shard_bytes each (a larger tensor is one alone) with their
-    index, as transformers has them. end_of_text: of a model that generates, for generation_config.json (None: no such
-    file). OSError: the folder cannot be made or written, or the disk is full; earlier files there stay as they were.
+    The weights are model.safetensors, or files of at most shard_bytes each (a larger tensor gets its own) with an
+    index, as in transformers. end_of_text: For generation_config.json (None: no such file). OSError: an unwritable
+    folder or a full disk; earlier files then stay as they were.
     """
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,7 @@ def write_folder(
             save_file(shard, Path(unfinished, file), metadata={"format": "pt"})
         for file, content in texts.items():
             Path(unfinished, file).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        # Without a config.json there is no model: a kill from here on leaves no mixture of an earlier one and this.
+        # A folder without config.json is not a model, so that a kill from here on leaves no mixture of two models.
         for earlier in (folder / CONFIG, folder / INDEX, folder / WEIGHTS, *folder.glob(SHARDS)):
             earlier.unlink(missing_ok=True)
         for name in (*split.filename_to_tensors, *reversed(texts)):
@@ -95,18 +97,18 @@ def write_folder(
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU in memory of its own: safetensors takes no two parts of one."""
+    """The tensor on the CPU in its own memory: safetensors rejects tensors that share memory."""
     tensor = tensor.detach().cpu().contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def files_of_weights(path: Path) -> list[Path]:
-    """The safetensors files of a folder, or the one that the path is. UserError: none, or weights of another kind."""
+    """The safetensors files of a folder, or the file itself; UserError for none, or for another format."""
     if path.is_file():
         if path.suffix != ".safetensors":
             raise UserError(f"{path.name} is not a safetensors file: expected one, or a folder with one.")
         return [path]
-    if (path / INDEX).is_file():  # whatever it says, its files are in this folder
+    if (path / INDEX).is_file():  # only files in this folder, whatever it names
         return sorted({path / Path(name).name for name in read_json(path / INDEX)["weight_map"].values()})
     if (path / WEIGHTS).is_file():
         return [path / WEIGHTS]
@@ -119,22 +121,19 @@ def check_architecture(
     computation: Mapping[str, Sequence[Any]],
     where: str | Path,
 ) -> None:
-    """UserError for a transformers config.json of another architecture, or another computation, than is read.
+    """Raise UserError for a transformers config.json of another architecture or another computation.
 
-    kinds: the model_types that are read. computation: what the file may say of each entry, absent meaning the first.
+    kinds: The supported model_types. computation: Accepted values by entry, the first where an entry is left out.
     """
     given = content.get("model_type", "no model_type")
     if given not in kinds:
-        raise UserError(f"{where} holds another architecture: model_type {given}: expected {', '.join(kinds)}.")
+        raise UserError(f"{where} contains another architecture, model_type {given}: expected {', '.join(kinds)}.")
     for name, possible in computation.items():
         if content.get(name, possible[0]) not in possible:
             raise UserError(
                 f"{where}: {name}={content[name]} in {CONFIG} is not what our model computes: expected "
                 f"{' or '.join(map(str, possible))}."
             )
-
-
-Part = tuple[str, int]  # the name of a tensor, and its rows
 
 
 def converted(
@@ -145,11 +144,10 @@ def converted(
 ) -> dict[str, Tensor]:
     """The state dict of the model that `make` builds, from transformers' tensors.
 
-    parts_of: of one of ours, of so many rows, the tensors that it is made of, one below the other. Rows of ours beyond
-    them are zero: those of an embedding table that stand for no token. UserError naming a tensor that is missing
-    (None), one too many, or of another shape than config.json says.
+    parts_of: Maps our tensor's name and rows to the tensors that it consists of, one below the other. Our further rows,
+    of an embedding table, are zero. UserError: a missing tensor (shape None), an unknown one, or one of another shape.
     """
-    with torch.device("meta"):  # none of it takes memory
+    with torch.device("meta"):  # takes no memory
         ours = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
     parts = {name: parts_of(name, shape[0]) for name, shape in ours.items()}
     _check_shapes(tensors, {part: (rows, *ours[name][1:]) for name in ours for part, rows in parts[name]}, where)
@@ -167,5 +165,5 @@ def _check_shapes(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int,
     for name in [*expected, *sorted(shapes)]:
         if shapes.get(name) != expected.get(name):
             raise UserError(
-                f"{where}: '{name}' has the shape {shapes.get(name)} where {CONFIG} calls for {expected.get(name)}."
+                f"{where}: '{name}' has the shape {shapes.get(name)}: {CONFIG} expects {expected.get(name)}."
             )

@@ -74,5 +74,5 @@ def test_a_bert_is_written_and_read_and_not_taken_for_a_gpt2(tmp_path):
     config, state = load_bert(tmp_path)
     assert config == model.config
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    with pytest.raises(UserError, match=r"holds a bert: expected a gpt2"):
+    with pytest.raises(UserError, match=r"bert: expected a gpt2"):
         load_decoder(tmp_path)

@@ -147,7 +147,7 @@ def test_a_decoder_that_is_not_tied_is_refused(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"] + 1
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UserError, match=r"decoder.weight' differs .* Possible: a decoder tied to the embedding"):
+    with pytest.raises(UserError, match=r"decoder.weight' differs"):
         load_bert(folder)
 
 

@@ -114,7 +114,6 @@ def refused(part: Part, model: nn.Module, **inputs: Any) -> str:
         model(**{"input_ids": tokens(), **inputs})
     assert "\n" not in str(caught.value)
     assert UNDER in str(caught.value)
-    assert "Possible: " in str(caught.value)
     return str(caught.value)
 
 
@@ -133,9 +132,9 @@ MIDDLE = torch.tensor([[1, 1, 0, 1] * 4] * ROWS)
         ({"attention_mask": torch.ones(ROWS, 1, HELD, HELD)}, r"attention_mask of the shape (2, 1, 8, 8)"),
         ({"attention_mask": MIDDLE[:, HELD:]}, "padding between tokens"),
         ({"position_ids": torch.zeros(3, ROWS, HELD)}, "position_ids of the shape (3, 2, 8)"),
-        ({"past_key_values": a_cache()}, "past_key_values with tokens in them"),
+        ({"past_key_values": a_cache()}, "past_key_values with tokens"),
         ({"labels": tokens(), "num_items_in_batch": 5}, "num_items_in_batch"),
-        ({"cu_seq_lens_q": torch.tensor([0, 9, 16]), "cu_seq_lens_k": torch.tensor([0, 9, 16])}, "that end at 16"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9, 16]), "cu_seq_lens_k": torch.tensor([0, 9, 16])}, "end at 16"),
     ],
 )
 def test_what_a_part_cannot_be_told_is_refused(inputs: dict[str, Any], message: str) -> None:
@@ -148,20 +147,20 @@ SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused() -> None:
     config = transformers.Qwen3NextConfig(**SIZES, num_key_value_heads=2, layer_types=["linear_attention"] * 2)
     said = refused(Part(), of_config(config))
-    assert "Qwen3NextForCausalLM has layers that mix tokens in other ways than by attention (linear_attention)" in said
+    assert "Qwen3NextForCausalLM mixes tokens by linear_attention" in said
     jamba = transformers.JambaConfig(**SIZES, num_key_value_heads=2, use_mamba_kernels=False, num_experts=2)
-    assert "JambaForCausalLM has layers that mix tokens" in refused(Part(), of_config(jamba))
+    assert "JambaForCausalLM mixes tokens" in refused(Part(), of_config(jamba))
 
 
 def test_positions_and_losses_of_a_models_own_making_are_refused() -> None:
     opt = of_config(transformers.OPTConfig(**{**SIZES, "word_embed_proj_dim": 32}, ffn_dim=48))
-    assert "OPTForCausalLM makes positions of its tokens in a way of its own" in refused(Part(), opt)
+    assert "OPTForCausalLM may not count positions from 0" in refused(Part(), opt)
     config = huggingface_models.llama(num_labels=3)
     judge = transformers.LlamaForSequenceClassification._from_config(
         config, attn_implementation=register_with_transformers()
     )
     said = refused(Part(), judge, labels=torch.zeros(ROWS, dtype=torch.long))
-    assert "labels given to LlamaForSequenceClassification, which computes its loss in a way of its own" in said
+    assert "LlamaForSequenceClassification computes its loss itself" in said
 
 
 def test_queries_that_are_scaled_by_positions_of_a_device_are_refused() -> None:

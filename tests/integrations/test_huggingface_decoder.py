@@ -442,9 +442,9 @@ def save_config(folder: Path, **content) -> str:
         ({"model_type": "bloom"}, "BloomForCausalLM calls .* 0 times"),
         ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8}, "mixes tokens by Conv1d, Mamba"),
         ({"model_type": "lama"}, "unknown kind of decoder in transformers 'lama'. Did you mean 'llama'"),
-        ({"model_type": "mine", "auto_map": {}}, "its model is code of its own, not run"),
-        ({}, "config.json names no model_type"),
-        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "holds quantised weights"),
+        ({"model_type": "mine", "auto_map": {}}, "its own code, never run"),
+        ({}, "config.json has no model_type"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantized weights"),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_refused(content, said, tmp_path: Path) -> None:
@@ -585,7 +585,7 @@ def test_a_mask_that_positions_cannot_say_is_refused() -> None:
     ids = tiny.tokens(1, sum(DOCUMENTS))
     whole = masks.causal(sum(DOCUMENTS))
     for mask, positions in ((whole, tiny.positions(DOCUMENTS)), (whole, None)):
-        with pytest.raises(UserError, match="takes the mask of packed documents"):
+        with pytest.raises(UserError, match="packed documents"):
             ours.loss(ids, labels_of(ids), positions=positions, mask=mask)
 
 

@@ -199,7 +199,7 @@ def test_mistakes_are_said_in_a_line_before_any_text_is_read(
         return folder
 
     small = changed("small", vocab_size=200)
-    assert "tokenizer makes 257 tokens, and" in refused(runs, capsys, caplog, f"model.path={small}")
+    assert "the tokenizer has 257 tokens" in refused(runs, capsys, caplog, f"model.path={small}")
     speechless = changed("speechless")
     (speechless / "tokenizer.json").unlink()
     assert "no tokenizer.json in" in refused(runs, capsys, caplog, f"model.path={speechless}")

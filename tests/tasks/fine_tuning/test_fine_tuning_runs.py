@@ -136,7 +136,7 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
     assert len(tokenizer) == theirs.config.vocab_size
     assert tokenizer("ab").input_ids == [tokenizer.cls_token_id, 97, 98, tokenizer.sep_token_id]
-    with pytest.raises(UserError, match="pooling=max is not one transformers' BERT can hold"):
+    with pytest.raises(UserError, match="pooling=max"):
         run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={tuned}"]))
     assert not list(tuned.glob("export*"))
 
