@@ -101,12 +101,7 @@ class MaskedScore(NamedTuple):
 
 
 class Bert(Trainable):
-    """The encoder with the heads that its config selects.
-
-    Args:
-        config: Sizes, family and heads.
-        attention, residual: See BertEncoder.
-    """
+    """The encoder with the heads that its config selects; attention and residual as in BertEncoder."""
 
     def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()

@@ -179,7 +179,6 @@ class BertEncoder(nn.Module):
     """Embeddings and blocks (Devlin et al. 2019), or their modern variant; every token sees its whole sequence.
 
     Args:
-        config: Sizes and family.
         attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
         residual: Dtype of the residual stream: "weights" (the weights' own) or "compute" (autocast's).
 

@@ -70,7 +70,6 @@ class Classifier(nn.Module):
     The head has one hidden layer of E with GELU. Everything inside runs under torch.compile(fullgraph=True).
 
     Args:
-        config: Sizes, inputs, positions and pattern.
         attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
 
     Raises:
@@ -331,11 +330,6 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
     Learned positions of square images are copied grid-wise to the new side (positions.grown_grid). Pixel heads that
     only one of the two models has are dropped, or stay as initialized. Additional layers come last and change nothing
     at first: their output projections are zero.
-
-    Args:
-        model: The next stage's model, changed in place.
-        config: The configuration of the model that the weights come from.
-        state: Its state dict.
 
     Raises:
         UserError: The models differ in other fields than FREE, or the new one has fewer layers.

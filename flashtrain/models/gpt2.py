@@ -165,7 +165,6 @@ class GPT2(Trainable):
     """The decoder: embedding, blocks, final norm, output head (tied to the embedding table or not).
 
     Args:
-        config: Sizes and family.
         attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
         residual: Dtype of the residual stream under autocast: "weights" (the weights' own, float32) or "compute"
             (autocast's: half the traffic, and each block's sum is rounded to it).

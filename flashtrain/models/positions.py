@@ -22,11 +22,7 @@ class RotaryPositions(nn.Module):
     """Rotary positions (Su et al. 2021, RoFormer): turns the pairs (i, i + D/2) of a head by position * base^(-2i/D).
 
     Every forward computes the angles from the positions, in float32 at least (float64 for float64 inputs). So there is
-    no table that a cast to bfloat16 would round, and no longest position.
-
-    Args:
-        head_dim: D, even.
-        base: Above 1.
+    no table that a cast to bfloat16 would round, and no longest position. head_dim must be even, base above 1.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:

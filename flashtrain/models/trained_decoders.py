@@ -133,16 +133,12 @@ def with_context(
     rope_base: float | None = None,
     rope_factor: float | None = None,
 ) -> tuple[GPT2Config, dict[str, Tensor]]:
-    """The same model for sequences of up to `context` tokens.
+    """The configuration and state dict of a trained model for sequences of up to `context` tokens.
 
     Args:
-        config, state_dict: The trained model.
         context: Tokens; no more than the model's context changes nothing.
         interpolate: Whether to stretch learned positions (C, E) to (context, E); without it they do not fit.
         rope_base, rope_factor: New values for rotary positions (None: unchanged).
-
-    Returns:
-        The configuration and state dict of the extended model.
 
     Raises:
         UserError: rope_base or rope_factor with learned positions.
