@@ -17,6 +17,7 @@ from .device_values import values_of
 from .environment import autocast_dtype
 from .forms import Form
 from .masks import SEQUENCE, BlockMask, Mask
+from .masks.constructors import check_length
 from .options import band
 
 MAX_HEAD_DIM = 256
@@ -167,14 +168,6 @@ def check_head_dim(head_dim: int) -> None:
 def check_flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
-
-
-def check_length(name: str, value: Any) -> None:
-    """A number of tokens: an integer, 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
-    if value < 0:
-        raise ValueError(f"{name} must be 0 or more, not {value}")
 
 
 def check_number(name: str, value: Any, or_none: str = "") -> None:

@@ -22,7 +22,6 @@ from .arguments import (
     check_device,
     check_flag,
     check_head_dim,
-    check_length,
     check_same,
     check_sink,
     check_softcap,
@@ -35,7 +34,7 @@ from .arguments import (
 from .device_values import values_of
 from .launch_cache import on_device
 from .masks import Mask
-from .masks.constructors import check_window
+from .masks.constructors import check_length, check_window
 from .ops import check_interpreter, unit_stride
 from .options import Options
 from .paging import check_block_table

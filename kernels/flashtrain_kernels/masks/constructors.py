@@ -105,11 +105,12 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
         raise ValueError(f"{name} must have the shape (N + 1,), one more than sequences, not {tuple(cu_seqlens.shape)}")
 
 
-def check_length(name: str, length: int) -> None:
+def check_length(name: str, length: Any, least: int = 0) -> None:
+    """A number of tokens, blocks or splits."""
     if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt)):
         raise TypeError(f"{name} must be an integer, not {type(length).__name__}")
-    if length < 0:
-        raise ValueError(f"{name} must be 0 or more, not {length}")
+    if length < least:
+        raise ValueError(f"{name} must be {least} or more, not {length}")
 
 
 def check_window(name: str, window: Any) -> None:
@@ -256,7 +257,7 @@ def causal_blockwise(segments: Documents | Tensor, *, documents: Documents | Ten
 
 def block_causal(block_size: int, documents: Documents | Tensor) -> Mask:
     """A token sees its own block and the earlier blocks of its document, blocks counted from the document's start."""
-    _check_count("block_size", block_size, 1)
+    check_length("block_size", block_size, 1)
     start, end = boundaries("documents", documents)
     return Mask(document_rows(operators.BLOCKS, start, end, count=block_size), None, start.shape[1])
 
@@ -279,7 +280,7 @@ def global_window(
         documents: None: one document, Bm = 1, made on `device`.
     """
     check_length("seqlen", seqlen)
-    _check_count("global_tokens", global_tokens, 0)
+    check_length("global_tokens", global_tokens)
     check_window("window", window)
     if documents is None:
         start = torch.zeros(1, seqlen, dtype=torch.int32, device=device)
@@ -310,13 +311,6 @@ def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) 
     if found.start.device != x.device:
         raise ValueError(f"{name} is on {x.device} and documents on {found.start.device}: they must be on one device")
     return found
-
-
-def _check_count(name: str, count: int, least: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, (int, torch.SymInt)):
-        raise TypeError(f"{name} must be an integer, not {type(count).__name__}")
-    if count < least:
-        raise ValueError(f"{name} must be {least} or more, not {count}")
 
 
 def _within(name: str, documents: Documents | Tensor, seqlen: int | None = None) -> Documents:

@@ -12,25 +12,21 @@ import triton
 import triton.language as tl
 
 from .launch import NOT_SPECIALISED, Call, Table
+from .query_tile import query_tile, seen_keys
 from .tiles import (
     RECOMPUTE_BLOCK,
     Strided,
-    bounds_of,
     has_nan,
-    head_options,
     is_finite,
     kept,
     key_position,
-    keys_of,
     load_bias,
     load_tile,
     logits,
-    query_rows,
     sees,
     store_tile,
-    with_slope,
 )
-from .traversal import key_pieces, listed_block, position_of_step, steps
+from .traversal import listed_block, position_of_step, steps
 
 # Rows a program of rows_kernel, chosen for the memory system: each is one contiguous piece of O and of dO.
 ROWS = 64
@@ -127,25 +123,9 @@ def compute_dq(
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d
-    tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
-    tile = tl.program_id(0) % tiles
-    head_index = tl.program_id(0) // tiles
-    if F.right or F.intervals:  # longest first, as in the forward kernel
-        tile = tiles - 1 - tile
-    batch = (head_index // call.heads).to(tl.int64)
-    head = (head_index % call.heads).to(tl.int64)
-    first_query = tile * BLOCK_Q
-    query = first_query + tl.arange(0, BLOCK_Q)
-    offset = tl.cast(first_query, tl.int64)
+    head_index, batch, head, first_query, offset, query = query_tile(call, F, C)
     left = call.seqlen_q - first_query
-    bounds = bounds_of(call)
-    keys = keys_of(k, v, call, table, batch, head, C.group)
-    bias = call.bias + batch * call.bias_batch + head * call.bias_head
-    options = head_options(head, bias, call, F)
-    intervals = call.intervals + batch * call.interval_batch
-    row = with_slope(query_rows(query[:, None], batch, bounds, intervals, call.plane, F), options, F)
-    table_base = table.rows + batch * table.batch + head * table.head
-    pieces = key_pieces(first_query, bounds, table_base, table.row, F, BLOCK_Q, BLOCK_K)
+    bounds, keys, options, row, pieces = seen_keys(batch, head, first_query, query, k, v, call, table, F, C)
     q_base = q.pointer + batch * q.batch + head * q.head + offset * q.row
     dout_base = dout.pointer + batch * dout.batch + head * dout.head + offset * dout.row
     q_tile = load_tile(q_base, q.row, left, True, BLOCK_Q, C.head_dim, BLOCK_D)

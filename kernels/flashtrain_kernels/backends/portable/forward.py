@@ -23,26 +23,22 @@ from .launch import (
     table_of,
     tiling_of,
 )
+from .query_tile import query_tile, seen_keys
 from .tile_table import Tile
 from .tiles import (
     RECOMPUTE_BLOCK,
     Strided,
-    bounds_of,
     has_nan,
-    head_options,
     is_finite,
     kept,
     key_position,
-    keys_of,
     load_bias,
     load_tile,
     logits,
-    query_rows,
     sees,
     store_tile,
-    with_slope,
 )
-from .traversal import key_pieces, listed_block, position_of_step, steps
+from .traversal import listed_block, position_of_step, steps
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
 _NOTHING = tl.constexpr(-3.0e38)
@@ -129,25 +125,10 @@ def forward_kernel(
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d
-    # The tiles of a head run next to each other, heads of one key/value group too: they share K and V in the L2 cache.
-    tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
-    tile = tl.program_id(0) % tiles
-    head_index = tl.program_id(0) // tiles
-    if F.right or F.intervals:  # late queries mostly see most: longest first, so that none runs alone at the end
-        tile = tiles - 1 - tile
-    batch = (head_index // call.heads).to(tl.int64)
-    head = (head_index % call.heads).to(tl.int64)
-    first_query = tile * BLOCK_Q
-    query = first_query + tl.arange(0, BLOCK_Q)
-    offset = tl.cast(first_query, tl.int64)
-    bounds = bounds_of(call)
-    keys = keys_of(Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides), call, table, batch, head, C.group)
-    bias = call.bias + batch * call.bias_batch + head * call.bias_head
-    options = head_options(head, bias, call, F)
-    intervals = call.intervals + batch * call.interval_batch
-    rows = with_slope(query_rows(query[:, None], batch, bounds, intervals, call.plane, F), options, F)
-    table_base = table.rows + batch * table.batch + head * table.head
-    pieces = key_pieces(first_query, bounds, table_base, table.row, F, BLOCK_Q, BLOCK_K)
+    k = Strided(k_ptr, *k_strides)
+    v = Strided(v_ptr, *v_strides)
+    head_index, batch, head, first_query, offset, query = query_tile(call, F, C)
+    bounds, keys, options, rows, pieces = seen_keys(batch, head, first_query, query, k, v, call, table, F, C)
     q_base = q.pointer + batch * q.batch + head * q.head + offset * q.row
     q_tile = load_tile(q_base, q.row, call.seqlen_q - first_query, True, BLOCK_Q, C.head_dim, BLOCK_D)
 

@@ -7,12 +7,11 @@ the three tables, which judges the other side's tiles a chunk at a time and coun
 the last that can matter only, or tiles times tiles would be judged.
 """
 
-import contextlib
-
 import torch
 import triton
 import triton.language as tl
 
+from ...launch_cache import on_device
 from ...masks.mask import empty_tables
 from .launch import Launch, ceil_div
 
@@ -358,7 +357,7 @@ def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Laun
 def plan(queries, keys, seqlen_k, blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Allocate and fill the three tables."""
     tables = empty_tables(queries, seqlen_k, blocks)
-    with torch.cuda.device(queries.device) if queries.is_cuda else contextlib.nullcontext():
+    with on_device(queries.device):
         for launch in plan_launches(queries, keys, seqlen_k, blocks, tables):
             launch.run()
     return tables
