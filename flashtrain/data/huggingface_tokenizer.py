@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from flashtrain.data.bpe import END_OF_TEXT
 from flashtrain.data.library_tokenizer import CONFIG, FILE, TAKEN_AS_IT_IS, LibraryTokenizer, read_tokenizer
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, first_line
 from flashtrain.files.json_files import read_json
 
 MAP, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -82,7 +82,12 @@ def _made_by_transformers(folder: Path) -> Tokenizer:
     """The tokenizer of a folder without tokenizer.json."""
     from transformers import AutoTokenizer
 
-    made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    try:
+        made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:  # most of which do not name the folder
+        raise UserError(
+            f"no tokenizer.json in {folder}, and transformers makes no tokenizer of it: {first_line(error)}"
+        ) from error
     return Tokenizer.from_str(made.backend_tokenizer.to_str())
 
 

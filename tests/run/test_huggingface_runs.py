@@ -202,7 +202,7 @@ def test_mistakes_are_said_in_a_line_before_any_text_is_read(
     assert "the tokenizer has 257 tokens" in refused(runs, capsys, caplog, f"model.path={small}")
     speechless = changed("speechless")
     (speechless / "tokenizer.json").unlink()
-    assert "no tokenizer.json in" in refused(runs, capsys, caplog, f"model.path={speechless}")
+    assert f"no tokenizer.json in {speechless}" in refused(runs, capsys, caplog, f"model.path={speechless}")
     assert "needs model.path" in refused(
         runs, capsys, caplog, "model.path=null", "data.tokenizer=bytes", "hardware.demo=never"
     )
