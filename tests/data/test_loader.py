@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lightning_fabric.utilities.types import _Stateful
-from torch.utils.data import DistributedSampler
 
 from flashtrain.data.loader import FixedSampler, ResumableLoader, StepSampler
 from flashtrain.data.packing import PackedSamples, Spans
@@ -96,11 +94,6 @@ def resumed(state, **options):
     loader = make(**options)
     loader.load_state_dict(state)
     return loader
-
-
-def test_it_is_what_lightning_takes_for_resumable_and_leaves_alone():
-    assert isinstance(make(), _Stateful)
-    assert isinstance(make().sampler, DistributedSampler)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

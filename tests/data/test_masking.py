@@ -46,17 +46,6 @@ def test_of_the_chosen_four_in_five_are_masked_one_in_ten_is_random_and_one_in_t
     assert len(np.unique(others)) > 45
 
 
-def test_a_samples_masks_follow_from_its_keys_and_not_from_its_neighbours():
-    tokens, samples = samples_of([30, 20, 25])
-    numbers = np.array([7, 8, 9])[samples]
-    together = mask_tokens(tokens, samples, SPECIAL, keys=(0, 2, numbers))
-    second = samples == 1
-    alone = mask_tokens(tokens[second], np.zeros(second.sum()), SPECIAL, keys=(0, 2, 8))
-    assert np.array_equal(alone.tokens, together.tokens[second])
-    another = mask_tokens(tokens[second], np.zeros(second.sum()), SPECIAL, keys=(0, 3, 8))
-    assert not np.array_equal(alone.positions, another.positions)
-
-
 def test_every_place_is_chosen_about_as_often():
     tokens, samples = samples_of([20] * 4000)
     positions = mask_tokens(tokens, samples, SPECIAL, keys=(5, samples)).positions

@@ -152,12 +152,6 @@ def test_a_state_that_is_of_something_else_is_one_line(data):
         loader.load_state_dict({**state, "streams": [state["streams"][0]] * 2})
 
 
-def test_mistakes_of_the_text_are_raised_where_batches_are_taken(data, corpus):
-    (corpus / "99.jsonl").write_text('{"body": "x"}')
-    with pytest.raises(UserError, match="no column 'text'"):
-        list(data(total_steps=500).train_dataloader())
-
-
 def test_what_needs_a_trained_tokenizer_or_more_text_says_so(tmp_path):
     with pytest.raises(UserError, match="no tokenizer can be trained on streamed text"):
         StreamingDataModule(FilesSource(tmp_path), "bpe")

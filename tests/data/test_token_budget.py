@@ -55,7 +55,11 @@ def test_every_sample_is_used_once_an_epoch(lengths, rows, most, seed):
     while plan.state.next_number - len(plan.state.waiting) < 3 * len(lengths) or min(
         plan.state.waiting, default=plan.state.next_number
     ) < 2 * len(lengths):
-        used += samples_of(plan, 1)
+        step = plan.next_step()
+        used += [number for row in step for number in row]
+        assert len(step) == rows
+        assert max(sum(lengths[number % len(lengths)] for number in row) for row in step) <= 40
+        assert max(map(len, step)) <= (most or 40)
     counts = np.bincount(used)
     assert counts.max() == 1
     assert (counts[: 2 * len(lengths)] == 1).all()

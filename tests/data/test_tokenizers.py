@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flashtrain.data.tokenizers import (
     ByteTokenizer,
@@ -23,14 +21,6 @@ TEXTS = ["the cat sat on the mat", "a cat and another cat", "the end"] * 5
 @pytest.fixture(params=["bytes", "bpe"])
 def tokenizer(request) -> Tokenizer:
     return make_tokenizer(TokenizerSpec(request.param, vocab_size=300), lambda: TEXTS)
-
-
-@given(st.text())
-def test_bytes_are_the_utf8_of_the_text(text):
-    tokenizer = ByteTokenizer()
-    ids = tokenizer.encode(text)
-    assert ids == list(text.encode())
-    assert tokenizer.decode(ids) == text
 
 
 def test_the_byte_tokenizer_has_257_tokens_the_last_for_the_end_of_text():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import transformers
 from torch import Tensor
@@ -9,102 +12,59 @@ from torch import Tensor
 from flashtrain.integrations import register_with_transformers
 
 VOCABULARY = 61
-_LLAMA_LIKE = {
+_SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
     "bos_token_id": 1,
-    "eos_token_id": None,
 }
+LLAMA_LIKE = {**_SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": 1}
 _ALTERNATING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
+_CHUNKS = {"attention_chunk_size": 5, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2}
+_CAPS = {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 4}
+_LOCAL = {"num_hidden_layers": 3, "local_attention": 8, "global_attn_every_n_layers": 2}
 
 
-def gpt2(**changes) -> transformers.GPT2Config:
-    sizes = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-    ends = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
-    return transformers.GPT2Config(**{**sizes, **no_dropout, **ends, **changes})
+def _config(kind: str, **sizes) -> Callable[..., transformers.PretrainedConfig]:
+    """What makes its configuration, of these sizes and what a test changes; generation ends nowhere."""
+    return partial(transformers.AutoConfig.for_model, kind, **sizes)
 
 
-def bert(**changes) -> transformers.BertConfig:
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    rest = {"intermediate_size": 48, "max_position_embeddings": 64}
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return transformers.BertConfig(**{**sizes, **rest, **no_dropout, **changes})
+def _like_llama(kind: str, **sizes) -> Callable[..., transformers.PretrainedConfig]:
+    return _config(kind, **{**LLAMA_LIKE, "eos_token_id": None, **sizes})
 
 
-def modernbert(**changes) -> transformers.ModernBertConfig:
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
-    rest = {
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "local_attention": 8,
-        "global_attn_every_n_layers": 2,
-    }
-    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
-    return transformers.ModernBertConfig(**{**sizes, **rest, **tokens, "pad_token_id": 0, **changes})
+def _of_two_heads(kind: str, **sizes) -> Callable[..., transformers.PretrainedConfig]:
+    return _config(kind, **{**_SIZES, "num_attention_heads": 2, **sizes})
 
 
-def llama(**changes) -> transformers.LlamaConfig:
-    return transformers.LlamaConfig(**{**_LLAMA_LIKE, **changes})
-
-
-def qwen2(**changes) -> transformers.Qwen2Config:
-    return transformers.Qwen2Config(**{**_LLAMA_LIKE, "use_sliding_window": True, **_ALTERNATING, **changes})
-
-
-def qwen3(**changes) -> transformers.Qwen3Config:
-    return transformers.Qwen3Config(
-        **{**_LLAMA_LIKE, "head_dim": 12, "use_sliding_window": True, **_ALTERNATING, **changes}
-    )
-
-
-def gemma2(**changes) -> transformers.Gemma2Config:
-    caps = {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 4}
-    return transformers.Gemma2Config(**{**_LLAMA_LIKE, "head_dim": 8, **_ALTERNATING, **caps, **changes})
-
-
-def gpt_oss(**changes) -> transformers.GptOssConfig:
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
-    return transformers.GptOssConfig(**{**_LLAMA_LIKE, **experts, **_ALTERNATING, **changes})
-
-
-def mistral(**changes) -> transformers.MistralConfig:
-    return transformers.MistralConfig(**{**_LLAMA_LIKE, "sliding_window": 5, **changes})
-
-
-def gemma3(**changes) -> transformers.Gemma3TextConfig:
-    return transformers.Gemma3TextConfig(
-        **{**_LLAMA_LIKE, "head_dim": 8, **_ALTERNATING, "query_pre_attn_scalar": 4, **changes}
-    )
-
-
-def olmo2(**changes) -> transformers.Olmo2Config:
-    return transformers.Olmo2Config(**{**_LLAMA_LIKE, **changes})
-
-
-def llama4_text(**changes) -> transformers.Llama4TextConfig:
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8, "intermediate_size_mlp": 48}
-    layers = {"attention_chunk_size": 5, "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2}
-    return transformers.Llama4TextConfig(**{**_LLAMA_LIKE, **experts, **layers, **changes})
-
-
+_GPT2 = {"vocab_size": VOCABULARY, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+_NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 CAUSAL = {
-    "gpt2": gpt2,
-    "llama": llama,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "gemma2": gemma2,
-    "gpt_oss": gpt_oss,
+    "gpt2": _config("gpt2", **_GPT2, **_NO_DROPOUT, bos_token_id=1, eos_token_id=None, pad_token_id=0),
+    "llama": _like_llama("llama"),
+    "qwen2": _like_llama("qwen2", use_sliding_window=True, **_ALTERNATING),
+    "qwen3": _like_llama("qwen3", head_dim=12, use_sliding_window=True, **_ALTERNATING),
+    "gemma2": _like_llama("gemma2", head_dim=8, **_ALTERNATING, **_CAPS),
+    "gpt_oss": _like_llama("gpt_oss", **_EXPERTS, **_ALTERNATING),
 }
 # What is trained through model=huggingface beside those.
-DECODERS = {**CAUSAL, "mistral": mistral, "gemma3": gemma3, "olmo2": olmo2, "llama4_text": llama4_text}
-BIDIRECTIONAL = {"bert": bert, "modernbert": modernbert}
+DECODERS = {
+    **CAUSAL,
+    "mistral": _like_llama("mistral", sliding_window=5),
+    "gemma3": _like_llama("gemma3_text", head_dim=8, **_ALTERNATING, query_pre_attn_scalar=4),
+    "olmo2": _like_llama("olmo2"),
+    "llama4_text": _like_llama("llama4_text", **_EXPERTS, intermediate_size_mlp=48, **_CHUNKS),
+}
+_ENDS = dict.fromkeys(("eos_token_id", "cls_token_id", "sep_token_id"), 1)
+BIDIRECTIONAL = {
+    "bert": _of_two_heads("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    "modernbert": _of_two_heads("modernbert", **{**_LOCAL, **_ENDS}),
+}
 KINDS = {**DECODERS, **BIDIRECTIONAL}
 
 

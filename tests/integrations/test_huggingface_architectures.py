@@ -43,7 +43,7 @@ def test_a_model_with_attention_of_its_own_stays_on_it_or_is_refused_when_it_is_
 def test_such_a_model_within_another_is_refused_too():
     name = register_with_transformers()
     parts = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
-        huggingface_models.bert(), transformers.RoFormerConfig(**SIZES)
+        huggingface_models.KINDS["bert"](), transformers.RoFormerConfig(**SIZES)
     )
     model = transformers.EncoderDecoderModel(parts)
     model.set_attn_implementation(name)
@@ -123,7 +123,7 @@ class Alone(Judge):
 
 def test_a_users_own_model_is_judged_by_what_it_calls():
     name = register_with_transformers()
-    config = huggingface_models.llama()
+    config = huggingface_models.KINDS["llama"]()
     Judge._from_config(config, attn_implementation=name)(torch.ones(1, 3, dtype=torch.long))
     with pytest.raises(UserError, match=r"Alone calls .* 0 times"):
         Alone._from_config(config, attn_implementation=name)

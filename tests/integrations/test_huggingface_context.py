@@ -62,51 +62,10 @@ def positions_seen(model: nn.Module, **inputs: Any) -> Tensor:
     return seen[0]
 
 
-def test_positions_that_are_not_given_count_the_sequence() -> None:
-    assert torch.equal(positions_seen(ours(), input_ids=tokens()), torch.arange(HELD, LENGTH)[None])
-
-
 def test_a_row_of_positions_for_all_rows_is_dealt() -> None:
     given = 3 * torch.arange(LENGTH)[None]
     found = positions_seen(ours(), input_ids=tokens(), position_ids=given)
     assert torch.equal(found, given[:, HELD:])
-
-
-def test_without_a_shared_sequence_nothing_changes() -> None:
-    model = ours()
-    expected = model(input_ids=tokens()).logits
-    assert torch.equal(model(tokens(), position_ids=torch.arange(HELD)[None]).logits, expected)
-
-
-def test_documents_windows_and_padding_are_the_whole_sequences() -> None:
-    model = ours("qwen2", sliding_window=5)
-    starts = huggingface_models.positions([3, 7, 6])
-    part = Part(starts)
-    with spread_over(part):
-        model(tokens(), position_ids=starts[:, HELD:], use_cache=False)
-    windowed, full = (asked["mask"].dense()[0] for asked in part.asked)
-    ids = torch.tensor([0] * 3 + [1] * 7 + [2] * 6)
-    causal = masks.document(ids[None], causal=True)
-    assert torch.equal(full, causal.dense()[0])
-    near = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)) < 5
-    assert torch.equal(windowed, causal.dense()[0] & near)
-
-    padding = huggingface_models.padding(LENGTH, [16, 11], "left")
-    part = Part(padding)
-    with spread_over(part):
-        ours()(tokens(), attention_mask=padding[:, HELD:])
-    first, second = (asked["mask"] for asked in part.asked)
-    assert first is second  # a mask for all layers of a kind
-    assert torch.equal(first.dense()[1], masks.causal(LENGTH).dense()[0] & padding[1].bool())
-
-
-def test_labels_are_shifted_over_the_end_of_a_part_and_counted() -> None:
-    labels = torch.arange(ROWS * LENGTH).view(ROWS, LENGTH)
-    labels[0, 10:] = -100
-    part = Part(labels)
-    shifted = part.next_labels(part.dealt(labels))
-    assert torch.equal(shifted[1], torch.tensor([*range(25, 32), -100]))
-    assert float(part.weight) == DEGREE * 8 / 24  # 1 + 7 of 9 + 15
 
 
 def refused(part: Part, model: nn.Module, **inputs: Any) -> str:
@@ -155,7 +114,7 @@ def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused() -> None:
 def test_positions_and_losses_of_a_models_own_making_are_refused() -> None:
     opt = of_config(transformers.OPTConfig(**{**SIZES, "word_embed_proj_dim": 32}, ffn_dim=48))
     assert "OPTForCausalLM may not count positions from 0" in refused(Part(), opt)
-    config = huggingface_models.llama(num_labels=3)
+    config = huggingface_models.KINDS["llama"](num_labels=3)
     judge = transformers.LlamaForSequenceClassification._from_config(
         config, attn_implementation=register_with_transformers()
     )

@@ -133,12 +133,6 @@ def test_padding_on_one_side_narrows_the_intervals_and_needs_no_key_positions(si
     assert mask.queries.dtype == torch.int32
 
 
-def test_documents_are_numbered_through_the_batch_and_counted_from_their_start():
-    mask = ours(FUNCTIONS["packed causal"]).mask
-    assert mask.queries[4].unique().tolist() == [0, 1, 2, 3, 4, 5]
-    assert torch.equal(mask.queries[2] - mask.queries[3], POSITIONS.int())
-
-
 def test_what_is_not_made_of_known_parts_is_a_dense_bias():
     prefix = theirs.or_masks(theirs.causal_mask_function, lambda b, h, q, k: k < 4)
     blocks = theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(PACKED))

@@ -17,9 +17,8 @@ LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
 def adapted(kind: str = "llama", dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> HuggingFaceDecoder:
     pytest.importorskip("peft")
-    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1}
     torch.manual_seed(0)
-    model = transformers_decoder(config=kind, changes=changes, lora={**LORA, "lora_dropout": dropout})
+    model = transformers_decoder(config=kind, changes=tiny.LLAMA_LIKE, lora={**LORA, "lora_dropout": dropout})
     model.materialise(torch.device("cpu"))
     for name, one in model.named_parameters():
         if ".lora_B" in name:
@@ -54,7 +53,7 @@ def dropping(kind: str) -> HuggingFaceDecoder:
     """A feed-forward that drops: adapters by a module, Starcoder2 and SeedOss by a function."""
     if kind == "adapters":
         return adapted(dropout=0.5)
-    changes = {**tiny._LLAMA_LIKE, "eos_token_id": 1, "residual_dropout": 0.5, "attention_dropout": 0.0}
+    changes = {**tiny.LLAMA_LIKE, "residual_dropout": 0.5, "attention_dropout": 0.0}
     torch.manual_seed(0)
     model = transformers_decoder(config=kind, changes=changes)
     model.materialise(torch.device("cpu"))

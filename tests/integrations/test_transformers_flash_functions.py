@@ -43,16 +43,6 @@ def test_a_padded_batch(forward):
     torch.testing.assert_close(got[real], wanted[real])
 
 
-def test_packed_rows_whose_longest_length_transformers_passes_as_a_tensor(forward):
-    q, k, v = tensors(1)
-    positions = torch.cat((torch.arange(5), torch.arange(S - 5)))[None]
-    _, lengths = flash.prepare_fa_kwargs_from_position_ids(positions)
-    assert isinstance(lengths[0], torch.Tensor)
-    got = forward(q, k, v, position_ids=positions)
-    mask = fk.masks.document((positions == 0).cumsum(1), causal=True)
-    torch.testing.assert_close(got, fk.reference.attention(q, k, v, mask=mask))
-
-
 def test_a_token_of_each_sequence_over_pages(forward):
     lengths, size = torch.tensor([5, 9]), 4
     q, k, v = (torch.randn(1, 2, heads, D, dtype=torch.float64) for heads in (H, K, K))
