@@ -27,19 +27,21 @@ Run = tuple[int, int]  # tokens begin .. end - 1 of a row
 def deal(
     costs: np.ndarray, edges: np.ndarray, bonds: Sequence[np.ndarray], room: int, already: Sequence[int]
 ) -> tuple[list[list[Run]], list[int]]:
-    """(the runs of each rank, ascending; the work that each rank then has).
+    """(the runs of each rank, ascending; the work of each rank).
 
-    costs: (S,) integers, what each token's queries cost. edges: (pieces + 1,) where pieces begin, and S. bonds:
-    (pieces,) each: APART, SHARED or SAME, what holds a piece to the one before it; the first under which the work is
-    even is taken, of the last, the weakest, as much as leaves it even, and where nothing does, what comes nearest.
-    room: tokens that a rank may hold; all ranks together at least S. already: (ranks,) the work that each rank has from
-    elsewhere (earlier rows of the batch).
+    Args:
+        costs: (S,) integers, the cost of each token's query.
+        edges: (pieces + 1,), the begins of the pieces, and S.
+        bonds: each (pieces,) of APART, SHARED or SAME: what holds a piece to the one before. The first one with even
+            work is used; of the last and weakest as much as leaves the work even; failing that, the nearest to even.
+        room: tokens that a rank may hold; of all ranks together at least S.
+        already: (ranks,), the work of each rank from earlier rows of the batch.
     """
     sums = np.concatenate(([0], np.cumsum(costs, dtype=np.int64)))
     tried = [(bond, LONGEST_UNIT) for bond in bonds] + [(bonds[-1], limit) for limit in LOOSER_UNITS]
-    best: _Dealing | None = None
+    best: _Assignment | None = None
     for bond, limit in tried:
-        dealing = _Dealing(sums, edges, room, already)
+        dealing = _Assignment(sums, edges, room, already)
         dealing.deal(_units(edges, bond, limit))
         if best is None or max(dealing.work) < max(best.work):
             best = dealing
@@ -50,12 +52,12 @@ def deal(
 
 
 def is_even(work: Sequence[int]) -> bool:
-    """Whether no rank has much more to do than the mean one."""
+    """Whether no rank has more than EVEN times the mean work."""
     return max(work) * len(work) <= EVEN * sum(work)
 
 
 def _units(edges: np.ndarray, bond: np.ndarray, limit: int) -> list[Run]:
-    """The runs that are dealt together."""
+    """The runs that are assigned together."""
     units: list[Run] = []
     pieces = 0
     for begin, end, held in zip(edges[:-1].tolist(), edges[1:].tolist(), bond.tolist(), strict=True):
@@ -68,7 +70,7 @@ def _units(edges: np.ndarray, bond: np.ndarray, limit: int) -> list[Run]:
     return units
 
 
-class _Dealing:
+class _Assignment:
     """One attempt: what each rank has got so far. sums: (S + 1,) of the costs before each token."""
 
     def __init__(self, sums: np.ndarray, edges: np.ndarray, room: int, already: Sequence[int]) -> None:

@@ -66,7 +66,7 @@ class GatherKeys:
         self.size = group.size
         self.places = layout.places.to(device)
         tokens = layout.tokens.flatten(1).to(device)
-        self.dealt = tokens.clamp(min=0)
+        self.held_tokens = tokens.clamp(min=0)
         self.padding = (tokens < 0)[..., None, None, None] if layout.padding else None
         self.part = plan(local_part(mask, layout.tokens[:, group.rank], None))
 
@@ -124,10 +124,10 @@ class GatherKeys:
 
     def _reduce(self, keys: Tensor, values: Tensor) -> Coming:
         """Start adding up gradients (B, S, heads, D) over the ranks: each gets those of its tokens."""
-        dealt = take(torch.stack((keys, values), 2), self.dealt).to(summing_dtype(keys.dtype))
+        summed = take(torch.stack((keys, values), 2), self.held_tokens).to(summing_dtype(keys.dtype))
         if self.padding is not None:
-            dealt = dealt.masked_fill(self.padding, 0)
-        sent = dealt.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
+            summed = summed.masked_fill(self.padding, 0)
+        sent = summed.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
         transfer = Transfer(received, sent, [_reduce_scatter(received, sent, group=self.group, async_op=True)])
         return Coming(transfer, lambda: transfer.arrived().unbind(2))

@@ -223,8 +223,8 @@ class HeadsAndRings:
         joined = torch.cat(tensors, 2) if len(tensors) > 1 else tensors[0]
         if self.back is not None:
             joined = _put_back(joined, self.back) if self.padded else take(joined, self.back)
-        dealt = joined.unflatten(1, (self.degree, -1)).movedim(1, 0)
-        leaving.append(self._exchange(dealt, [x.shape[2] for x in tensors]))
+        parts = joined.unflatten(1, (self.degree, -1)).movedim(1, 0)
+        leaving.append(self._exchange(parts, [x.shape[2] for x in tensors]))
 
     def _of_tokens(self, exchanges: list[_Exchange]) -> list[Tensor]:
         """The tensors (B, n, heads, D) of all pieces together."""

@@ -24,6 +24,13 @@ from flashtrain.distributed.context.exchange import ascending, take
 from flashtrain.distributed.context.local_attention import CAUSAL, FULL
 from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, START, Mask
 
+SMALLEST_BLOCK = 128  # the largest tile of queries that a kernel takes
+LARGEST_BLOCK = 2048
+BLOCKS_A_RANK = 64
+LONGEST_APART = 8  # documents that are divided one after the other; then all above half the length at once, and so on
+FINER = (1, 2, 4)  # divisors of the usual block size, tried one by one until the work is even
+WHOLE_BLOCKS = 2  # a document of up to this many blocks is short: it stays on one rank if the work stays even
+
 
 def visible_keys(mask: Mask) -> Tensor:
     """(Bm, Sq) int64: how many keys each query of a mask in sequence order sees, counted from its intervals."""
@@ -51,14 +58,6 @@ def imbalance(work: np.ndarray) -> float:
     """max / mean of the ranks' work; 1 is a perfect partition."""
     mean = float(work.mean())
     return float(work.max()) / mean if mean > 0 else 1.0
-
-
-SMALLEST_BLOCK = 128  # the largest tile of queries that a kernel takes
-LARGEST_BLOCK = 2048
-BLOCKS_A_RANK = 64
-LONGEST_APART = 8  # documents that are divided one after the other; then all above half the length at once, and so on
-FINER = (1, 2, 4)  # blocks of which sizes are tried, as parts of the usual one, until the work is even
-WHOLE_BLOCKS = 2  # a document of up to so many blocks is short: it is kept on one rank where that costs no balance
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,14 @@ def head_tail(mask: Mask, degree: int) -> Layout:
 
 
 def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
-    """Pieces dealt by what their queries see (balance.py): even for any mask, and for packed documents.
+    """Pieces assigned by what their queries see (balance.py): even for any mask, and for packed documents.
 
-    mask: of the whole sequence, in its order (on the host: its numbers are read). block: tokens that are dealt
-    together, fewer where a long document begins or ends; None: up to 2048, some 64 of them a rank; where the whole
-    sequence is causal, or every token sees all, the few long runs of head_tail and contiguous, which are as even and
-    which the kernels are fastest with.
+    Args:
+        mask: of the whole sequence, in its order; best on the host, where it is read.
+        degree: R.
+        block: tokens that are assigned together, fewer at the ends of long documents. None: up to 2048, about 64 blocks
+            a rank; for plain causal and full masks the layouts head_tail and contiguous, as even and the fastest for
+            the kernels.
     """
     length = mask.seqlen_k
     if block is None and mask.band in PLAIN and length % (2 * degree) == 0:
@@ -164,8 +165,8 @@ def _assign(costs: np.ndarray, starts: np.ndarray, degree: int, block: int) -> t
     work = [0] * degree
     for of_tokens, of_documents in zip(costs, starts, strict=True):
         edges = _edges(of_documents, block)
-        dealt, work = deal(of_tokens, edges, _bonds(of_documents, edges, block, room), room, work)
-        rows.append(dealt)
+        runs, work = deal(of_tokens, edges, _bonds(of_documents, edges, block, room), room, work)
+        rows.append(runs)
     return rows, work
 
 

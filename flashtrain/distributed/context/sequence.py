@@ -25,7 +25,14 @@ from flashtrain.distributed.context.ways import AUTO
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask, masks
 
-MASKS_KEPT = 4  # made ready at a time: layers of one model rarely use more
+MASKS_KEPT = 4  # prepared masks in memory: layers of one model rarely use more
+IGNORED = -100
+# The dimension, from the end, of the keys in an operator's tensor of this name. flash-attn's layout, and ours:
+# (B, S, H, D) or (T, H, D), packed tensors with one dimension more.
+KEYS = {"key": -3, "k": -3, "kv": -4, "qkv": -4}
+# torch's own: (B, H, S, D), or (B, S, E).
+TORCH_ATTENTION = ("aten::_scaled_dot_product", "aten::_native_multi_head_attention")
+SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class ContextSequence:
@@ -211,9 +218,6 @@ class _Summed(torch.autograd.Function):
         return _Summed.forward(ctx, dout, ctx.group), None
 
 
-IGNORED = -100
-
-
 class BatchNames(NamedTuple):
     """The names of a batch's tensors.
 
@@ -331,14 +335,6 @@ def same_everywhere(batch: Mapping[str, Any], names: BatchNames, group: ContextG
             "sampler with the strategy's distributed_sampler_kwargs (num_replicas is the number of data ranks, not of "
             "devices), and use the same seed on every rank."
         )
-
-
-# Where the number of keys stands in an operator's tensor of that name, from the end. flash-attn's layout, and ours:
-# (B, S, H, D) or (T, H, D), packed tensors with one dimension more.
-KEYS = {"key": -3, "k": -3, "kv": -4, "qkv": -4}
-# torch's own: (B, H, S, D), or (B, S, E).
-TORCH_ATTENTION = ("aten::_scaled_dot_product", "aten::_native_multi_head_attention")
-SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class AttentionCheck(TorchDispatchMode):

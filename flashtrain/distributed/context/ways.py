@@ -28,7 +28,15 @@ from flashtrain.distributed.context.layout import PLAIN, Layout
 from flashtrain.errors import UserError, unknown
 from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, Mask
 
-GRADIENT_BYTES = 4  # gradients of keys and values are added up in float32
+GRADIENT_BYTES = 4  # gradients of keys and values are summed in float32
+ALL_TO_ALL, ALL_GATHER, RING, HYBRID, AUTO = "all-to-all", "all-gather", "ring", "hybrid", "auto"
+WAYS = (ALL_TO_ALL, ALL_GATHER, RING, HYBRID)
+# Largest size of gathered keys and values, of the heads that are computed and of the next ones; above it, a ring.
+GATHER_BYTES = 4 * 2**30
+# Largest share of other ranks' keys that a rank's queries may see for only these to be fetched.
+MOST_FETCHED = 0.75
+MASK_BYTES = 4 * (7 + 5)  # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens
+SUM_BYTES = 4  # the gradients of a ring's queries are summed in float32
 
 
 class Traffic(NamedTuple):
@@ -135,15 +143,6 @@ def traffic(
     return Traffic(int(forward), int(backward))
 
 
-ALL_TO_ALL, ALL_GATHER, RING, HYBRID, AUTO = "all-to-all", "all-gather", "ring", "hybrid", "auto"
-WAYS = (ALL_TO_ALL, ALL_GATHER, RING, HYBRID)
-
-# Gathered keys and values of the heads that are computed and of those that come meanwhile; past this, a ring.
-GATHER_BYTES = 4 * 2**30
-# Of other ranks' tokens, the share that a rank's queries may see for those alone to be fetched.
-MOST_FETCHED = 0.75
-
-
 @dataclass(frozen=True)
 class Choice:
     """A method, the ranks that divide the heads under it, its traffic, and the reason for it in one line."""
@@ -204,7 +203,7 @@ def choose_way(
     if heads % degree == 0:
         possible.append(of(ALL_TO_ALL, degree, f"{heads} heads divide over {degree} ranks"))
     if gathered <= GATHER_BYTES:
-        possible.append(of(ALL_GATHER, 1, f"keys and values of {kv_heads} heads are little to gather"))
+        possible.append(of(ALL_GATHER, 1, f"keys and values of {kv_heads} heads are small enough to gather"))
     if 1 < shared < degree:
         rings = degree // shared
         possible.append(
@@ -216,8 +215,10 @@ def choose_way(
 
 
 class Chosen(NamedTuple):
-    """choice: for one mask in one layout; usual: for any. needed: of needed_places, where only what is seen of
-    other ranks' keys is to be gathered, else None."""
+    """The choice for one mask in one layout, and the usual one for any mask.
+
+    `needed`: needed_places, if only the keys that are seen are gathered; else None.
+    """
 
     choice: Choice
     usual: Choice
@@ -225,14 +226,14 @@ class Chosen(NamedTuple):
 
 
 def choose_for(mask: Mask, layout: Layout, way: str, *, dropout: bool, **sizes: int) -> Chosen:
-    """choose_way for this mask in this layout: what is seen alone is gathered where it is little, and the all-gather
-    was asked for, or "auto" and it moves least.
+    """choose_way for this mask in this layout, the same on every rank; `sizes` are choose_way's.
 
-    sizes: heads, kv_heads, head_dim, held, bytes_each, as choose_way's. Every rank comes to the same choice.
+    Only the keys that are seen are gathered, if they are few, and the all-gather was requested or has the least
+    traffic.
     """
     degree = layout.degree
     usual = choose_way(way, degree=degree, **sizes)
-    # Dropout draws by the keys' positions in the sequence; under a plain mask nearly everything is seen.
+    # Dropout draws by positions in the sequence; under a plain mask nearly all keys are seen.
     if way not in (AUTO, ALL_GATHER) or degree == 1 or dropout or mask.band in PLAIN:
         return Chosen(usual, usual)
     needed = needed_places(layout, mask)
@@ -271,18 +272,13 @@ def _size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-MASK_BYTES = 4 * (7 + 5)  # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens
-SUM_BYTES = 4  # the gradients of a ring's queries are added up in float32
-
-
 def exchange_bytes(
     choice: Choice, *, held: int, degree: int, heads: int, kv_heads: int, head_dim: int, bytes_each: int = 2
 ) -> int:
-    """Bytes on one rank at the peak of one layer's attention, its backward; freed before the next layer.
+    """Bytes for communication on one rank at the peak of a layer's attention, which is in its backward.
 
-    The forward needs less: a ring's has no gradients, and merges partial results in place.
-
-    held: n. bytes_each: of a number of q, k and v. 0 for one rank, which exchanges nothing.
+    They are freed before the next layer. The forward needs fewer: no gradients, and a ring merges partial results in
+    place. `held` is n, `bytes_each` of an element of q, k and v.
     """
     if degree == 1:
         return 0
