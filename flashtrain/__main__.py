@@ -43,14 +43,14 @@ from flashtrain.run.job_process import end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
 
 # Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
-# mistakes are told at once.
+# mistakes are reported at once.
 
 
 def main() -> None:
     """The command. A program of your own that registers components calls this to have the same command."""
     end_with_parent()
     with contextlib.suppress(OSError, RuntimeError):  # standard error is no file, as in a notebook
-        faulthandler.enable()  # whatever ends this process in native code is told with Python's own place in it
+        faulthandler.enable()  # whatever ends this process in native code is reported with Python's own place in it
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # ignored, as in a shell's background, it stays so
@@ -58,7 +58,7 @@ def main() -> None:
     try:
         sys.argv[1:] = plain_words(sys.argv[1:])
         status = _command(sys.argv[1:])
-    except BaseException as error:  # noqa: BLE001 - whatever it is, a user is told of it in one line
+    except BaseException as error:  # noqa: BLE001 - whatever it is, a user reads one line about it
         status = say_failure(error)
     sys.exit(status)
 
@@ -113,8 +113,8 @@ def _run(settings: Settings, overrides: list[str]) -> int:
 
 
 def _run_by_hydra(overrides: list[str]) -> int:
-    """The same where Hydra itself is asked for something: to show a configuration, to launch jobs, to log elsewhere."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and told by main()
+    """The same where Hydra itself has something to do: to show a configuration, to launch jobs, to log elsewhere."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and reported by main()
     task = register_configs(overrides)
     with readable_errors(task):
         hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=task)(_hydra_job)()

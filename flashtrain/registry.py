@@ -1,4 +1,4 @@
-"""What a configuration may name: parts of flashtrain, of the experiments, of a user's program, of installed packages.
+"""The components that a configuration may name, by group.
 
 Configuration never instantiates a dotted path. A name in a config group is looked up here, so a YAML file can only
 build what a program registered:
@@ -11,8 +11,8 @@ build what a program registered:
 
 Installed packages register through the entry point group `flashtrain.components`, one entry per component, named
 "group.name", for example `callback.beep = my_package.beep:make_beep`. What ships with flashtrain is named the same way:
-its own parts below, and those of the experiments beside the recipes in their package (COMPONENTS). Each is imported
-when it is first asked for.
+its own parts below, and those of the experiments next to the recipes in their package (COMPONENTS). Each is imported
+when it is first looked up.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from flashtrain.errors import UserError, unknown
 
 ENTRY_POINT_GROUP = "flashtrain.components"
-EXPERIMENTS = "flashtrain_recipes"  # the package beside the recipes: recipes/ of a checkout holds both
+EXPERIMENTS = "flashtrain_recipes"  # the package next to the recipes: recipes/ of a checkout holds both
 
 GROUPS: dict[str, str] = {
     "model": "build(settings, *, vocab_size, context, attention) -> nn.Module with .loss, .flops_per_token, "
@@ -41,7 +41,7 @@ GROUPS: dict[str, str] = {
     "callback": "build(settings) -> pytorch_lightning.Callback",
     "settings": "a dataclass with check(): a group of settings that every task then has, named as the component",
     "task": "a flashtrain.spec.Task: what task=NAME trains",
-    "mode": "a flashtrain.spec.Mode: what mode=NAME does beside training",
+    "mode": "a flashtrain.spec.Mode: what mode=NAME does instead of training",
     "benchmark": "build(settings, hardware) with .plan() -> str and .run(folder, *, overrides, started) -> row: "
     "what mode=benchmark measures where benchmark.name=NAME",
     "study": "build(settings, hardware, overrides) with .run(*, started, start) -> exit status: what mode=lengths "
@@ -66,8 +66,12 @@ _components: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in 
 def register(group: str, name: str) -> Callable[[Builder], Builder]:
     """Decorator that makes a builder available to configurations as `name` in `group`.
 
-    group: one of GROUPS, whose values say what the builder is called with and returns.
-    Raises UserError for an unknown group or a name that is taken by another builder.
+    Args:
+        group: one of GROUPS, whose values say what the builder is called with and returns.
+        name: what configurations call the component.
+
+    Raises:
+        UserError: the group is unknown, or another builder has the name.
     """
     if group not in GROUPS:
         raise unknown("component group", group, GROUPS)
@@ -75,7 +79,7 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
     def add(builder: Builder) -> Builder:
         present = _components[group].get(name)
         if present is not None and present is not builder:
-            raise UserError(f"{group} '{name}' is registered already, by {present.__module__}.{present.__qualname__}.")
+            raise UserError(f"{group} '{name}' is already registered, by {present.__module__}.{present.__qualname__}.")
         _components[group][name] = builder
         return builder
 
@@ -112,11 +116,11 @@ def _shipped(group: str) -> dict[str, str]:
 @cache
 def _experiments() -> dict[str, str]:
     """What the experiments declare; nothing where they are left out, as flashtrain stands without them."""
-    beside = Path(__file__).resolve().parents[1] / "recipes"
+    recipes = Path(__file__).resolve().parents[1] / "recipes"
     if find_spec(EXPERIMENTS) is None:
-        if not (beside / EXPERIMENTS).is_dir():
+        if not (recipes / EXPERIMENTS).is_dir():
             return {}
-        sys.path.append(str(beside))  # a checkout that is not installed
+        sys.path.append(str(recipes))  # a checkout that is not installed
     return dict(importlib.import_module(EXPERIMENTS).COMPONENTS)
 
 

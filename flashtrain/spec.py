@@ -1,7 +1,7 @@
-"""What a run asks of a task, and of a mode that does something else than train: the two things to write for a new one.
+"""The interfaces of a task and of a mode that does something else than train.
 
 A task or a mode is a class registered under its name (flashtrain/registry.py). Nothing else branches on these names.
-Whatever is heavy is imported inside the methods: settings are checked, and mistakes told, before it is needed.
+Whatever is heavy is imported inside the methods: settings are checked, and mistakes reported, before it is needed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Prepared:
 
     description: of the model, in plain values, for its checkpoints. said: lines about the data and the training, asked
     for once the folder is the run's: data that take long may be made on the way. row: after the fit, the columns of the
-    summary row that it found, and whatever it has to say; every rank calls it. tokenizer: kept in the run's folder.
+    summary row that it found, and whatever it has to report; every rank calls it. tokenizer: saved in the run's folder.
     batching: the micro-batches, and what they are estimated to need; advice: what else needs less memory (None: what
     holds for language models). monitor, mode: see checkpoint_callbacks. part: of one of several trainings.
     """
@@ -105,20 +105,21 @@ class Task(ABC):
         if settings.mode in OF_A_CHECKPOINT and settings.mode not in self.modes:
             has = ", ".join(("train", "plan", *self.modes))
             raise UserError(
-                f"mode={settings.mode} is not of recipe={settings.recipe} (task={settings.task}): it has {has}."
+                f"recipe={settings.recipe} (task={settings.task}) has no mode={settings.mode}. Expected one of: {has}."
             )
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(
-                f"trainer.strategy=fsdp shards models too large for one device; recipe={settings.recipe} takes ddp."
+                f"trainer.strategy=fsdp does not support recipe={settings.recipe} (task={settings.task}). "
+                "Use trainer.strategy=ddp."
             )
         if settings.shares_sequences and not hasattr(settings, "context_parallel"):
             raise UserError(
                 f"trainer.strategy={settings.strategy} trains language models, and recipe={settings.recipe} is "
-                f"task={settings.task}: choose trainer.strategy=ddp."
+                f"task={settings.task}. Use trainer.strategy=ddp."
             )
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
-        """Make the recipe's demo fit what the command line names beside it."""
+        """Make the recipe's demo fit what else the command line names."""
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
         """Make a training fit the `weights` that it starts from, as far as the command line (given: the settings that
@@ -162,7 +163,7 @@ class Task(ABC):
 
     def load(self, settings: Settings, hardware: Hardware) -> Loaded:
         """The model of settings.checkpoint, on the machine, in evaluation mode."""
-        raise UserError(f"task={settings.task} has no model to load: mode=evaluate and export serve its runs.")
+        raise UserError(f"task={settings.task} has no model to load. Use mode=evaluate or mode=export on its runs.")
 
     @abstractmethod
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:

@@ -1,5 +1,4 @@
-"""The command as Python functions: a run is trained, evaluated, written with, exported, planned and loaded in a program
-or a notebook of one's own, by the same code in the same folders.
+"""The command as Python functions, for programs and notebooks: the same code, the same run folders.
 
     import flashtrain
 
@@ -85,25 +84,32 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     """Train as `python -m flashtrain recipe=...` does, or measure where the recipe is a benchmark.
 
-    quiet: say nothing but warnings, and draw no progress; all of it is in the folder's flashtrain.log. logger is "none"
-    unless named. With several trainer.devices the run is a process of its own, as is every run of the command.
-    Ctrl-C finishes the step, writes the checkpoint and raises KeyboardInterrupt: resume="auto" or resume=FOLDER goes
-    on. SIGTERM does the same, and then what the program does at it. The process's random generators are seeded.
-    Raises UserError for what the caller can mend (memory that ran out is one), and RunFailed.
+    With several trainer.devices the run is a process of its own, as is every run of the command. SIGTERM is handled as
+    Ctrl-C is, and then as the program handles it. The process's random generators are seeded.
+
+    Args:
+        recipe: its name.
+        quiet: print warnings alone and draw no progress; all of it is in the folder's flashtrain.log.
+        settings: as on the command line; logger is "none" unless given.
+
+    Raises:
+        UserError: the caller can mend the cause (memory that ran out is one).
+        RunFailed: the run failed otherwise.
+        KeyboardInterrupt: Ctrl-C. The step is finished and the checkpoint saved; resume="auto" or FOLDER continues.
     """
     began = time.time()
     words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
     stop: Stopped | None = None
     with as_a_guest(quiet=quiet):
-        asked = settings_of(words)
-        _refuse_other_work(asked)
-        folder = job.run_folder(asked, words)
-        if asked.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
+        requested = settings_of(words)
+        _refuse_other_work(requested)
+        folder = job.run_folder(requested, words)
+        if requested.trainer.ranks > 1 and "TORCHELASTIC_RUN_ID" not in os.environ and slurm_job() is None:
             stop = _in_a_process(words, folder, quiet=quiet)
         else:
             try:
                 with job.held(folder):
-                    job.run(asked, folder, overrides=words, started=began)
+                    job.run(requested, folder, overrides=words, started=began)
             except Stopped as stopped:
                 stop = stopped
     if stop is not None and stop.status == 128 + signal.SIGINT:
@@ -116,9 +122,13 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
 def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, Any]:
     """The measures of a run's best checkpoint on held-out data, or of the checkpoint named: {"validation_loss": ...}.
 
-    run: a Run, its folder, a checkpoint in one, a transformers model's folder, or a classifier's .safetensors.
-    settings: those that differ from the run's (of a folder: from recipe="hf"'s), such as data={"path": OTHER}.
-    mode="passkey" asks for passkeys instead. Raises UserError.
+    Args:
+        run: a Run, its folder, a checkpoint in one, a transformers model's folder, or a classifier's .safetensors.
+        settings: those that differ from the run's (of a folder: from recipe="hf"'s), such as data={"path": OTHER}.
+            mode="passkey" tests passkeys instead.
+
+    Raises:
+        UserError: there is no such checkpoint, or a setting does not apply to it.
     """
     with as_a_guest(quiet=quiet):
         return modes.of_checkpoint(_of(run, settings))
@@ -131,29 +141,39 @@ def generate(run: Trained, prompt: Prompt = "", max_new_tokens: int | None = Non
 def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **options: Any) -> Any:
     """What a language model writes after a prompt: a text of a run, tokens of a model.
 
-    run: as in evaluate, or what flashtrain.load gave, whose model is then used as it is now: the prompt is a text and
-    comes back with what follows it. Of a conversation the answer comes alone: a list of messages, {"messages": [...],
-    "tools": [...]}, or a text where the run's data are conversations. Of a model, the prompt is tokens (B, S) int64 and
-    so is the answer, (B, S + new). max_new_tokens, temperature, top_k, seed: see
-    flashtrain.models.trained_decoders.generate; of a run their defaults are its settings. Of a path other settings may
-    be named too, such as context. Raises UserError.
+    Args:
+        run: as in evaluate; or a Loaded of flashtrain.load, whose model is used as it is now; or a model.
+        prompt: a text; or a conversation, which is a list of messages, {"messages": [...], "tools": [...]}, or a text
+            where the run's data are conversations. Of a model: tokens (B, S) int64.
+        max_new_tokens, options: temperature, top_k and seed as in flashtrain.models.trained_decoders.generate, by
+            default the run's settings. Of a path other settings too, such as context.
+
+    Returns:
+        The prompt with what follows it, of a conversation the answer alone; of a model tokens (B, S + new) int64.
+
+    Raises:
+        UserError: the model cannot generate text, or an option does not exist.
     """
     if isinstance(run, nn.Module):
         return generate_tokens(run, prompt, max_new_tokens, **options)  # type: ignore[arg-type]
     prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
-    asked_for = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
+    given = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
     with as_a_guest(quiet=True):
         if isinstance(run, Loaded):
-            return _continued(run, prompt, asked_for)
-        asked = _of(run, {_OF_WRITING.get(name, name): value for name, value in asked_for.items()}, mode="generate")
-        asked.prompt = prompt
-        return modes.of_checkpoint(asked)["text"]
+            return _continued(run, prompt, given)
+        requested = _of(run, {_OF_WRITING.get(name, name): value for name, value in given.items()}, mode="generate")
+        requested.prompt = prompt
+        return modes.of_checkpoint(requested)["text"]
 
 
 def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
     """Write a run's best checkpoint, or the one named, for other programs (transformers, where it knows the model).
 
-    Returns the new folder, in the run's own. Raises UserError.
+    Returns:
+        The new folder, in the run's own.
+
+    Raises:
+        UserError: there is no such checkpoint.
     """
     with as_a_guest(quiet=quiet):
         return modes.of_checkpoint(_of(run, settings, mode="export"))["folder"]
@@ -162,12 +182,19 @@ def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
 def load(run: Trained, **settings: Any) -> Loaded:
     """The model of a run's best checkpoint, or of the one named, with its tokenizer and the run's settings.
 
-    The model is in evaluation mode on the machine's device: hardware="cpu" chooses. settings: those that differ, such
-    as attention="sdpa" or a longer context. Raises UserError.
+    Args:
+        run: as in evaluate.
+        settings: those that differ, such as attention="sdpa", a longer context, or hardware="cpu".
+
+    Returns:
+        The model in evaluation mode, on the machine's device.
+
+    Raises:
+        UserError: there is no such checkpoint, or a setting does not apply to it.
     """
     with as_a_guest(quiet=True):
-        asked, hardware = modes.on_this_machine(_of(run, settings))
-        return task_of(asked).load(asked, hardware)
+        requested, hardware = modes.on_this_machine(_of(run, settings))
+        return task_of(requested).load(requested, hardware)
 
 
 def plan(recipe: str, **settings: Any) -> str:
@@ -206,11 +233,13 @@ def _value(key: str, value: Any) -> str:
         return f"[{','.join(_value(key, one) for one in value)}]"
     if isinstance(value, Mapping) and all(isinstance(name, str) and name.isidentifier() for name in value):
         return f"{{{','.join(f'{name}:{_value(key, one)}' for name, one in value.items())}}}"
-    raise UserError(f"{key} is a {type(value).__name__}. Possible: None, bool, int, float, str, a path, lists of them.")
+    raise UserError(
+        f"{key} is a {type(value).__name__}. Expected None, bool, int, float, str, a path, or a list of them."
+    )
 
 
 def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Settings:
-    """The settings of what is asked of a run or checkpoint."""
+    """The settings of a mode that uses this run or checkpoint."""
     given = os.fspath(run)
     where = "weights" if given.endswith(".safetensors") else "checkpoint"
     if Path(given, "config.json").is_file() and not Path(given, CONFIG_FILE).is_file():
@@ -224,10 +253,10 @@ def _refuse_other_work(settings: Settings) -> None:
     mode = mode_of(settings)
     if settings.mode == "plan" or is_of_checkpoint(settings.mode):
         function = settings.mode if settings.mode in TASK_MODES else "evaluate"
-        raise UserError(f"mode={settings.mode} is no training: call flashtrain.{function}.")
+        raise UserError(f"mode={settings.mode} does not train. Call flashtrain.{function}.")
     if mode is not None and mode.study:
         raise UserError(
-            f"mode={settings.mode} runs a command for each of several trainings: type it as one, "
+            f"mode={settings.mode} starts a command for each of several trainings. Run it as a command, "
             f"python -m flashtrain recipe={settings.recipe}, or train one context with mode='train'."
         )
 
@@ -260,10 +289,10 @@ def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | N
         status = processes.run(words, command=[sys.executable, "-m", "flashtrain"], output=output)
     row = read_summary(folder)
     remove_unused(folder)
-    told = str(row.get("error") or f"the run in {folder} ended with exit status {status}")
+    reported = str(row.get("error") or f"the run in {folder} ended with exit status {status}")
     stopped = processes.stopped_by
     if stopped is not None or row.get("status") == job.STOPPED:
-        return Stopped(told, 0 if stopped is None else 128 + stopped)
+        return Stopped(reported, 0 if stopped is None else 128 + stopped)
     if status:
-        raise {2: UserError, 3: OutOfMemory}.get(status, RunFailed)(told)
+        raise {2: UserError, 3: OutOfMemory}.get(status, RunFailed)(reported)
     return None

@@ -24,7 +24,7 @@ WITHOUT_A_RUN = ("evaluate", "generate")  # what also takes a language model tha
 # Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
 # nothing in these modes: the run's own settings are the ground.
 GROUPS = {group: CHOOSES.get(group, "name") for group in ("attention", "data", "hardware", "logger", "mask", "memory")}
-# What a group is told of one choice in it: of another one than the run's these begin anew.
+# Settings of one choice of a group: with another choice than the run's they start from their defaults.
 _OF_A_CHOICE = {
     "data": ("path", "validation_path", "name", "config", "mixture", "split", "dtype", "end_of_text", "options"),
     "mask": ("window", "chunk", "prefix", "options"),
@@ -48,7 +48,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     if "recipe" in given and str(given["recipe"].value()) != own.recipe:
         raise UserError(
             f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "
-            f"mode={mode} takes: leave recipe= out."
+            f"mode={mode} uses. Remove recipe=."
         )
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
@@ -59,7 +59,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
             replaces = isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key))
         if replaces:
             raise UserError(
-                f"{key}={value} replaces all {key} settings, and mode={mode} takes the checkpoint's own: leave it out, "
+                f"{key}={value} replaces all {key} settings, and mode={mode} uses the checkpoint's own. Remove it, "
                 f"or change single ones ({key}.NAME=VALUE)."
             )
         with readable_errors(own.task):
@@ -70,7 +70,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
 
 
 def _begin_anew(own: Settings, config: DictConfig, given: Collection[str]) -> None:
-    """Where another source or mask than the run's is named, forget what the run was told of its own."""
+    """Where another source or mask than the run's is named, reset what belongs to the run's own."""
     for group, names in _OF_A_CHOICE.items():
         key = GROUPS[group]
         if {group, f"{group}.{key}"} & set(given) and config[group][key] != getattr(getattr(own, group), key):

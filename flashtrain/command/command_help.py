@@ -63,7 +63,7 @@ EXAMPLES = {
     "evaluate": ("mode=evaluate checkpoint=RUN", "the held-out loss, or accuracy"),
     "generate": ('mode=generate checkpoint=RUN prompt="def main"', "text, with generate.tokens=120"),
     "export": ("mode=export checkpoint=RUN", "weights and tokenizer that transformers reads"),
-    "benchmark": ("recipe=gpt2-speed", "a recipe that measures: one table, contenders in turns"),
+    "benchmark": ("recipe=gpt2-speed", "a recipe that measures: one table, baselines in turns"),
     "lengths": ("recipe=gpt2-long lengths.contexts=[1024,4096]", "trains each, scores all on the same held-out tokens"),
     "passkey": (
         "mode=passkey checkpoint=RUN passkey.lengths=[1024,4096]",

@@ -1,4 +1,4 @@
-"""From the command line's words to checked Settings, or to one readable line about what is wrong with them.
+"""A command line's words composed by Hydra to checked settings, with one readable line about a mistake.
 
 Hydra composes conf/config.yaml, its groups and a recipe. Recipes are not a folder on Hydra's search path: each file of
 recipes/ (and of a user's own folders) is put into Hydra's ConfigStore as the group `recipe`, placed at the top level,
@@ -155,7 +155,7 @@ def check_given_once(words: Sequence[str]) -> None:
         key = key_of(override)
         if key in first and key.split(".")[0].split("/")[0] != "hydra":
             raise UserError(
-                f"{key} is given twice, as {first[key]} and as {word}: give it once, or with -m and commas between the "
+                f"{key} is given twice, as {first[key]} and as {word}: give it once, or use -m and commas between the "
                 "values to run each of them."
             )
         first[key] = word
@@ -164,10 +164,10 @@ def check_given_once(words: Sequence[str]) -> None:
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """The same settings with the recipe's demo in place, except where the command line says otherwise."""
     given, known = override_keys(overrides), set(setting_names(settings.task))
-    kept = given | settings.kept_in_demo()
+    unchanged = given | settings.kept_in_demo()
     changed = settings_config(settings)
     for name, value in settings.demo.items():
-        if name not in kept:
+        if name not in unchanged:
             if name not in known:
                 raise unknown_setting(name, settings.task)
             OmegaConf.update(changed, name, value)
@@ -187,7 +187,9 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         raise unknown(group or "configuration", name, error.options or ()) from error
     except OverrideParseException as error:
-        raise UserError(f"cannot read '{error.override}': settings are given as name=value.") from error
+        raise UserError(
+            f"unexpected argument '{error.override}'. Settings are name=value, for example recipe=gpt2."
+        ) from error
     except ConfigCompositionException as error:
         raise _composition_error(error, task) from error
     except OmegaConfBaseException as error:
@@ -199,7 +201,7 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
 def _composition_error(error: ConfigCompositionException, task: str) -> UserError:
     text = str(error)
     if text.startswith("You must specify 'recipe'"):
-        return UserError(f"which recipe? Say recipe=NAME. Possible: {', '.join(sorted(recipe_files()))}.")
+        return UserError(f"no recipe given. Set recipe=NAME, one of: {', '.join(sorted(recipe_files()))}.")
     if text.startswith("Could not override '"):
         name = text.split("'")[1]
         cause = error.__cause__
@@ -209,7 +211,7 @@ def _composition_error(error: ConfigCompositionException, task: str) -> UserErro
     if text.startswith("Ambiguous value for argument"):
         given = text.splitlines()[0].split(" ", 4)[-1]
         return UserError(
-            f"{given} lists several values: add -m to sweep over them. A list has brackets: [one,another]."
+            f"{given} lists several values. Add -m to sweep over them, or use brackets for a list: [one,another]."
         )
     cause = error.__cause__ or error.__context__  # of a recipe's own lines
     if isinstance(cause, OmegaConfBaseException):
@@ -221,7 +223,7 @@ def _read_recipe(name: str, path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except yaml.YAMLError as error:
-        raise UserError(f"recipe file {path} is no valid YAML: {error}") from error
+        raise UserError(f"recipe file {path} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"recipe file {path} must hold settings, one `name: value` a line.")
+        raise UserError(f"recipe file {path} must contain settings, one `name: value` a line.")
     return {**content, "recipe": name}

@@ -63,12 +63,14 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         level = logging.INFO if full.hardware.demo == "always" else logging.WARNING
         say(f"{why}: {_demo_line(full, settings)}", level=level)
     elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
-        asked = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
-        if asked and not settings.is_demo:
-            say(f"{asked} asks for a model, so the recipe runs in full on this CPU; hardware.demo=always has its demo.")
+        requested = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
+        if requested and not settings.is_demo:
+            say(
+                f"{requested} names a model, so the full recipe runs on this CPU. hardware.demo=always trains the demo."
+            )
     if settings.mode in ("train", "plan"):
         if settings.weights is not None and not Path(settings.weights).expanduser().exists():
-            raise UserError(f"no weights at {settings.weights}: no such folder or file.")
+            raise UserError(f"weights={settings.weights}: no such folder or file.")
         settings = deepcopy(settings)
         for line in task_of(settings).fit_weights(settings, given):
             say(line)
@@ -76,7 +78,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         settings.logger.check_installed()
     wanted, studies = settings.trainer.devices, [name for name, mode in modes().items() if mode.study]
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", *studies):
-        raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}: choose at most that many.")
+        raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}. Use at most that many.")
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
@@ -91,7 +93,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     if settings.attention.name != "flash":
         hardware = replace(hardware, attention=settings.attention.name)
     elif hardware.attention != "flash":
-        say(f"attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; {_name(hardware)} takes torch's SDPA.")
+        say(f"attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; {_name(hardware)} uses torch's SDPA.")
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")
     if settings.mode in ("train", "plan"):
@@ -108,7 +110,7 @@ def _for_context(hardware: Hardware) -> Hardware:
     if hardware.kind == "cuda" and hardware.attention != "flash":
         raise UserError(
             "trainer.strategy=context needs attention=flash, so GPUs of sm_80 or later and Triton, and this is "
-            f"{_name(hardware)}: choose trainer.strategy=ddp or fsdp."
+            f"{_name(hardware)}. Use trainer.strategy=ddp or fsdp."
         )
     return replace(hardware, attention="flash")
 
@@ -119,8 +121,8 @@ def _check_processes(settings: Settings) -> None:
     wanted = settings.trainer.ranks
     if started is not None and int(started) != wanted and settings.mode == "train":
         raise UserError(
-            f"torchrun started {started} processes, but trainer.devices x trainer.nodes is {wanted}: "
-            f"say trainer.devices={os.environ.get('LOCAL_WORLD_SIZE', started)}, and trainer.nodes for more machines."
+            f"torchrun started {started} processes, but trainer.devices x trainer.nodes is {wanted}. "
+            f"Set trainer.devices={os.environ.get('LOCAL_WORLD_SIZE', started)}, and trainer.nodes for more machines."
         )
 
 

@@ -1,4 +1,4 @@
-"""Which settings a mode uses, as a table, and the line about one that it does not.
+"""Which settings each mode uses, and the error about one that it does not.
 
 Only what a command line names is looked at: a recipe holds the settings of all its modes.
 """
@@ -52,7 +52,9 @@ def check_used(settings: Settings, words: Sequence[str]) -> None:
             raise UserError(f"{name} is not used by mode={work}: {why}.")
         start = "checkpoint" if settings.checkpoint is not None else "weights" if settings.weights is not None else None
         if start is not None and _is_of(name, f"{task.shape} {task.trained if start == 'checkpoint' else ''}"):
-            raise UserError(f"{name} is not used with {start}=...: the model is as it was trained.")
+            raise UserError(
+                f"{name} is not used with {start}=...: the model has the shape that it was trained with. Remove it."
+            )
 
 
 def _is_of(name: str, names: str) -> bool:

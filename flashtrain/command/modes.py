@@ -26,7 +26,7 @@ def of_checkpoint(settings: Settings) -> dict[str, Any]:
 
 
 def on_this_machine(settings: Settings) -> tuple[Settings, Hardware]:
-    """The settings of something that is asked of a trained model, as this machine can do it, and the machine."""
+    """The settings of a mode that uses a trained model, adapted to this machine, and the machine."""
     quieten()
     settings.hardware.demo = "never"  # the model is the one that was given, on whatever machine
     return settle(settings, ())

@@ -1,4 +1,4 @@
-"""From the words of a command to its checked settings: the one way of the command, its sweeps and the Python API."""
+"""A command's words to its checked settings, for the command, its sweeps and the Python API alike."""
 
 from __future__ import annotations
 

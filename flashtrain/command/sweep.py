@@ -110,7 +110,7 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
         for number, (job, job_folder) in enumerate(zip(jobs, folders, strict=True)):
             label = _label(job, varying)
             done = read_summary(job_folder).get("status") in DONE
-            print(f"\n=== job {number + 1} of {len(jobs)}: {label}{', done already' if done else ''}", flush=True)
+            print(f"\n=== job {number + 1} of {len(jobs)}: {label}{', already done' if done else ''}", flush=True)
             if done:
                 continue
             _wait_for_orphan(job_folder)
@@ -118,8 +118,8 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
             stopped_by = processes.stopped_by
             note_failure(job_folder, job, status, stopped_by=None if stopped_by is None else stopped_by.name)
             if stopped_by is not None:
-                print(f"stopped by {stopped_by.name}: the table holds the jobs so far.", flush=True)
-                print(f"To go on: the same command with resume=auto, or with resume={folder}", flush=True)
+                print(f"Stopped by {stopped_by.name}. The table has the jobs so far.", flush=True)
+                print(f"Continue with the same command plus resume=auto or resume={folder}", flush=True)
                 break
 
         written = report_sweep(folder)
@@ -135,7 +135,7 @@ def _without_resume(words: Sequence[str]) -> tuple[list[str], str | None]:
 
     A checkpoint or a run folder stays: every job goes on from it.
     """
-    kept: list[str] = []
+    others: list[str] = []
     resume = None
     for word, override in zip(words, parse_overrides(words), strict=True):
         is_one = override.get_key_element() == "resume" and not override.is_sweep_override()
@@ -143,8 +143,8 @@ def _without_resume(words: Sequence[str]) -> tuple[list[str], str | None]:
         if given == "auto" or (given and (Path(str(given)).expanduser() / SWEEP_FILE).is_file()):
             resume = str(given)
         else:
-            kept.append(word)
-    return kept, resume
+            others.append(word)
+    return others, resume
 
 
 def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
@@ -153,15 +153,17 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
     if resume not in (None, "auto"):
         folder = Path(str(resume)).expanduser()
         if not _is_of(jobs, _read_jobs(folder)):
-            raise UserError(f"resume={resume} is a sweep of other words: say those that it was started with.")
+            raise UserError(
+                f"resume={resume} is a sweep of other settings. Repeat the command that it was started with."
+            )
         hold(folder)
         return folder
     if resume == "auto":
         found = _unfinished_sweep(parent, jobs)
         if found is not None:
-            say(f"going on with {found}: what is done there is not run again.")
+            say(f"continuing {found}: finished jobs are not run again.")
             return found
-        say("resume=auto: no unfinished sweep of these words is free here, starting a new one.")
+        say("resume=auto: no unfinished sweep with these settings; starting a new one.")
     folder = make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
     hold(folder)
     write_atomically(folder / SWEEP_FILE, json.dumps({"jobs": jobs}, indent=1) + "\n")
@@ -242,6 +244,6 @@ def _values(jobs: Jobs, key: str) -> int:
 
 
 def _log_to_wandb(logger: LoggerSettings, folder: Path, written: dict[str, Path]) -> None:
-    """Log the sweep's figure beside its runs, in their group."""
+    """Log the sweep's figure next to its runs, in their group."""
     if "wandb" in logger.kinds and "figure" in written:
         log_figure(logger.project, group=logger.group, folder=folder, figure=written["figure"], mode=logger.mode)

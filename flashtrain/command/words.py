@@ -1,7 +1,6 @@
-"""What a user typed, in the form that Hydra takes: names in any case, 1e6 as a whole number, and a line for a word that
-is no `name=value`.
+"""A command line's words in Hydra's form: names in any case, 1e6 as a whole number, paths quoted.
 
-Only what the words alone tell is looked at here; compose.py says what is wrong with the settings that they name.
+Mistakes in the form of a word are found here, mistakes in the settings that it names in compose.py.
 """
 
 from __future__ import annotations
@@ -34,8 +33,11 @@ _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
-    """The command line's words as Hydra is to read them. Raises UserError for one that is neither a flag of Hydra's nor
-    a setting, and for a group that is given something else than a name."""
+    """The command line's words as Hydra is to read them.
+
+    Raises:
+        UserError: a word is neither a flag of Hydra's nor a setting, or a group's value is no name.
+    """
     for number, word in enumerate(words):
         if word.startswith("-") and not any(flag.startswith(word.split("=", 1)[0]) for flag in _flags()):
             raise _with_dashes(word, words[number + 1] if number + 1 < len(words) else "")
@@ -52,24 +54,24 @@ def _plain(word: str, sweep: bool) -> str:
         return word
     sign, key, value = form["sign"] or "", form["key"].strip(), form["value"]
     if not key:
-        raise UserError(f"cannot read '{word}': settings are given as name=value.")
+        raise UserError(f"unexpected argument '{word}'. Settings are name=value, for example recipe=gpt2.")
     if key != "prompt" and ("\n" in value or "\r" in value):
-        raise UserError(f"{key}= has a line break in its value: a setting is one line.")
+        raise UserError(f"{key}= has a line break in its value. Expected one line.")
     if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
         several = ",".join(_as_written(one, get_args(Logger)).strip() for one in value[1:-1].split(","))
         return f"{sign}logger.name='{several}'"
-    possible = _choices(key)
-    if key in _REGISTERED and value not in (possible or ()) and value in registered(_REGISTERED[key]):
+    choices = _choices(key)
+    if key in _REGISTERED and value not in (choices or ()) and value in registered(_REGISTERED[key]):
         return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"  # of the user's own program: it has no file in conf/
-    if possible is not None and sign != "~" and "," not in value:
-        if _NO_NAME.fullmatch(value) and value not in possible and not value.startswith("["):
-            raise unknown(key, value, possible)
-        value = _as_written(value, possible)
+    if choices is not None and sign != "~" and "," not in value:
+        if _NO_NAME.fullmatch(value) and value not in choices and not value.startswith("["):
+            raise unknown(key, value, choices)
+        value = _as_written(value, choices)
     elif _POWER_OF_TEN.search(value) and key in _of_type(int) | _of_type(list[int]):
         value = _POWER_OF_TEN.sub(lambda number: _whole(number[0]), value)
     elif _NAME.fullmatch(value) and not _NO_NAME.fullmatch(value):
         pass  # a text as it is, whatever the setting
-    elif possible is None and (key in _of_type(str) or key in _FOLDERS) and sign != "~":
+    elif choices is None and (key in _of_type(str) or key in _FOLDERS) and sign != "~":
         names = mode_names() if key == "mode" else _options().get(key, ())
         value = ",".join(_as_written(one, names) for one in value.split(","))
         if all(one in names for one in value.split(",")):
@@ -91,9 +93,9 @@ def _as_typed(key: str, text: str) -> str:
     return text if of_hydra else as_value(text)
 
 
-def _as_written(value: str, possible: Sequence[str]) -> str:
-    """The possible name that differs in capitals alone; the value itself where there is none."""
-    return next((name for name in possible if name.lower() == value.strip().lower()), value)
+def _as_written(value: str, choices: Sequence[str]) -> str:
+    """The name among the choices that differs in capitals alone; the value itself where there is none."""
+    return next((name for name in choices if name.lower() == value.strip().lower()), value)
 
 
 def _whole(number: str) -> str:
@@ -109,7 +111,7 @@ def _with_dashes(word: str, following: str) -> UserError:
     full = {one.rpartition(".")[2]: one for one in reversed(names)} | {one: one for one in names}
     near = difflib.get_close_matches(name.replace("-", "_"), full, n=1)
     hint = f" Did you mean {full[near[0]]}={value or '...'}?" if near else ""
-    return UserError(f"unknown flag {word.split('=', 1)[0]}: settings are given as name=value, without dashes.{hint}")
+    return UserError(f"unknown flag {word.split('=', 1)[0]}: settings are name=value, without dashes.{hint}")
 
 
 @cache

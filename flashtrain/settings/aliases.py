@@ -1,4 +1,4 @@
-"""What other programs call a setting, and what it is called here: a command that names one of theirs is told ours."""
+"""Names of settings in other programs, and their names here, for the line about an unknown setting."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ READ_BY = {
     "mixture": ("mixture",),
     "validation_path": ("stdlib", "files", "hub", "tokens", "chat"),
 }
-# What a source of data=mixture may be, and be told.
+# What a source of data=mixture may be, and the settings that it may have.
 PARTS = ("files", "hub", "stdlib", "tokens")
 KINDS_OF_A_PART: dict[str, type] = {
     "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict,
@@ -105,19 +105,19 @@ class DataSettings:
         if self.source == "chat" and self.tokenizer in ("bytes", "bpe", "gpt2"):
             raise UserError(
                 f"data=chat with data.tokenizer={self.tokenizer}: conversations need a tokenizer with a chat template. "
-                "Possible: data.tokenizer=FOLDER, as Hugging Face has it."
+                "Set data.tokenizer=FOLDER, a Hugging Face tokenizer."
             )
         between("data.skip_broken", self.skip_broken, 0.0, 1.0, include_high=False)
         check_encoding(self.encoding)
         if (self.vocab is None) != (self.merges is None):
-            raise UserError("data.vocab and data.merges belong together: give both files, or neither to use the hub's.")
+            raise UserError("data.vocab and data.merges belong together. Set both files, or neither to use the hub's.")
         if self.vocab is not None and self.tokenizer != "gpt2":
-            raise UserError(f"data.vocab={self.vocab} is of data.tokenizer=gpt2, and this is {self.tokenizer}.")
+            raise UserError(f"data.vocab={self.vocab} needs data.tokenizer=gpt2, and this is {self.tokenizer}.")
         for name, sources in READ_BY.items():
             given = getattr(self, name)
             if given is not None and self.source in get_args(Source) and self.source not in sources:
                 by = " or ".join(f"data={source}" for source in sources)
-                raise UserError(f"data.{name}={given} is for {by}, and this is data={self.source}: leave it out.")
+                raise UserError(f"data.{name}={given} is used by {by}, and this is data={self.source}. Remove it.")
         no_options("data", self.source, self.options, [one for one in get_args(Source) if one != "hub"])
         if self.validation_fraction != 1:
             between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)
@@ -131,7 +131,9 @@ class DataSettings:
         for name, given in (self.mixture or {}).items():
             where = f"data.mixture.{name}"
             if not isinstance(given, dict):
-                raise UserError(f"{where}={given} must be settings of a source, such as {{path: FOLDER, weight: 2}}.")
+                raise UserError(
+                    f"{where}={given} must be the settings of a source, such as {{path: FOLDER, weight: 2}}."
+                )
             odd = [key for key in given if key not in OF_A_PART]
             if odd:
                 raise unknown(f"setting of {where}", str(odd[0]), OF_A_PART)
@@ -163,20 +165,20 @@ class DataSettings:
             listed = (*get_args(Tokenizer), "a folder with tokenizer.json")
             raise unknown("data.tokenizer", self.tokenizer, get_args(Tokenizer), listed=listed)
         if self.tokenizer == "none" and self.source != "tokens":
-            raise UserError(f"data.tokenizer=none is for data=tokens, and data={self.source} is text.")
+            raise UserError(f"data.tokenizer=none needs data=tokens, and data={self.source} is text.")
         if self.streaming and self.tokenizer == "bpe":
             raise UserError(
-                "data.streaming=true makes tokens while it trains, and data.tokenizer=bpe is trained before that: "
-                "choose gpt2, bytes or a folder with tokenizer.json."
+                "data.streaming=true tokenizes during training, and data.tokenizer=bpe is trained before. "
+                "Use gpt2, bytes or a folder with tokenizer.json."
             )
         if self.source != "tokens":
             at_least("data.vocab_size", self.vocab_size, 257)
         elif self.tokenizer == "bpe":
             raise UserError(
-                "data.tokenizer=bpe is trained on text: name the tokenizer that the tokens are of, or none."
+                "data.tokenizer=bpe is trained on text, and data=tokens has none. Set the tokens' tokenizer, or none."
             )
         elif self.tokenizer == "none" and self.vocab_size < 1:
             raise UserError(
-                "data=tokens needs to know which tokens there are: say data.tokenizer=gpt2, bytes or a folder with "
+                "data=tokens needs the vocabulary of its tokens. Set data.tokenizer=gpt2, bytes or a folder with "
                 "tokenizer.json, or data.vocab_size=NUMBER where there is none."
             )

@@ -1,4 +1,4 @@
-"""The group `logger`: where the metrics of a run go beside its folder."""
+"""The group `logger`: where the metrics of a run are logged, next to its folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class LoggerSettings:
         """Raise UserError where a logger's package is not there."""
         for kind in self.kinds:
             if kind in ("tensorboard", "wandb") and find_spec(kind) is None:
-                raise UserError(f"logger={kind} needs the package {kind}, which is not installed: pip install {kind}")
+                raise UserError(
+                    f"logger={kind} needs the package {kind}, which is not installed. Use: pip install {kind}"
+                )
 
     def check(self) -> None:
         for kind in self.kinds:

@@ -32,8 +32,8 @@ class MemorySettings:
     def check(self) -> None:
         if self.offload and self.checkpointing == "none":
             raise UserError(
-                "memory.offload=true moves the inputs of blocks to host memory; memory=none keeps all of a block: "
-                "choose memory=selective, memory=full or memory=auto."
+                "memory.offload=true moves the inputs of blocks to host memory; memory=none saves all of a block. "
+                "Use memory=selective, memory=full or memory=auto."
             )
         for name in ("ffn_chunk", "loss_chunk"):
             value = getattr(self, name)

@@ -1,4 +1,4 @@
-"""The schema of a task: the settings that it has, with their types, and the line about a name or a value that is none.
+"""The schema of a task: its settings with their types, and the errors about unknown names and wrong values.
 
 It is the dataclass of the task (its `settings`), with the groups that modes and programs register as `settings.NAME`.
 """
@@ -38,7 +38,7 @@ def schema_of(task: str) -> type[Settings]:
     taken = {one.name for one in fields(own)} & set(names)
     if taken:
         raise UserError(
-            f"settings '{taken.pop()}' are registered, and task={task} has settings of that name: rename them."
+            f"the registered settings '{taken.pop()}' have the name of settings of task={task}. Rename them."
         )
     groups = [(name, component("settings", name)) for name in names]
     made: list[Any] = [(name, group, field(default_factory=group)) for name, group in groups]
@@ -93,56 +93,56 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def unknown_setting(given: str, task: str) -> UserError:
-    """The error for a setting that the task does not have: near matches from all, a list of those beside it."""
+    """The error for a setting that the task does not have: near matches from all, a list of those in its group."""
     from flashtrain.settings.aliases import OURS  # which a command without a mistake does not need
 
     group, _, last = given.rpartition(".")
     names = [name for name in setting_names(task) if name not in INTERNAL]
     if group.endswith(".options") and group in names:
-        return UserError(f"{given} is an option of a registered component: add a plus, +{given}=...")
+        return UserError(f"{given} is an option of a registered component. Add a plus: +{given}=...")
     if OURS.get(last) in names:
-        return UserError(f"unknown setting of task={task} '{given}': here it is {OURS[last]}.")
+        return UserError(f"unknown setting of task={task} '{given}'. Use {OURS[last]}.")
     while group and group not in {name.rpartition(".")[0] for name in names}:  # no group, or one inside a setting
         group = group.rpartition(".")[0]
-    beside = [name for name in names if name.rpartition(".")[0] == group]
-    error = unknown(f"setting of task={task}", given, names, listed=beside)
+    siblings = [name for name in names if name.rpartition(".")[0] == group]
+    error = unknown(f"setting of task={task}", given, names, listed=siblings)
     others = [other for other in registered("task") if other != task and given in setting_names(other)]
     return UserError(f"{given} is of task={', '.join(others)}: {error}") if others else error
 
 
 def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> UserError:
-    """The error for a value that OmegaConf takes for no such setting. key: where that does not say which."""
+    """The error for a value that OmegaConf refuses. key: the setting, where OmegaConf's error does not name it."""
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
         return unknown_setting(str(error.full_key), task)
     key = str(error.full_key or key)
-    possible = _possible(key, task) if isinstance(error, ValidationError) else ""
+    expected = _expected(key, task) if isinstance(error, ValidationError) else ""
     said = first_line(error)
     if said.startswith("While dereferencing interpolation"):  # its value may be a password of the environment
         said = re.sub(r"Value '.*' of type", "what it stands for, of type", said)
-    return UserError(f"{key or 'configuration'}: {said}.{possible}")
+    return UserError(f"{key or 'configuration'}: {said}.{expected}")
 
 
 def _check_lists(config: Any, task: str, prefix: str = "") -> None:
-    """UserError: a list of numbers or texts has a list or a mapping in it, which OmegaConf takes."""
+    """Raise UserError for a list or mapping inside a list of numbers or texts, which OmegaConf accepts."""
     for name in map(str, config):
         node, key = config._get_node(name), f"{prefix}{name}"
         if isinstance(node, ListConfig) and node._metadata.element_type in LISTS and not node._is_none():
             if any(OmegaConf.is_config(node._get_node(place)) for place in range(len(node))):
-                raise UserError(f"{key}={node}.{_possible(key, task)}")
+                raise UserError(f"{key}={node}.{_expected(key, task)}")
         elif isinstance(node, DictConfig) and is_dataclass(node._metadata.object_type) and not node._is_none():
             _check_lists(node, task, f"{key}.")
 
 
-def _possible(key: str, task: str) -> str:
+def _expected(key: str, task: str) -> str:
     """What the setting that this key names may be, as the end of a line; "" where that says nothing."""
     schema = _structured(schema_of(task))
     group, _, name = key.partition("[")[0].rpartition(".")  # of a list's entry the list
-    beside = OmegaConf.select(schema, group) if group else schema
-    node = beside._get_node(name) if isinstance(beside, DictConfig) and name in beside else None
+    parent = OmegaConf.select(schema, group) if group else schema
+    node = parent._get_node(name) if isinstance(parent, DictConfig) and name in parent else None
     if isinstance(node, ListConfig):
         kind = LISTS.get(node._metadata.element_type)
     else:
         kind = KINDS.get(type(node).__name__)
     if kind is None or node is None:
         return ""
-    return f" Possible: {kind}{', or null' if node._is_optional() else ''}."
+    return f" Expected {kind}{', or null' if node._is_optional() else ''}."

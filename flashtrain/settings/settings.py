@@ -1,4 +1,4 @@
-"""The settings of every run. Each task has its own beside these: a dataclass derived from them.
+"""The settings of every run, from which each task derives a dataclass with its own.
 
 Hydra composes YAML; schema.py turns the result into the dataclass of the task. Below them flashtrain passes plain
 arguments, so a setting's type, default and limits are decided in this folder and in the settings.py of each task alone.
@@ -26,7 +26,7 @@ LARGEST_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
 
 @dataclass
 class Settings:
-    """Everything that a run of any task is told.
+    """Everything that a run of any task is configured by.
 
     demo: dotted settings that replace a recipe's where there is no GPU.
     """
@@ -103,25 +103,27 @@ class Settings:
                 if hasattr(group, "check"):
                     cast(Any, group).check()
         if self.optimizer.name == "lamb" and self.shards_weights:
-            raise UserError("optimizer=lamb cannot train sharded weights: choose trainer.strategy=ddp, or adamw.")
+            raise UserError(
+                "optimizer=lamb cannot train sharded weights. Use trainer.strategy=ddp, or optimizer=adamw."
+            )
         if self.optimizer.states == "host" and self.shards_weights:
             raise UserError(
-                "optimizer.states=host is for weights that lie whole on a device; sharded ones are divided among all: "
-                "choose trainer.strategy=ddp, or optimizer.states=8bit."
+                f"optimizer.states=host needs whole weights on each device, and trainer.strategy={self.strategy} "
+                "shards them. Use trainer.strategy=ddp, or optimizer.states=8bit."
             )
         if self.hardware.precision == "64-true" and self.shards_weights:  # as Lightning has it
             raise UserError(
                 f"hardware.precision=64-true needs whole weights on each device, and trainer.strategy={self.strategy} "
-                "shards them: choose hardware.precision=32-true, or trainer.strategy=ddp."
+                "shards them. Use hardware.precision=32-true, or trainer.strategy=ddp."
             )
         if self.trainer.checkpoint == "sharded" and not self.shards_weights:
             raise UserError(
-                f"trainer.checkpoint=sharded: with trainer.strategy={self.strategy} every device has the whole model. "
-                "Possible: trainer.strategy=fsdp or context, or trainer.checkpoint=file."
+                f"trainer.checkpoint=sharded needs sharded weights, and trainer.strategy={self.strategy} has none. "
+                "Use trainer.strategy=fsdp or context, or trainer.checkpoint=file."
             )
         if self.trainer.checkpoint == "sharded" and self.optimizer.states == "8bit":
             raise UserError(
-                "trainer.checkpoint=sharded has no form for optimizer.states=8bit. Possible: trainer.checkpoint=file."
+                "trainer.checkpoint=sharded does not support optimizer.states=8bit. Use trainer.checkpoint=file."
             )
 
 

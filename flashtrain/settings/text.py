@@ -1,4 +1,4 @@
-"""Settings of tasks whose samples are so many tokens long, and of those among them that read text."""
+"""Settings of tasks whose samples have a fixed number of tokens, and of those that read text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashtrain.settings.settings import Settings, divisors
 
 @dataclass
 class ContextSettings(Settings):
-    """Those of a task whose samples are `context` tokens long."""
+    """Settings of a task whose samples are `context` tokens long."""
 
     context: int = 1024  # tokens a sample
 
@@ -32,29 +32,26 @@ class ContextSettings(Settings):
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:
             near = max(1, tokens // context) * context
-            raise UserError(
-                f"trainer.tokens_per_step={tokens} is no multiple of context={context}: "
-                f"a step is whole samples; {near} would do."
-            )
+            raise UserError(f"trainer.tokens_per_step={tokens} must be a multiple of context={context}. Use {near}.")
         samples, ranks = self.samples_per_step, self.data_ranks
         groups = f"{ranks} devices" if self.context_degree == 1 else f"{ranks} groups of {self.context_degree} devices"
         if samples % ranks:
             raise UserError(
-                f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {groups}: "
-                f"raise trainer.tokens_per_step to a multiple of {context * ranks}."
+                f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {groups}. "
+                f"Set trainer.tokens_per_step to a multiple of {context * ranks}."
             )
         micro = self.trainer.micro_batch
         if micro is not None and (samples // ranks) % micro:
             raise UserError(
                 f"trainer.micro_batch={micro} does not divide the {samples // ranks} samples a "
-                f"{'device' if self.context_degree == 1 else 'group of devices'} takes a step: "
-                f"choose one of {', '.join(map(str, divisors(samples // ranks)))}."
+                f"{'device' if self.context_degree == 1 else 'group of devices'} takes a step. "
+                f"Expected one of {', '.join(map(str, divisors(samples // ranks)))}."
             )
 
 
 @dataclass
 class TextSettings(ContextSettings):
-    """Those of a task that reads text."""
+    """Settings of a task that reads text."""
 
     data: DataSettings = field(default_factory=DataSettings)
 

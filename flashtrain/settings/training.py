@@ -23,7 +23,7 @@ def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collecti
     """Raise UserError where one of our own components is given options, which those of a program alone read."""
     if options and name in ours:
         raise UserError(
-            f"{group}.options={dict(options)} is read by a {group} that a program registered, not by {name}."
+            f"{group}.options={dict(options)} is used by registered {group}s alone, not by {name}. Remove it."
         )
 
 
@@ -49,7 +49,7 @@ class OptimizerSettings:
 
     def check(self) -> None:
         if self.states != "full" and self.name != "adamw":
-            raise UserError(f"optimizer.states={self.states} is of optimizer=adamw, and this is {self.name}.")
+            raise UserError(f"optimizer.states={self.states} needs optimizer=adamw, and this is {self.name}.")
         no_options("optimizer", self.name, self.options, get_args(Optimizer))
         above("optimizer.learning_rate", self.learning_rate, 0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

@@ -1,4 +1,4 @@
-"""How a device's samples of a step are cut into micro-batches, and with which memory savings."""
+"""The micro-batch and the activation checkpointing of a training, chosen by the estimated memory."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Batching:
     """How a device's samples of one optimiser step are cut into micro-batches.
 
     estimate: of the memory; None for a model whose memory is not known. fits: whether that much is free. options:
-    every way to run, for mode=plan to print. alternatives: those that need less than the chosen, with a micro-batch
-    that is as large or the next smaller.
+    all that were considered, for mode=plan to print. alternatives: those that need less than the chosen, with a
+    micro-batch that is as large or the next smaller.
     """
 
     micro_batch: int
@@ -79,7 +79,7 @@ def choose_micro_batch(
         raise UserError(
             f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB "
             f"({fixed / GIB:.1f} of them weights, gradients and optimiser states), and "
-            f"{FREE_SHARE * free.device / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used: choose "
+            f"{FREE_SHARE * free.device / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used. Use "
             "memory=auto, a smaller model, shorter samples, attention=flash, or trainer.strategy=fsdp (or context) on "
             "more devices."
         )
@@ -141,7 +141,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
 
 
 def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> bool:
-    """Whether the loss goes through torch.compile: as asked, or on GPUs only; never for BERT's padded rows, which have
+    """Whether the loss is compiled: as requested, or on GPUs only; never for BERT's padded rows, which have
     another shape in every batch."""
     if layout == "padded":
         return False
@@ -171,10 +171,12 @@ def room(settings: Settings, hardware: Hardware) -> Room:
 def _of_unknown_model(settings: Settings, model: Trainable, samples: int) -> Batching:
     name, micro_batch, memory = type(inner(model)).__name__, settings.trainer.micro_batch, settings.memory
     if memory.checkpointing not in (AUTO, "none") or memory.offload or memory.ffn_chunk or memory.loss_chunk:
-        raise UserError(f"{name} has no memory savings: only flashtrain's own models have; choose memory=none.")
+        raise UserError(
+            f"{name} does not support activation checkpointing; only flashtrain's own models do. Use memory=none."
+        )
     if micro_batch is None:
         raise UserError(
-            f"the memory of {name} is not known: say trainer.micro_batch=..., the samples that fit at a time."
+            f"the memory of {name} cannot be estimated. Set trainer.micro_batch=..., the samples that fit at a time."
         )
     return Batching(micro_batch, samples // micro_batch, None)
 
@@ -205,15 +207,15 @@ def memory_columns(batching: Batching) -> dict[str, Any]:
 
 
 def memory_plan(batching: Batching) -> list[str]:
-    """The estimate in one line by what it holds, and every way to run, the one taken marked; for mode=plan."""
+    """The estimate in one line by what it holds, and every option, the chosen one marked; for mode=plan."""
     if batching.estimate is None:
         return []
     estimate = batching.estimate
-    beside = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
-    held = {**estimate.parts(), **{name: size for name, size in beside.items() if size}}
+    further = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
+    held = {**estimate.parts(), **{name: size for name, size in further.items() if size}}
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items())
-    ways = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
-    return [f"memory: {estimate.total / GIB:.2f} GiB ({parts})", *(ways if len(ways) > 1 else [])]
+    options = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
+    return [f"memory: {estimate.total / GIB:.2f} GiB ({parts})", *(options if len(options) > 1 else [])]
 
 
 def plan_text(
@@ -228,5 +230,5 @@ def plan_text(
     """What mode=plan prints of a training of so many FLOPs, on all devices together. meant: of how they are counted."""
     rate, how = expected_rate(hardware)
     time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
-    last = f"time: {time} for {flops:.3g} FLOPs{meant} ({how}), start-up and validation apart"
+    last = f"time: {time} for {flops:.3g} FLOPs{meant} ({how}), without start-up and validation"
     return "\n".join([*lines, last, "nothing was started; leave out mode=plan to train."])

@@ -67,7 +67,7 @@ VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: t
 
 @dataclass(frozen=True)
 class MaskedPixels:
-    """Predicting hidden grey levels, or tokens, from the others, as the objective or beside the labels.
+    """Predicting hidden grey levels, or tokens, from the others, as the objective or in addition to the labels.
 
     weight: of its loss. share: of a sample's pixels or tokens that are hidden. copies: the share of a batch's samples
     that are read a second time with some hidden, while all labels are predicted from whole ones; 0: every sample is
@@ -80,7 +80,7 @@ class MaskedPixels:
 
 
 class SequenceClassification(TrainingTask):
-    """Trains a Classifier on SequenceBatches: cross-entropy of the labels, and of masked pixels where asked for.
+    """Trains a Classifier on SequenceBatches: cross-entropy of the labels, and of masked pixels where requested.
 
     classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
     masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the
@@ -177,7 +177,7 @@ class SequenceClassification(TrainingTask):
         loss = self.classification_weight * losses.classification
         if self.masked is not None:
             return loss + self.masked.weight * losses.pixels
-        # A model with a head for pixels that nothing is asked of now: DDP waits for every parameter's gradient.
+        # A model with a head for pixels that is not used now: DDP waits for every parameter's gradient.
         unused = (self.model.mask_embedding, None if self.model.pixel_head is None else self.model.pixel_head.weight)
         for parameter in unused:
             if parameter is not None:
@@ -215,10 +215,10 @@ class SequenceClassification(TrainingTask):
         checkpoint["correct"] = {"sum": float(total), "micro_batches": count}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up what on_save_checkpoint kept."""
+        """Restore what on_save_checkpoint saved."""
         super().on_load_checkpoint(checkpoint)
-        kept = checkpoint.get("correct", {})
-        self._correct = (float(kept.get("sum", 0.0)), int(kept.get("micro_batches", 0)))
+        saved = checkpoint.get("correct", {})
+        self._correct = (float(saved.get("sum", 0.0)), int(saved.get("micro_batches", 0)))
 
     def take_train_accuracy(self) -> float | None:
         """The mean accuracy of the micro-batches since this was last called; None where there are none."""

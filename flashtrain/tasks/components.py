@@ -72,7 +72,9 @@ def build_files(settings: DataSettings) -> TextSource:
     if saved_folder(path, settings.split) is not None:
         return HubSource(path, settings.split, settings.text_column)
     if settings.split != DataSettings.split:
-        raise UserError(f"data.split={settings.split} is of a dataset, and {path} is none that save_to_disk wrote.")
+        raise UserError(
+            f"data.split={settings.split} needs a dataset, and {path} was not written by save_to_disk. Remove it."
+        )
     return FilesSource(path, **_of_files(settings))
 
 

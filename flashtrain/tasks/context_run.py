@@ -49,7 +49,7 @@ def check_model(settings: Settings, model: Trainable) -> None:
     if not model.shares_sequences:
         raise UserError(
             f"model={settings.model.name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
-            "be shared among devices: choose model=gpt2, modern or huggingface, or trainer.strategy=fsdp."
+            "be sharded over devices. Use model=gpt2, modern or huggingface, or trainer.strategy=fsdp."
         )
     for attention in (module for module in model.modules() if isinstance(module, Attention)):
         _choice(settings, attention.heads, attention.kv_heads, attention.head_dim, 1)
@@ -58,7 +58,7 @@ def check_model(settings: Settings, model: Trainable) -> None:
 
 
 def attention_choice(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> Choice:
-    """The way that a micro-batch of this model will take, as the run itself chooses it."""
+    """The context-parallel method that the run will use for a micro-batch of this model."""
     held = micro_batch * tokens_held(settings)
     number = PRECISIONS[hardware.precision][2]
     return _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, held, number)
@@ -90,25 +90,25 @@ def describe_context(settings: Settings, hardware: Hardware, model: Trainable, m
     """A few words for the line that says what is about to be trained; "" where devices share no sequence."""
     if not settings.shares_sequences:
         return ""
-    way = context_columns(settings, hardware, model, micro_batch)["context_way"]
-    return f", each sequence over {settings.context_degree} devices ({way})"
+    method = context_columns(settings, hardware, model, micro_batch)["context_way"]
+    return f", each sequence over {settings.context_degree} devices ({method})"
 
 
 def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
     """What the summary row says of devices that share sequences; empty where none do.
 
-    A model that is not flashtrain's own takes the way that trainer.context_way names, as far as is known here.
+    For a model that is not flashtrain's own this is trainer.context_way as given.
     """
     if not settings.shares_sequences:
         return {}
-    way = settings.trainer.context_way
+    method = settings.trainer.context_way
     if model.shape is not None:
-        way = attention_choice(settings, hardware, model.shape, micro_batch).way
-    return {"context_parallel": settings.context_degree, "context_way": way}
+        method = attention_choice(settings, hardware, model.shape, micro_batch).way
+    return {"context_parallel": settings.context_degree, "context_way": method}
 
 
 def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> list[str]:
-    """What mode=plan says of the devices that share a sequence: the mesh, the way and its reason, layout, traffic."""
+    """What mode=plan says of devices that share a sequence: the mesh, the method and its reason, layout, traffic."""
     shape = model.shape
     if not settings.shares_sequences or shape is None:
         return []
@@ -116,8 +116,8 @@ def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_b
     degree, moved = settings.context_degree, choice.traffic
     return [
         f"devices: {settings.data_ranks} (data) x {degree} (context); weights, gradients and optimiser states are "
-        f"divided among all {settings.trainer.ranks}",
-        f"attention's way: {choice.reason}",
+        f"sharded over all {settings.trainer.ranks}",
+        f"context-parallel method: {choice.reason}",
         f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "
         f"of {shape.layers} layers and each micro-batch",
         *_layout_lines(settings),
@@ -131,7 +131,7 @@ def _layout_lines(settings: Settings) -> list[str]:
     from flashtrain.tasks.components import make_mask
 
     causal = masks.causal(settings.context)
-    layout = make_layout(settings.trainer.context_layout, causal, settings.context_degree)  # which rows are dealt by
+    layout = make_layout(settings.trainer.context_layout, causal, settings.context_degree)  # which shards the rows
     make = make_mask(settings)
     mask = (None if make is None else row_mask(make, settings.context, causal.queries.device)) or causal
     uneven = imbalance(attention_work(layout, visible_keys(mask)))

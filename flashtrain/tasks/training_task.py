@@ -41,7 +41,7 @@ class TrainingTask(pl.LightningModule):
     make_optimizer, make_schedule: called with the model, then with the optimiser; the schedule is stepped each
         optimiser step. Defaults: AdamW at 6e-4, constant.
     gradient_clip: bound of the global L2 norm of the gradients, 0 for none.
-    description: plain values kept in every checkpoint, that rebuild the model.
+    description: plain values saved in every checkpoint, that rebuild the model.
 
     Logs `gradient_norm` (before clipping).
     """
@@ -79,7 +79,7 @@ class TrainingTask(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Free the last step's gradients: Lightning would keep them beside all that this step's forward keeps."""
+        """Free the last step's gradients: Lightning would keep them next to all that this step's forward keeps."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self.zero_grad(set_to_none=True)
 
@@ -111,9 +111,9 @@ class TrainingTask(pl.LightningModule):
         return losses if self.trainer.world_size == 1 else self.trainer.strategy.reduce(losses, reduce_op="mean")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what rebuilds the model beside its weights, and the first and the last loss for the run's summary.
+        """Save what rebuilds the model next to its weights, and the first and the last loss for the run's summary.
 
-        Every rank calls this: the last loss is kept as the mean over all.
+        Every rank calls this: the last loss is saved as the mean over all.
         """
         checkpoint["flashtrain"] = self.description
         checkpoint["first_loss"] = self.first_loss

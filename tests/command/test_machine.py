@@ -58,11 +58,11 @@ def test_who_asks_for_a_model_gets_it_on_a_cpu_too(settle, word) -> None:
     settings, _, said = settle(cpu(), word)
     assert not settings.is_demo
     asked = word.partition("=")[0]
-    assert (f"{asked}= asks for a model, so the recipe runs in full on this CPU" in said) == ("demo" not in asked)
+    assert (f"{asked}= names a model, so the full recipe runs on this CPU" in said) == ("demo" not in asked)
 
 
 def test_weights_that_are_not_there_are_told_before_anything_is_built(settle) -> None:
-    with pytest.raises(UserError, match="no weights at /nowhere"):
+    with pytest.raises(UserError, match="weights=/nowhere"):
         settle(cpu(), "weights=/nowhere")
 
 
@@ -81,7 +81,7 @@ def test_more_devices_than_there_are_is_refused(settle) -> None:
 def test_torchruns_number_of_processes_must_be_the_trainers(settle, monkeypatch) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"torchrun started 4 processes.* say trainer\.devices=4"):
+    with pytest.raises(UserError, match=r"torchrun started 4 processes.* Set trainer\.devices=4"):
         settle(gpu((9, 0), count=4))
     assert settle(gpu((9, 0), count=4), "trainer.devices=4")[0].trainer.devices == 4
 

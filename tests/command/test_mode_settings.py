@@ -63,8 +63,8 @@ def test_a_group_and_settings_in_it_are_not_the_same_and_hydras_own_may_come_twi
         ("recipe=lra-image task=language_model sequence.batch=2", "is of task=classification"),
         ("recipe=gpt2 trainer.stps=5", "Did you mean 'trainer.steps'"),
         ("recipe=gpt2 +x=5", "Expected one of: attention,"),
-        ("recipe=gpt2 lr=3e-4", "here it is optimizer.learning_rate"),
-        ("recipe=gpt2 trainer.max_steps=5", "here it is trainer.steps"),
+        ("recipe=gpt2 lr=3e-4", "Use optimizer.learning_rate"),
+        ("recipe=gpt2 trainer.max_steps=5", "Use trainer.steps"),
     ],
 )
 def test_a_setting_of_another_task_is_unknown(words: str, hint: str) -> None:

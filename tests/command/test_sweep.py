@@ -130,7 +130,7 @@ def test_other_words_are_another_sweep(run_jobs, tmp_path) -> None:
     (first,) = sweeps(tmp_path)
     run_jobs(Jobs("finished", "finished"), "resume=auto", seeds="seed=0,1")
     assert len(sweeps(tmp_path)) == 2
-    with pytest.raises(UserError, match="is a sweep of other words"):
+    with pytest.raises(UserError, match="is a sweep of other settings"):
         run_jobs(Jobs(), f"resume={first}", seeds="seed=0,1")
 
 

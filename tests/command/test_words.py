@@ -118,12 +118,12 @@ def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None
     [
         (["trainer=null"], r"unknown trainer 'null'\. Expected one of: default\."),
         (["logger="], r"unknown logger ''\. Expected one of: csv, none, tensorboard, wandb\."),
-        (["+=3"], r"cannot read '\+=3': settings are given as name=value\."),
+        (["+=3"], r"unexpected argument '\+=3'\. Settings are name=value"),
         (["output=a\nb"], r"output= has a line break in its value"),
         (["--context", "512"], r"unknown flag --context: .* without dashes\. Did you mean context=512\?"),
         (["--tokens-per-step=512"], r"Did you mean trainer\.tokens_per_step=512\?"),
         (["--steps"], r"Did you mean trainer\.steps=\.\.\.\?"),
-        (["--nothing-like-it"], r"unknown flag --nothing-like-it: settings are given as name=value, without dashes\.$"),
+        (["--nothing-like-it"], r"unknown flag --nothing-like-it: settings are name=value, without dashes\.$"),
     ],
 )
 def test_a_mistake_of_form_is_one_line(words: list[str], line: str) -> None:

@@ -156,7 +156,7 @@ def test_what_needs_a_trained_tokenizer_or_more_text_says_so(tmp_path):
     with pytest.raises(UserError, match="no tokenizer can be trained on streamed text"):
         StreamingDataModule(FilesSource(tmp_path), "bpe")
     files = ["recipe=gpt2", "data=files", "data.path=x", "data.streaming=true"]
-    with pytest.raises(UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* choose gpt2, bytes"):
+    with pytest.raises(UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* Use gpt2, bytes"):
         compose_settings(files)
     (tmp_path / "one.txt").write_text("one document")
     alone = StreamingDataModule(FilesSource(tmp_path / "one.txt"), "bytes", 4, 2, validation_fraction=0.1)

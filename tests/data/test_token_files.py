@@ -158,7 +158,7 @@ def test_what_needs_documents_or_text_says_so(tmp_path):
     ("words", "message"),
     [
         ([], r"data=tokens needs data\.path="),
-        (["data.path=x"], r"data=tokens needs to know which tokens there are: say data\.tokenizer=gpt2"),
+        (["data.path=x"], r"data=tokens needs the vocabulary .* Set data\.tokenizer=gpt2"),
         (["data.path=x", "data.tokenizer=bpe"], r"data\.tokenizer=bpe is trained on text"),
         (["data.path=x", "data.vocab_size=50", "data.dtype=int8"], r"unknown data\.dtype 'int8'"),
         (["data.path=x", "data.tokenizer=bytes", "data.end_of_text=-1"], r"data\.end_of_text=-1 must be at least 0"),

@@ -79,7 +79,8 @@ def test_the_plan_names_the_mesh_the_way_its_reason_the_layout_and_what_is_sent(
     lines = plan(one_sequence(MILLION, "context_parallel=8"), H200).splitlines()
     assert any(line.startswith("devices: 1 (data) x 8 (context); weights, gradients") for line in lines)
     assert any(
-        line.startswith("attention's way: hybrid: 12 heads divide over 4 of 8 ranks, in rings of 2") for line in lines
+        line.startswith("context-parallel method: hybrid: 12 heads divide over 4 of 8 ranks, in rings of 2")
+        for line in lines
     )
     assert any(
         "a device sends 960.00 MiB forward and 3.00 GiB backward for each of 12 layers" in line for line in lines
@@ -119,7 +120,7 @@ def test_heads_that_do_not_fit_are_refused_before_any_text_is_read(monkeypatch, 
 
 def test_a_model_whose_attention_cannot_be_shared_is_refused():
     settings = settings_of("model=plain", "trainer.devices=2", "trainer.strategy=context")
-    with pytest.raises(UserError, match=r"model=plain .* has no flashtrain\.Attention.*: choose model=gpt2, modern"):
+    with pytest.raises(UserError, match=r"model=plain .* has no flashtrain\.Attention.* Use model=gpt2, modern"):
         check_model(settings, model_of(settings))
 
 
@@ -130,7 +131,7 @@ def test_a_cpu_computes_the_same_attention_and_an_old_gpu_is_refused(monkeypatch
     assert job.settle(settings, ())[1].attention == "flash"
     old = replace(H200, name="Tesla V100", capability=(7, 0), attention="sdpa", precision="16-mixed")
     monkeypatch.setattr(job, "detect_hardware", lambda accelerator: old)
-    with pytest.raises(UserError, match=r"needs attention=flash.* Tesla V100 \(sm_70\): choose trainer\.strategy=ddp"):
+    with pytest.raises(UserError, match=r"needs attention=flash.* Tesla V100 \(sm_70\)\. Use trainer\.strategy=ddp"):
         job.settle(settings, ())
 
 

@@ -99,7 +99,7 @@ def test_flops_count_what_a_mask_shows() -> None:
         (("mask=window", "mask.window=0"), r"mask\.window=0 must be at least 1"),
         (("mask=windw",), r"unknown mask 'windw'\. Did you mean 'window'\?"),
         (("mask=false",), r"unknown mask 'false'\."),
-        (("mask.window=3",), r"mask\.window=3 is of mask=window"),
+        (("mask.window=3",), r"mask\.window=3 is used by mask=window"),
         (("mask=document", "+mask.options.a=1"), r"mask\.options"),
     ],
 )

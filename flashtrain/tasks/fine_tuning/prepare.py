@@ -44,11 +44,13 @@ def check_fine_tuning_step(settings: Settings) -> None:
     at_least("context", settings.context, 3)  # a token and the special ones
     batch, ranks, micro = settings.finetune.batch, settings.trainer.ranks, settings.trainer.micro_batch
     if batch % ranks:
-        raise UserError(f"a step of finetune.batch={batch} texts does not divide over {ranks} devices.")
+        raise UserError(
+            f"a step of finetune.batch={batch} texts does not divide over {ranks} devices. Use a multiple of {ranks}."
+        )
     if micro is not None and (batch // ranks) % micro:
         raise UserError(
-            f"trainer.micro_batch={micro} does not divide the {batch // ranks} texts a device takes a step: "
-            f"choose one of {', '.join(map(str, divisors(batch // ranks)))}."
+            f"trainer.micro_batch={micro} does not divide the {batch // ranks} texts a device takes a step. "
+            f"Expected one of {', '.join(map(str, divisors(batch // ranks)))}."
         )
 
 
@@ -62,8 +64,8 @@ def start_of(settings: Settings) -> SavedBert | None:
         return None
     if settings.finetune.data == "cues":
         raise UserError(
-            "made-up documents (finetune.data=cues) have tokens of their own, which no weights know: leave weights= "
-            "out, or take finetune.data=files."
+            "finetune.data=cues makes documents of its own tokens, which no weights know. Remove weights=, or use "
+            "finetune.data=files."
         )
     saved = read_bert(settings.weights)
     check_context(saved.config, settings.context, settings.weights)

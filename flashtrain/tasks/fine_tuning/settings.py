@@ -64,11 +64,13 @@ class FineTuningSettings:
         if self.data == "hub" and not self.name:
             raise UserError("finetune.data=hub needs finetune.name=..., a dataset such as coastalcph/lex_glue.")
         if self.path and self.data != "files":
-            raise UserError(f"finetune.path={self.path} is read with finetune.data=files, and not with {self.data}.")
+            raise UserError(f"finetune.path={self.path} is used by finetune.data=files, not by {self.data}. Remove it.")
         if self.name and self.data != "hub":
-            raise UserError(f"finetune.name={self.name} is read with finetune.data=hub, and not with {self.data}.")
+            raise UserError(f"finetune.name={self.name} is used by finetune.data=hub, not by {self.data}. Remove it.")
         if self.data == "cues" and self.target != "labels":
-            raise UserError(f"finetune.target={self.target}: made-up documents (finetune.data=cues) have labels only.")
+            raise UserError(
+                f"finetune.target={self.target}: finetune.data=cues has labels only. Use finetune.target=labels."
+            )
 
 
 @dataclass
@@ -82,5 +84,5 @@ class LabelledSettings(BertTextSettings):
         super().check()
         if self.data.source != "stdlib":
             raise UserError(
-                f"data={self.data.source}: labelled texts are finetune.data, finetune.path and finetune.name."
+                f"data={self.data.source}: set labelled texts with finetune.data, finetune.path and finetune.name."
             )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FineTuningTask(MaskedTask):
-    """BERT on labelled texts; its settings and its demo are told as those of masked text."""
+    """BERT on labelled texts; its settings and its demo are described as those of masked text."""
 
     settings = LabelledSettings
     modes: Mapping[str, str] = {"evaluate": "context data finetune bert.residual", "export": "context"}
@@ -28,15 +28,15 @@ class FineTuningTask(MaskedTask):
         check_fine_tuning_step(settings)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
-        asked = settings.finetune
+        own = settings.finetune
         return {
             "model": settings.named(settings.bert.label),
             "data": settings.finetune.data_label,
-            "target": asked.target,
+            "target": own.target,
             "context": settings.context,
-            "batch": asked.batch,
+            "batch": own.batch,
             "steps": settings.trainer.steps,
-            "samples": settings.trainer.steps * asked.batch,
+            "samples": settings.trainer.steps * own.batch,
             "devices": settings.trainer.ranks,
         }
 

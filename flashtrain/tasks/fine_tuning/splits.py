@@ -68,7 +68,7 @@ class LabelledSource:
 
 
 def make_source(
-    asked: FineTuningSettings,
+    own: FineTuningSettings,
     data: DataSettings,
     context: int,
     *,
@@ -82,45 +82,45 @@ def make_source(
     model (None: those of the texts to train on, before some are held out). only_test: whether none are trained on: the
     test texts alone, or all where none are called so. UserError: nothing to read, labels that were not trained on.
     """
-    if asked.data == "cues":
-        return _cues(asked, context)
-    rows = read_rows(asked)
+    if own.data == "cues":
+        return _cues(own, context)
+    rows = read_rows(own)
     if only_test:
         parts = {"test": rows.get("test") or [row for name in SPLITS for row in rows.get(name, [])]}
     else:
-        check_trainable(rows, asked)
-        parts = _parts(rows, asked)
+        check_trainable(rows, own)
+        parts = _parts(rows, own)
     known = tokenizer or _tokenizer(data, parts["train"])
     names = labels_in(rows["train"]) if label_names is None else label_names
-    if asked.target == "class":
+    if own.target == "class":
         _check_single(parts)
-    of_words, special = asked.target == "tokens", special_tokens(known)
+    of_words, special = own.target == "tokens", special_tokens(known)
     samples = {
         name: LabelledSamples(
             encode_rows(part, known, names, of_words=of_words),
             special,
             context,
-            layout=asked.layout,
+            layout=own.layout,
             of_words=of_words,
         )
         for name, part in parts.items()
         if part
     }
-    words = f"texts of {asked.path or ' '.join(filter(None, (asked.name, asked.config)))}"
+    words = f"texts of {own.path or ' '.join(filter(None, (own.name, own.config)))}"
     return LabelledSource(samples, tuple(names), special, known, words)
 
 
-def read_rows(asked: FineTuningSettings) -> dict[str, list[Row]]:
+def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
     """The rows of each split that `finetune.path` or `finetune.name` has. UserError: nothing to read, a bad line.
 
     Files of a folder are of the split that their names say (split_names), else to train on, and so is a file alone.
     """
-    asked.check_data()
-    of_words = asked.target == "tokens"
-    columns = Columns(asked.words_column if of_words else asked.text_column, asked.labels_column, of_words)
-    if asked.data == "hub":
-        return dataset_rows(str(asked.name), asked.config, columns, {split: getattr(asked, split) for split in SPLITS})
-    path = Path(str(asked.path)).expanduser()
+    own.check_data()
+    of_words = own.target == "tokens"
+    columns = Columns(own.words_column if of_words else own.text_column, own.labels_column, of_words)
+    if own.data == "hub":
+        return dataset_rows(str(own.name), own.config, columns, {split: getattr(own, split) for split in SPLITS})
+    path = Path(str(own.path)).expanduser()
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     found: dict[str, list[Row]] = {}
     for file in files:
@@ -132,45 +132,45 @@ def read_rows(asked: FineTuningSettings) -> dict[str, list[Row]]:
     return found
 
 
-def check_trainable(rows: dict[str, list[Row]], asked: FineTuningSettings) -> None:
+def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None:
     """UserError where there are no rows to train on, or too few labels to tell apart."""
-    where = asked.path or asked.name
+    where = own.path or own.name
     if not rows.get("train"):
         held = " and ".join(name for name in SPLITS if rows.get(name)) or "no"
-        raise UserError(f"there are no labelled texts to train on at {where}: {held} texts alone.")
+        raise UserError(f"no labelled texts to train on at {where}, only {held} texts. Add a train split.")
     names = labels_in(rows["train"])
-    if len(names) < (1 if asked.target == "labels" else 2):
+    if len(names) < (1 if own.target == "labels" else 2):
         raise UserError(
-            f"texts to train on at {where} have {names or 'no labels'}: finetune.target={asked.target} tells two or "
+            f"texts to train on at {where} have {names or 'no labels'}: finetune.target={own.target} tells two or "
             "more apart."
         )
 
 
-def _cues(asked: FineTuningSettings, context: int) -> LabelledSource:
+def _cues(own: FineTuningSettings, context: int) -> LabelledSource:
     """Made-up documents: each split from a seed of its own."""
     documents = {
         name: CueDocuments(
-            getattr(asked, name) or CUE_COUNTS[name],
-            asked.length,
-            labels=asked.labels,
+            getattr(own, name) or CUE_COUNTS[name],
+            own.length,
+            labels=own.labels,
             seed=number,
         )
         for number, name in enumerate(SPLITS)
     }
     test = documents["test"]
     special = SpecialTokens.past(test.vocab_size)
-    samples = {name: LabelledSamples(part, special, context, layout=asked.layout) for name, part in documents.items()}
+    samples = {name: LabelledSamples(part, special, context, layout=own.layout) for name, part in documents.items()}
     bound = best_micro_f1(test.length, context - 2, test.presence)
-    words = f"made-up documents of {asked.length:,} tokens with cues"
+    words = f"made-up documents of {own.length:,} tokens with cues"
     return LabelledSource(samples, test.label_names, special, None, words, bound)
 
 
-def _parts(rows: dict[str, list[Row]], asked: FineTuningSettings) -> dict[str, list[Row]]:
-    """The rows of each split, the first so many as are asked for; validation drawn from training where it has none."""
+def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, list[Row]]:
+    """The rows of each split, the first so many as are own for; validation drawn from training where it has none."""
     if "validation" not in rows:
         train = rows["train"]
         order = np.random.RandomState(0).permutation(len(train))
-        held_out = max(1, round(asked.validation_fraction * len(train)))
+        held_out = max(1, round(own.validation_fraction * len(train)))
         if held_out >= len(train):
             raise UserError(f"{len(train)} labelled texts are too few to hold out some: expected 2 or more.")
         rows = {
@@ -178,7 +178,7 @@ def _parts(rows: dict[str, list[Row]], asked: FineTuningSettings) -> dict[str, l
             "train": [train[number] for number in sorted(order[held_out:])],
             "validation": [train[number] for number in sorted(order[:held_out])],
         }
-    return {name: rows[name][: getattr(asked, name)] for name in SPLITS if name in rows}
+    return {name: rows[name][: getattr(own, name)] for name in SPLITS if name in rows}
 
 
 def _tokenizer(data: DataSettings, rows: Sequence[Row]) -> Tokenizer:
@@ -191,6 +191,6 @@ def _check_single(parts: dict[str, list[Row]]) -> None:
     for row in (row for rows in parts.values() for row in rows):
         if len(row.labels) != 1:
             raise UserError(
-                f"{row.where} has {len(row.labels)} labels, and finetune.target=class has one each: "
-                "finetune.target=labels takes any number."
+                f"{row.where} has {len(row.labels)} labels, and finetune.target=class needs one each. "
+                "Use finetune.target=labels for any number."
             )

@@ -51,7 +51,7 @@ def take_export(settings: Settings) -> None:
     if settings.weights is not None and own.model.name != "huggingface":
         return
     if not transformers:
-        raise UserError(f"weights={given} is a run of a transformers model: choose recipe=hf or recipe=sft.")
+        raise UserError(f"weights={given} is a run of a transformers model. Use recipe=hf or recipe=sft.")
     settings.weights = None
     if settings.mode == "plan":  # its shape is known without an export
         model = own.model

@@ -69,8 +69,8 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
     """The data module of these settings; its micro-batch is set once the model is known. own: the tokenizer of a run,
     in place of the one that the settings would train on this text."""
-    asked, (source, validation) = settings.data.validation_tokens, make_sources(settings)
-    whole = asked is None and settings.data.validation_fraction == 1
+    requested, (source, validation) = settings.data.validation_tokens, make_sources(settings)
+    whole = requested is None and settings.data.validation_fraction == 1
     return _module(settings.data)(
         source,
         own if own is not None and settings.data.tokenizer == "bpe" else make_tokenizer_spec(settings),
@@ -85,7 +85,7 @@ def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = No
         validation_samples=sys.maxsize
         if whole
         else held_out_samples(
-            None if asked is None else max(1, asked // settings.context),
+            None if requested is None else max(1, requested // settings.context),
             settings.trainer.validate_every,
             settings.samples_per_step,
             most=max(1, MOST_VALIDATION_TOKENS // settings.context),
@@ -96,11 +96,11 @@ def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = No
     )
 
 
-def _module(told: DataSettings) -> Callable[..., TextDataModule]:
-    """The data module of a source, with what it alone heeds."""
-    if told.source != CHAT and not told.streaming:
+def _module(data: DataSettings) -> Callable[..., TextDataModule]:
+    """The data module of a source, with the settings that only it uses."""
+    if data.source != CHAT and not data.streaming:
         return TextDataModule
-    if told.source != CHAT:
+    if data.source != CHAT:
         from flashtrain.data.streaming import StreamingDataModule
 
         return StreamingDataModule
@@ -109,11 +109,11 @@ def _module(told: DataSettings) -> Callable[..., TextDataModule]:
 
     return partial(
         ChatDataModule,
-        template=read_template(told.chat_template),
-        train_on=told.train_on,
-        text_column=told.text_column,
-        too_long=told.too_long,
-        skip_broken=told.skip_broken,
+        template=read_template(data.chat_template),
+        train_on=data.train_on,
+        text_column=data.text_column,
+        too_long=data.too_long,
+        skip_broken=data.skip_broken,
     )
 
 
@@ -134,8 +134,8 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     epochs = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
     said += [epochs] if epochs else []
     if data.validation_tokens:
-        asked, every = settings.data.validation_tokens, settings.trainer.validate_every
-        said.append(describe_validation(data.held_out_samples, asked, every, "data.validation_tokens"))
+        requested, every = settings.data.validation_tokens, settings.trainer.validate_every
+        said.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
     task = make_task(settings, hardware, model, description)
     flops = model.flops_per_token(attended_context(settings))
     throughput = Throughput(flops, settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops)
@@ -205,8 +205,8 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
     """What a checkpoint says of its model, in plain values: enough to rebuild it and to notice another one."""
     # The shape first: a transformers model's configuration is a dataclass too, and holds more than plain values.
-    told = [one for one in (model.shape, getattr(model, "config", None)) if is_dataclass(one)]
-    shape = asdict(told[0]) if told and not isinstance(told[0], type) else {}
+    known = [one for one in (model.shape, getattr(model, "config", None)) if is_dataclass(one)]
+    shape = asdict(known[0]) if known and not isinstance(known[0], type) else {}
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
 
 
@@ -276,7 +276,7 @@ def _found(
     throughput: Throughput,
     micro_batch: int,
 ) -> dict[str, Any]:
-    """The part of the row that the training told. Losses in nats a token, memory in GiB, time in seconds."""
+    """The part of the row that the training reports. Losses in nats a token, memory in GiB, time in seconds."""
     return {
         "parameters": task.model.parameter_count(),
         "micro_batch": micro_batch,

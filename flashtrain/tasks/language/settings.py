@@ -60,12 +60,14 @@ class ModelSettings:
         given = self.adapter_targets
         names = given.split(",") if isinstance(given, str) else given
         if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-            raise UserError(f"model.adapter_targets={given}. Possible: all-linear, or layers' names: [q_proj,v_proj].")
+            raise UserError(f"model.adapter_targets={given}. Expected all-linear, or layers' names: [q_proj,v_proj].")
         return names
 
     def check(self) -> None:
         if self.path is not None and self.config is not None:
-            raise UserError("model.path has weights and model.config draws them at random: leave one of them out.")
+            raise UserError(
+                "model.path has weights, and model.config initialises them at random. Remove one of the two."
+            )
         self._check_used()
         at_least("model.adapter_rank", self.adapter_rank, 1)
         self.target_names()
@@ -86,13 +88,15 @@ class ModelSettings:
         transformers = self.name == "huggingface"
         for name in own:
             if name in _OF_ADAPTERS and self.adapter is None:
-                raise UserError(f"model.{name}={getattr(self, name)} is of an adapter: add model.adapter=lora.")
+                raise UserError(f"model.{name}={getattr(self, name)} is used by adapters. Set model.adapter=lora.")
             if name in _OF_TRANSFORMERS and not transformers:
-                raise UserError(f"model.{name}={getattr(self, name)} is of model=huggingface (recipe=hf).")
+                raise UserError(
+                    f"model.{name}={getattr(self, name)} is used by model=huggingface (recipe=hf). Remove it."
+                )
             if name in _OF_OUR_DECODERS and transformers:
                 raise UserError(
-                    f"model.{name}={getattr(self, name)} is of flashtrain's own decoders; model=huggingface is as its "
-                    "configuration says (model.options)."
+                    f"model.{name}={getattr(self, name)} is used by flashtrain's own decoders. Use model.options to "
+                    "change the configuration of model=huggingface."
                 )
         no_options("model", self.name, self.options, get_args(Decoder))
 
@@ -125,7 +129,9 @@ class MaskSettings:
             if self.name == name and value is None:
                 raise UserError(f"mask={name} needs mask.{setting}=..., the {what}.")
             if self.name != name and value is not None:
-                raise UserError(f"mask.{setting}={value} is of mask={name}, and this is mask={self.name}.")
+                raise UserError(
+                    f"mask.{setting}={value} is used by mask={name}, and this is mask={self.name}. Remove it."
+                )
             at_least(f"mask.{setting}", value, 1)
         no_options("mask", self.name, self.options, get_args(Mask))
 
@@ -148,7 +154,7 @@ class GenerateSettings:
 class LanguageSettings(TextSettings):
     """Settings of language models.
 
-    context_parallel: devices that share each sequence; above 1 it asks for trainer.strategy=context.
+    context_parallel: devices that share each sequence; above 1 it means trainer.strategy=context.
     """
 
     task: str = "language_model"
@@ -165,7 +171,7 @@ class LanguageSettings(TextSettings):
 
     @property
     def mask_label(self) -> str:
-        """The mask in words, however it was asked for to stay within documents."""
+        """The mask in words, however documents were set to be masked."""
         label = replace(self.mask, documents=self.within_documents).label
         return "document" if label == "causal within documents" else label
 
@@ -177,7 +183,7 @@ class LanguageSettings(TextSettings):
 
     @property
     def asked_to_share(self) -> str:
-        """How context parallelism was asked for, as a setting."""
+        """The setting that requests context parallelism."""
         if self.trainer.strategy == CONTEXT:
             return f"trainer.strategy={CONTEXT}"
         return f"context_parallel={self.context_parallel}"
@@ -191,44 +197,43 @@ class LanguageSettings(TextSettings):
         super().check()
         if self.model.quantize is not None and self.shards_weights:
             raise UserError(
-                f"model.quantize={self.model.quantize} keeps whole weights on each device: choose trainer.strategy=ddp."
+                f"model.quantize={self.model.quantize} needs whole weights on each device. Use trainer.strategy=ddp."
             )
         if self.model.name == "huggingface" and self.mask.name not in ("causal", "document"):
             raise UserError(
-                f"mask={self.mask.name} is of flashtrain's own decoders; model=huggingface has masks of its own, and "
-                "mask=document."
+                f"mask={self.mask.name} is used by flashtrain's own decoders. With model=huggingface use "
+                "mask=causal (its own) or mask=document."
             )
         at_least("context_parallel", self.context_parallel, 1)
         if self.mode in ("train", "plan"):  # others may name it: their settings are those of a trained checkpoint
             self.check_context()
 
     def check_context(self) -> None:
-        """Raise UserError where a training asks for context parallelism and cannot have it."""
+        """Raise UserError where a training requests context parallelism and cannot have it."""
         degree, named = self.context_parallel, self.trainer.strategy
         if self.strategy != CONTEXT:
             if degree is not None and degree > 1:
                 raise UserError(
-                    f"context_parallel={degree} shares a sequence among devices, and trainer.strategy={named} gives "
-                    "each its own: choose trainer.strategy=context, or context_parallel=1."
+                    f"context_parallel={degree} shards sequences over devices, and trainer.strategy={named} does not. "
+                    "Use trainer.strategy=context, or context_parallel=1."
                 )
-            way, layout = self.trainer.context_way, self.trainer.context_layout
-            if degree is None and (way != "auto" or layout != "balanced"):
-                given = f"context_way={way}" if way != "auto" else f"context_layout={layout}"
+            method, layout = self.trainer.context_way, self.trainer.context_layout
+            if degree is None and (method != "auto" or layout != "balanced"):
+                given = f"context_way={method}" if method != "auto" else f"context_layout={layout}"
                 raise UserError(
-                    f"trainer.{given} says how devices share a sequence, and each has its own: add context_parallel=2 "
-                    "(or more), or leave it out."
+                    f"trainer.{given} is used with context parallelism. Set context_parallel=2 (or more), or remove it."
                 )
             return
         self._check_degree()
         if self.attention.name != "flash":
             raise UserError(
                 f"attention={self.attention.name} computes whole sequences on one device, and "
-                f"{self.asked_to_share} computes flash attention over all: choose attention=flash."
+                f"{self.asked_to_share} shards them. Use attention=flash."
             )
         if self.trainer.cuda_graphs:
             raise UserError(
-                f"trainer.cuda_graphs=true cannot record what devices send each other under {self.asked_to_share}: "
-                "choose trainer.cuda_graphs=false."
+                f"trainer.cuda_graphs=true cannot record the communication of {self.asked_to_share}. "
+                "Use trainer.cuda_graphs=false."
             )
 
     def _check_degree(self) -> None:
@@ -238,6 +243,6 @@ class LanguageSettings(TextSettings):
         fitting = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
         devices = f"{ranks} device{'' if ranks == 1 else 's'} (trainer.devices x trainer.nodes)"
         raise UserError(
-            f"context_parallel={degree} does not divide {devices}: choose context_parallel={fitting}, or "
+            f"context_parallel={degree} does not divide {devices}. Use context_parallel={fitting}, or "
             f"trainer.devices={degree}."
         )

@@ -54,7 +54,7 @@ class LanguageModel(TrainingTask):
         self.strict_loading = not model.keeps_part
         self.document_mask = document_mask
         self.mask = mask
-        if mask is not None:  # of those that have one alone: Lightning warns of this hook beside any data module
+        if mask is not None:  # of those that have one alone: Lightning warns of this hook next to any data module
             self.on_before_batch_transfer = self._score_unseen  # type: ignore[method-assign]
         self._compile = compile
         self._replays = compile and cuda_graphs
@@ -82,7 +82,7 @@ class LanguageModel(TrainingTask):
         if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
             self._replays = False
         elif self._compile:
-            # FSDP2's hooks break the graph between blocks, so one full graph is asked for only without it.
+            # FSDP2's hooks break the graph between blocks, so one full graph is requested only without it.
             self._loss = torch.compile(
                 self.model.loss,
                 dynamic=False,
@@ -126,7 +126,7 @@ class LanguageModel(TrainingTask):
             return batch
         labels = labels.masked_fill(shown, IGNORED_LABEL)
         if not bool((labels != IGNORED_LABEL).any()):
-            raise UserError("the mask shows every token the one that follows it, so that there is nothing to predict.")
+            raise UserError("the mask shows every token its label, so there is nothing to predict. Use a causal mask.")
         return Batch(**{**batch, "labels": labels})
 
     def _mask(self, documents: Tensor, positions: Tensor) -> Mask | None:

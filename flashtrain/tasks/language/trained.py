@@ -67,10 +67,10 @@ def check_family(settings: Settings) -> None:
     """Raise UserError where `model`, which the command names, is another family than that of `weights`."""
     config, _ = starting_weights(settings)
     family = "modern" if config.norm == "rmsnorm" else "gpt2"
-    asked = settings.model.name
-    if asked != family:
+    requested = settings.model.name
+    if requested != family:
         raise UserError(
-            f"model={asked} is another architecture than that of the weights in {settings.weights}, which are of "
+            f"model={requested} is another architecture than that of the weights in {settings.weights}, which are of "
             f"model={family} ({config.positions} positions, {config.norm}, {config.activation}): leave model= out, or "
             "train anew without weights=."
         )
@@ -162,7 +162,7 @@ def at_context(
 ) -> tuple[GPT2Config, dict[str, torch.Tensor]]:
     """Configuration and weights for `context`, by model.interpolate_positions, model.rope_base and model.rope_factor.
 
-    Raises UserError for learned positions that would have to be stretched without having been asked for.
+    Raises UserError for learned positions that would have to be interpolated without model.interpolate_positions.
     """
     learned = config.positions == "learned"
     if settings.context > config.context and learned and not settings.model.interpolate_positions:
@@ -226,7 +226,9 @@ def _checkpoint_weights(path: Path) -> tuple[GPT2Config, dict[str, torch.Tensor]
     _, checkpoint = find_checkpoint(str(path), prefer=BEST)
     saved, description = _described(checkpoint)
     if description["name"] not in DECODERS:
-        raise UserError(f"{checkpoint} holds a model of kind {description['name']}. Possible: {', '.join(DECODERS)}.")
+        raise UserError(
+            f"{checkpoint} holds a model of kind {description['name']}. Expected one of: {', '.join(DECODERS)}."
+        )
     state = weights_in(saved, checkpoint, prefix="model.")
     return GPT2Config(**description["shape"]), state
 

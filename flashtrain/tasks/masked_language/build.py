@@ -40,7 +40,7 @@ from flashtrain.training.memory_choice import Estimate
 
 @dataclass
 class SavedBert:
-    """config and state rebuild the model (models.Bert). tokenizer: None where nothing beside the weights says it.
+    """config and state rebuild the model (models.Bert). tokenizer: None where there is none next to the weights.
 
     folder: of the run, or of the weights. path: the file. step: optimiser steps it was trained for; 0 where unknown.
     """
@@ -61,7 +61,7 @@ class SavedBert:
         """The tokenizer. UserError: there is none, or one of more tokens than the weights know."""
         if self.tokenizer is None:
             raise UserError(
-                f"no tokenizer beside the weights in {self.folder}. Possible: a run folder, what mode=export wrote, or "
+                f"no tokenizer next to the weights in {self.folder}. Expected a run folder, an export, or "
                 "a Hugging Face folder with vocab.txt or tokenizer.json."
             )
         tokens, known = special_tokens(self.tokenizer).vocab_size, self.config.vocab_size
@@ -104,7 +104,7 @@ def _of_run(given: str) -> SavedBert:
     saved = read_checkpoint(path)
     notes = saved.get("flashtrain") or {}
     if notes.get("name") != "bert":
-        raise UserError(f"{path} holds no BERT: it was not written by a run with task=masked_language_model.")
+        raise UserError(f"{path} holds no BERT. Expected a run with task=masked_language_model.")
     state = weights_in(saved, path, prefix="model.")
     config, tokenizer = BertConfig(**notes["shape"]), load_tokenizer(folder / TOKENIZER)
     return SavedBert(config, state, tokenizer, folder, path, saved["global_step"])
@@ -136,8 +136,8 @@ def check_masked_step(settings: Settings) -> None:
         near = max(1, tokens // (unit * ranks)) * unit * ranks
         rows = "" if budget is None else f"masked.token_budget={budget} tokens on "
         raise UserError(
-            f"trainer.tokens_per_step={tokens} is no multiple of {rows}{ranks} "
-            f"{'device' if ranks == 1 else 'devices'}: {near} would do."
+            f"trainer.tokens_per_step={tokens} must be a multiple of {rows}{ranks} "
+            f"{'device' if ranks == 1 else 'devices'}. Use {near}."
         )
     if tokens_per_device(settings) < context:
         raise UserError(
@@ -146,8 +146,8 @@ def check_masked_step(settings: Settings) -> None:
         )
     if settings.trainer.micro_batch is not None:
         raise UserError(
-            f"trainer.micro_batch={settings.trainer.micro_batch} counts samples of one length: "
-            "masked.token_budget says how many tokens a device computes at once."
+            f"trainer.micro_batch={settings.trainer.micro_batch} counts samples of one length. "
+            "Use masked.token_budget, the tokens that a device computes at once."
         )
 
 
@@ -187,7 +187,7 @@ def bert_estimate(
 
 TASK = "masked_language_model"
 
-MOST_VALIDATED = 10_000  # samples of a validation, where masked.validation_samples is null
+MOST_VALIDATED = 10_000  # samples of a validation, where mmasked.validation_samples is null
 
 # Tokens of a padded batch over its budget, where paragraphs of 82 tokens in the mean are cut at 512: of books, and of
 # Python's standard library.
@@ -196,15 +196,15 @@ PADDED_PARAGRAPHS = 6.3
 
 def bert_config(settings: Settings, vocab_size: int) -> BertConfig:
     """The shape that `bert.*` names, of so many tokens."""
-    asked = settings.bert
+    bert = settings.bert
     return BertConfig.of_size(
-        asked.size,
-        asked.family,
+        bert.size,
+        bert.family,
         vocab_size=vocab_size,
         context=settings.context,
-        vocab_rows=asked.vocab_rows,
-        dropout=asked.dropout,
-        activation=asked.activation,
+        vocab_rows=bert.vocab_rows,
+        dropout=bert.dropout,
+        activation=bert.activation,
     )
 
 
@@ -222,11 +222,13 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
         if config.vocab_size != vocab_size:
             raise UserError(
                 f"the weights in {settings.weights} know {config.vocab_size} tokens, and this text is made of "
-                f"{vocab_size}: train on with the data and tokenizer settings that they were trained with."
+                f"{vocab_size}. Use the data and tokenizer settings that they were trained with."
             )
         check_context(config, settings.context, settings.weights)
         if not config.masked_head:
-            raise UserError(f"the weights in {settings.weights} have no masked-language head to train on.")
+            raise UserError(
+                f"the weights in {settings.weights} have no masked-language head to train. Use weights that have one."
+            )
         model = Bert(config, hardware.attention, settings.bert.residual)
         model.load_state_dict({name: saved.state[name] for name in model.state_dict()})
     return model
@@ -250,30 +252,30 @@ def choose_masked_batching(
 
 
 def check_context(config: BertConfig, context: int, where: str) -> None:
-    """Raise UserError where weights with learned positions are asked for more positions than they have."""
+    """Raise UserError where weights with learned positions would need more positions than they have."""
     if config.positions == "learned" and context > config.context:
         raise UserError(
             f"context={context} is longer than the {config.context} positions that the weights in {where} were "
-            f"trained with: choose context={config.context} or less."
+            f"trained with. Use context={config.context} or less."
         )
 
 
 def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataModule:
     """The data module of these settings; its token_budget and accumulate are set once the model is known."""
     if settings.data.streaming:
-        raise UserError("data.streaming=true trains language models: BERT's samples are pieces of a token file.")
-    asked, (source, validation) = settings.masked, make_sources(settings)
-    whole = asked.validation_samples is None and settings.data.validation_fraction == 1
-    budget = asked.token_budget or max(settings.context, tokens_per_device(settings))
+        raise UserError("data.streaming=true supports language models only. Use data.streaming=false.")
+    masked, (source, validation) = settings.masked, make_sources(settings)
+    whole = masked.validation_samples is None and settings.data.validation_fraction == 1
+    budget = masked.token_budget or max(settings.context, tokens_per_device(settings))
     return MaskedTextDataModule(
         source,
         make_tokenizer_spec(settings),
         settings.context,
         budget,
-        unit=asked.unit,
-        shortest=min(asked.shortest, settings.context),
-        share=asked.share,
-        layout=asked.layout,
+        unit=masked.unit,
+        shortest=min(masked.shortest, settings.context),
+        share=masked.share,
+        layout=masked.layout,
         cost=cost_of(settings),
         total_steps=settings.trainer.steps,
         accumulate=max(1, tokens_per_device(settings) // budget),
@@ -283,7 +285,7 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         validation_samples=sys.maxsize
         if whole
         else held_out_samples(
-            asked.validation_samples,
+            masked.validation_samples,
             settings.trainer.validate_every,
             settings.trainer.tokens_per_step // settings.context,  # at least so many: most are shorter
             most=MOST_VALIDATED,

@@ -56,8 +56,8 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     description = describe_bert(model, settings)
     said = [data.describe(), describe_training(settings, hardware, model, batching, data)]
     if data.held_out_samples:
-        asked, every = settings.masked.validation_samples, settings.trainer.validate_every
-        said.append(describe_validation(data.held_out_samples, asked, every, "masked.validation_samples"))
+        requested, every = settings.masked.validation_samples, settings.trainer.validate_every
+        said.append(describe_validation(data.held_out_samples, requested, every, "masked.validation_samples"))
     task = make_masked_task(settings, hardware, model, description)
     throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
@@ -83,15 +83,15 @@ def describe_training(
     data: MaskedTextDataModule | None = None,
 ) -> str:
     """The line that says what is about to be trained, on what, in what portions."""
-    asked, name = settings.masked, settings.named(settings.bert.label)
+    masked, name = settings.masked, settings.named(settings.bert.label)
     samples = ""
     if data is not None:
         pieces = data.pieces(data.split.training)
         mean = float(pieces.lengths.mean())
-        samples = f"{len(pieces.begins):,} {asked.unit}s of {mean:.0f} tokens in the mean, "
+        samples = f"{len(pieces.begins):,} {masked.unit}s of {mean:.0f} tokens in the mean, "
     return (
         f"{name}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most {settings.context}, "
-        f"{asked.share:.0%} masked, {asked.layout}, attention "
+        f"{masked.share:.0%} masked, {masked.layout}, attention "
         f"{hardware.attention}; {settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,} tokens on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
         f"{memory_words(batching)}"
@@ -113,7 +113,7 @@ def _found(
     throughput: Throughput,
     target: StopAtTarget | None,
 ) -> dict[str, Any]:
-    """The part of the row that the training told. Losses in nats a label; tokens are real ones."""
+    """The part of the row that the training reports. Losses in nats a label; tokens are real ones."""
     if task.tokens_done:
         throughput.flops_per_token = task.flops_done / task.tokens_done
     measured = throughput.columns()
@@ -150,7 +150,7 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
         model = Bert(config, hardware.attention, settings.bert.residual)
     batching = choose_masked_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
-    flops = tokens * (config.cost_per_token(settings.masked.share) + config.cost_per_pair() * settings.context)
+    flops = tokens * (config.cost_per_token(settings.mmasked.share) + config.cost_per_pair() * settings.context)
     lines = [
         describe_training(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
@@ -175,14 +175,14 @@ def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> dict[
     data.setup()
     if data.vocab_size != saved.config.vocab_size:
         raise UserError(
-            f"{saved.path} knows {saved.config.vocab_size} tokens, and this text is made of {data.vocab_size}: "
-            "evaluate with the tokenizer that it was trained with."
+            f"{saved.path} knows {saved.config.vocab_size} tokens, and this text is made of {data.vocab_size}. "
+            "Use the tokenizer that it was trained with."
         )
     model = trained_bert(saved, settings, hardware)
     trainer = evaluating_trainer(hardware)
     (found,) = trainer.validate(MaskedLanguageModel(model), data, verbose=False) or [{}]
     if "validation_accuracy" not in found:
-        raise UserError("no text is held out to evaluate on: raise data.validation_fraction.")
+        raise UserError("no text is held out to evaluate on. Raise data.validation_fraction.")
     counts, why_not = {"samples": data.held_out_samples}, why_not_held_out(settings, saved.folder)
     words = scored_words(counts, data.source.describe(), why_not)
     claim = "held-out " if why_not is None else ""

@@ -70,7 +70,7 @@ class BertTextSettings(TextSettings):
     def check(self) -> None:
         super().check()
         if self.data.source == "chat":
-            raise UserError(f"data=chat trains language models, and this is task={self.task}: choose recipe=sft.")
+            raise UserError(f"data=chat trains language models, and this is task={self.task}. Use recipe=sft.")
 
 
 @dataclass

@@ -145,9 +145,9 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
     ("words", "message"),
     [
         (("trainer.devices=3",), "does not divide over 3 devices"),
-        (("trainer.micro_batch=3",), "choose one of 1, 2, 4, 8"),
+        (("trainer.micro_batch=3",), "Expected one of 1, 2, 4, 8"),
         (("finetune.path=null",), "finetune.data=files needs finetune.path"),
-        (("finetune.data=cues",), "is read with finetune.data=files"),
+        (("finetune.data=cues",), "is used by finetune.data=files"),
         (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),
         (("finetune.data=cues", "finetune.path=null", "finetune.target=class"), "have labels only"),
         (("context=2",), "context=2"),

@@ -61,10 +61,10 @@ def test_what_cannot_be_trained_on_is_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match="no labelled texts at"):
         source_of(tmp_path)
     write(tmp_path / "test.jsonl", "xy")
-    with pytest.raises(UserError, match=r"no labelled texts to train on at .*: test texts alone"):
+    with pytest.raises(UserError, match=r"no labelled texts to train on at .*, only test"):
         source_of(tmp_path)
     write(tmp_path / "train.jsonl", "xx")
-    with pytest.raises(UserError, match=r"finetune\.target=class tells two or more apart"):
+    with pytest.raises(UserError, match=r"finetune\.target=class"):
         source_of(tmp_path)
     write(tmp_path / "train.jsonl", "xz")
     with pytest.raises(UserError, match=r"test.jsonl:2 has the label 'y': expected x, z"):

@@ -112,7 +112,7 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trainer.devices=3",), "no multiple of masked.token_budget=128 tokens on 3 devices: 384 would do"),
+        (("trainer.devices=3",), "must be a multiple of masked.token_budget=128 tokens on 3 devices. Use 384"),
         (("masked.token_budget=32",), "masked.token_budget=32 must be at least 64"),
         (("context=2",), "context=2"),
         (("trainer.micro_batch=4",), "masked.token_budget says how many tokens"),
