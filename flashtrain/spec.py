@@ -105,7 +105,8 @@ class Task(ABC):
         if settings.mode in OF_A_CHECKPOINT and settings.mode not in self.modes:
             has = ", ".join(("train", "plan", *self.modes))
             raise UserError(
-                f"recipe={settings.recipe} (task={settings.task}) has no mode={settings.mode}. Expected one of: {has}."
+                f"mode={settings.mode} is not a mode of recipe={settings.recipe} (task={settings.task}). "
+                f"Expected one of: {has}."
             )
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(

@@ -40,7 +40,7 @@ def test_an_unknown_group_is_refused_with_the_groups_there_are() -> None:
 
 def test_a_name_that_is_taken_is_refused() -> None:
     flashtrain.register("callback", "beep")(lambda settings: None)
-    with pytest.raises(UserError, match="callback 'beep' is registered already"):
+    with pytest.raises(UserError, match="callback 'beep' is already registered"):
         flashtrain.register("callback", "beep")(lambda settings: None)
 
 

@@ -156,7 +156,7 @@ def test_settings_are_the_commands_words(given: dict[str, Any], words: list[str]
     ("given", "told"),
     [
         ({"context": datetime.date(2026, 1, 2)}, "context is a date. Expected None, bool, int"),
-        ({"context": 33}, "no multiple of context=33"),
+        ({"context": 33}, "must be a multiple of context=33"),
         ({"data": {"source": "files", "path": "nowhere.txt"}}, "nowhere.txt"),
         ({"mode": "plan"}, "mode=plan does not train. Call flashtrain.plan."),
         ({"recipe": "gpt2-long", "hardware": "cpu"}, "python -m flashtrain recipe=gpt2-long"),

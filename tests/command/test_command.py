@@ -72,7 +72,7 @@ def test_a_sweep_ends_with_a_table_and_a_figure_and_goes_on_past_a_job_that_fail
 
 
 def test_a_sweep_with_a_mistake_in_it_starts_nothing(tiny_runs: TinyRuns, tmp_path) -> None:
-    with pytest.raises(UserError, match="no multiple of context=33"):
+    with pytest.raises(UserError, match="must be a multiple of context=33"):
         run_sweep(tiny_runs.settings_words("context=32,33", f"output={tmp_path}"))
     assert not list(tmp_path.iterdir())
 

@@ -31,7 +31,7 @@ def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
         (["recipe=gpt2", "attention.name=flsh"], r"unknown attention 'flsh'\. Did you mean 'flash'"),
         (["recipe=gpt2", "mode=trian"], r"unknown mode 'trian'\. Did you mean 'train'"),
         (["recipe=gpt2", "trainer={stepz: 3}"], r"'trainer\.stepz'\. Did you mean 'trainer\.steps'"),
-        (["recipe=hf", "model.options={layers: 2}"], r"add a plus, \+model\.options\.layers=\.\.\."),
+        (["recipe=hf", "model.options={layers: 2}"], r"Add a plus: \+model\.options\.layers=\.\.\."),
         (["recipe=gpt2", "context=abc"], r"context: Value 'abc' .* to Integer\. Expected a whole number\."),
         (["recipe=gpt2", "model.vocab_rows=x"], r"model\.vocab_rows: Value 'x' .* Expected a whole number, or null\."),
         (["recipe=gpt2", "optimizer.betas=0.9"], r"optimizer\.betas: .* Expected a list of numbers: \[0.1,0.2\]\."),

@@ -134,7 +134,7 @@ def test_settings_name_sources_and_weights(tmp_path):
         ("{a: {pth: x}}", r"unknown setting of data\.mixture\.a 'pth'\. Did you mean 'path'"),
         ("{a: {path: 3}}", r"data\.mixture\.a\.path=3 must be str"),
         ("{a: {source: hub}}", r"data\.mixture\.a: data=hub needs data\.name"),
-        ("{a: {path: x, name: y}}", r"data\.mixture\.a: data\.name=y is for data=hub"),
+        ("{a: {path: x, name: y}}", r"data\.mixture\.a: data\.name=y is used by data=hub"),
     ],
 )
 def test_mistakes_in_a_mixture_are_one_line(mixture, message):

@@ -163,7 +163,7 @@ def test_what_needs_documents_or_text_says_so(tmp_path):
         (["data.path=x", "data.vocab_size=50", "data.dtype=int8"], r"unknown data\.dtype 'int8'"),
         (["data.path=x", "data.tokenizer=bytes", "data.end_of_text=-1"], r"data\.end_of_text=-1 must be at least 0"),
         (["data.path=x", "data.tokenizer=gtp2"], r"unknown data\.tokenizer 'gtp2'\. Did you mean 'gpt2'"),
-        (["data=stdlib", "data.tokenizer=none"], r"data\.tokenizer=none is for data=tokens"),
+        (["data=stdlib", "data.tokenizer=none"], r"data\.tokenizer=none needs data=tokens"),
     ],
 )
 def test_settings_are_checked_before_a_file_is(words, message):

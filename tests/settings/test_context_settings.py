@@ -45,7 +45,7 @@ def test_a_degree_above_one_or_the_strategys_name_asks_for_it(words, strategy, d
 def test_samples_of_a_step_divide_over_groups_of_devices():
     words = ("context=1024", "trainer.devices=8", "context_parallel=4")
     settings_of(*words, "trainer.tokens_per_step=2048").check_step()
-    with pytest.raises(UserError, match=r"3 samples .* over 2 groups of 4 devices: .* a multiple of 2048"):
+    with pytest.raises(UserError, match=r"3 samples .* over 2 groups of 4 devices\. .* a multiple of 2048"):
         settings_of(*words, "trainer.tokens_per_step=3072").check_step()
     with pytest.raises(UserError, match=r"micro_batch=2 does not divide the 3 samples a group of devices takes"):
         settings_of(*words, "trainer.tokens_per_step=6144", "trainer.micro_batch=2").check_step()
