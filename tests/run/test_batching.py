@@ -119,7 +119,7 @@ def test_a_sample_that_fits_in_no_way_is_one_line():
 
 def test_a_cpu_has_nothing_to_offload():
     assert not any(option.savings.offload for option in batching(hardware=CPU).options)
-    with pytest.raises(UserError, match="memory.offload=true"):
+    with pytest.raises(UserError, match=r"memory\.offload=true"):
         batching("memory=full", "memory.offload=true", hardware=CPU)
 
 

@@ -149,7 +149,7 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
         (("finetune.path=null",), "finetune.data=files needs finetune.path"),
         (("finetune.data=cues",), "is used by finetune.data=files"),
         (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),
-        (("finetune.data=cues", "finetune.path=null", "finetune.target=class"), "have labels only"),
+        (("finetune.data=cues", "finetune.path=null", "finetune.target=class"), "finetune.data=cues has labels only"),
         (("context=2",), "context=2"),
     ],
 )
@@ -163,7 +163,7 @@ def test_settings_that_cannot_work_are_one_line(head_runs: TinyRuns, words, mess
     ("words", "rows", "message"),
     [
         ((), [{"text": "a"}], "no column 'labels'"),
-        (("finetune.target=class",), [{"text": "a", "labels": ["x", "y"]}] * 4, "finetune.target=class has one each"),
+        (("finetune.target=class",), [{"text": "a", "labels": ["x", "y"]}] * 4, "finetune.target=class needs one each"),
         (("finetune.target=tokens",), [{"words": ["a"], "labels": ["x", "y"]}], "1 words and 2 labels"),
         (("finetune.target=tokens",), [{"words": "a", "labels": ["x"]}], "'words' holds 'a'"),
         ((), [{"text": "a", "labels": "x"}], "too few to hold out some"),
