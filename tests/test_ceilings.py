@@ -10,24 +10,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 32_500,
-    "flashtrain/command": 1_850,
-    "flashtrain/data": 7_250,
-    "flashtrain/distributed": 3_300,
-    "flashtrain/files": 520,
+    "flashtrain": 30_700,
+    "flashtrain/command": 1_650,
+    "flashtrain/data": 5_980,
+    "flashtrain/distributed": 3_290,
+    "flashtrain/files": 440,
     "flashtrain/folders": 440,
-    "flashtrain/integrations": 4_080,
+    "flashtrain/integrations": 3_600,
     "flashtrain/models": 3_390,
-    "flashtrain/report": 1_930,
-    "flashtrain/run": 540,
-    "flashtrain/settings": 950,
-    "flashtrain/tasks": 4_370,
-    "flashtrain/training": 3_680,
-    "kernels/flashtrain_kernels": 14_600,
-    "recipes/flashtrain_recipes": 12_200,
-    "tests": 42_000,
+    "flashtrain/report": 1_920,
+    "flashtrain/run": 510,
+    "flashtrain/settings": 870,
+    "flashtrain/tasks": 4_210,
+    "flashtrain/training": 3_670,
+    "kernels/flashtrain_kernels": 14_400,
+    "recipes/flashtrain_recipes": 11_800,
+    "tests": 38_750,
 }
-RAISES = 460  # of flashtrain: no new guard without a user's report
+RAISES = 420  # of flashtrain: no new guard without a user's report
 
 
 def rooms() -> set[str]:

@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_model_is_not_resumed(trained) -> None:
     path = trained / "checkpoints" / "last.ckpt"
     saved = read_checkpoint(path)
     description = {**saved["flashtrain"], "shape": {**saved["flashtrain"]["shape"], "rope_factor": 2.0}}
-    with pytest.raises(UserError, match=r"rope_factor is 1\.0 there and 2\.0 here"):
+    with pytest.raises(UserError, match="rope_factor"):
         check_same_model(path, saved, description)
 
 

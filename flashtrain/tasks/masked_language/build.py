@@ -187,7 +187,7 @@ def bert_estimate(
 
 TASK = "masked_language_model"
 
-MOST_VALIDATED = 10_000  # samples of a validation, where mmasked.validation_samples is null
+MOST_VALIDATED = 10_000  # samples of a validation, where masked.validation_samples is null
 
 # Tokens of a padded batch over its budget, where paragraphs of 82 tokens in the mean are cut at 512: of books, and of
 # Python's standard library.

@@ -150,7 +150,7 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
         model = Bert(config, hardware.attention, settings.bert.residual)
     batching = choose_masked_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
-    flops = tokens * (config.cost_per_token(settings.mmasked.share) + config.cost_per_pair() * settings.context)
+    flops = tokens * (config.cost_per_token(settings.masked.share) + config.cost_per_pair() * settings.context)
     lines = [
         describe_training(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
