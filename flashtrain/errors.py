@@ -37,9 +37,10 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
     names = sorted(possible)
     near = difflib.get_close_matches(given, names, n=2, cutoff=0.6)
     hint = f" Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
-    choices = ", ".join(names if listed is None else sorted(listed)) or "none exist"
+    choices = ", ".join(names if listed is None else sorted(listed))
+    expected = f"Expected one of: {choices}" if choices else "None exist"
     several = " Add -m to run several." if "," in given else ""
-    return UserError(f"unknown {kind} '{given}'.{hint}{several} Expected one of: {choices}.")
+    return UserError(f"unknown {kind} '{given}'.{hint}{several} {expected}.")
 
 
 def first_line(error: BaseException, longest: int = 300) -> str:

@@ -18,16 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast, get_args
+from typing import Any, BinaryIO, cast
 
 from flashtrain.data.split_names import SplitFiles, by_split
 from flashtrain.errors import UserError, first_line, unknown
-from flashtrain.settings import options
 
 log = logging.getLogger(__name__)
 
 UTF_8 = "utf-8"
-ERRORS = get_args(options.EncodingErrors)
 ENCODINGS = (UTF_8, "latin-1", "cp1252", "utf-16", "utf-16-le", "shift-jis", "gb18030", "euc-kr", "koi8-r", "mac-roman")
 COMPRESSIONS = (".gz", ".xz", ".zst")
 FORMATS = (".txt", ".md", ".jsonl", ".parquet")

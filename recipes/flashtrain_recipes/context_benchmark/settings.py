@@ -54,19 +54,19 @@ class ContextSettings:
         for name in masks or []:
             if parse_mask(name).kind in NOT_OVER_DEVICES:
                 possible = ", ".join(mask for mask in MASKS if mask not in NOT_OVER_DEVICES)
-                raise UserError(f"benchmark.masks: {name} over several devices. Possible: {possible}.")
+                raise UserError(f"benchmark.masks: {name} over several devices. Expected one of: {possible}.")
 
 
 def parse_shape(text: str) -> Shape:
     """What an entry of benchmark.shapes means. Raises UserError for one that cannot be."""
     found = re.fullmatch(r"(\d+)(?:/(\d+))?x(\d+)", text)
     if found is None:
-        raise UserError(f"benchmark.shapes: '{text}' is no shape. Possible: 16x128, or 32/8x128 with shared heads.")
+        raise UserError(f"benchmark.shapes: '{text}' is no shape. Expected 16x128, or 32/8x128 with shared heads.")
     heads, head_dim = int(found[1]), int(found[3])
     kv_heads = int(found[2] or heads)
     if not (1 <= kv_heads <= heads and heads % kv_heads == 0 and 1 <= head_dim <= 256):
         raise UserError(
-            f"benchmark.shapes: '{text}' cannot be. Possible: key/value heads that divide the query heads, and head "
+            f"benchmark.shapes: '{text}' cannot be. Expected key/value heads that divide the query heads, and head "
             "dimensions of 1 to 256."
         )
     return Shape(heads, kv_heads, head_dim)
