@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Part:
+class StageContext:
     """What a training that is one of several of its run, such as a stage of a curriculum, has of its own.
 
     settings: in place of the run's. resumed: the checkpoint to go on from, which is of the same model; None to start
@@ -43,7 +43,7 @@ class Part:
 
 
 @dataclass
-class Loaded:
+class TrainedModel:
     """A trained model back from a checkpoint: on the machine's device, in evaluation mode, with all that goes with it.
 
     model: a torch module. tokenizer: what its tokens were made with; None of data that are no text. settings: those of
@@ -63,14 +63,14 @@ class Loaded:
 
 
 @dataclass
-class Prepared:
+class TrainingSetup:
     """What a task makes of the settings for one training.
 
     description: of the model, in plain values, for its checkpoints. said: lines about the data and the training, asked
     for once the folder is the run's: data that take long may be made on the way. row: after the fit, the columns of the
     summary row that it found, and whatever it has to report; every rank calls it. tokenizer: saved in the run's folder.
     batching: the micro-batches, and what they are estimated to need; advice: what else needs less memory (None: what
-    holds for language models). monitor, mode: see checkpoint_callbacks. part: of one of several trainings.
+    holds for language models). monitor, mode: see checkpoint_callbacks. stage: of one of several trainings.
     """
 
     data: pl.LightningDataModule
@@ -85,7 +85,7 @@ class Prepared:
     monitor: str = "validation_loss"
     mode: str = "min"
     callbacks: Sequence[pl.Callback] = ()
-    part: Part | None = None
+    stage: StageContext | None = None
 
 
 class Task(ABC):
@@ -134,13 +134,13 @@ class Task(ABC):
     def columns(self, settings: Settings) -> dict[str, Any]:
         """What is trained, known beforehand, as columns of the summary row."""
 
-    def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
+    def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
         """Data, model and task of one training, seeded before; everything that a user can have got wrong is refused."""
         raise NotImplementedError  # but for a task that has several trainings
 
     def trainings(
         self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
-    ) -> Iterator[Prepared]:
+    ) -> Iterator[TrainingSetup]:
         """The trainings of a run in `folder`, each asked for when the one before has ended: the one that prepare makes.
 
         A curriculum has several; none is left where the run is finished. overrides: the words of the command.
@@ -162,7 +162,7 @@ class Task(ABC):
         """
         raise NotImplementedError  # of a task that has none of these modes
 
-    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+    def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
         """The model of settings.checkpoint, on the machine, in evaluation mode."""
         raise UserError(f"task={settings.task} has no model to load. Use mode=evaluate or mode=export on its runs.")
 

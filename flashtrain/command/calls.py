@@ -41,7 +41,7 @@ from flashtrain.models.trained_decoders import generate as generate_tokens
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.settings import TASK_MODES, Settings
-from flashtrain.spec import Loaded, is_of_checkpoint, mode_of, task_of
+from flashtrain.spec import TrainedModel, is_of_checkpoint, mode_of, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
@@ -77,7 +77,7 @@ class Run:
         return read_metrics(self.folder / METRICS)
 
 
-Trained = Run | Loaded | str | os.PathLike[str]
+Trained = Run | TrainedModel | str | os.PathLike[str]
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
@@ -142,7 +142,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     """What a language model writes after a prompt: a text of a run, tokens of a model.
 
     Args:
-        run: as in evaluate; or a Loaded of flashtrain.load, whose model is used as it is now; or a model.
+        run: as in evaluate; or a TrainedModel of flashtrain.load, whose model is used as it is now; or a model.
         prompt: a text; or a conversation, which is a list of messages, {"messages": [...], "tools": [...]}, or a text
             where the run's data are conversations. Of a model: tokens (B, S) int64.
         max_new_tokens, options: temperature, top_k and seed as in flashtrain.models.trained_decoders.generate, by
@@ -159,7 +159,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
     prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
     given = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
     with as_a_guest(quiet=True):
-        if isinstance(run, Loaded):
+        if isinstance(run, TrainedModel):
             return _continued(run, prompt, given)
         requested = _of(run, {_OF_WRITING.get(name, name): value for name, value in given.items()}, mode="generate")
         requested.prompt = prompt
@@ -179,7 +179,7 @@ def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
         return modes.of_checkpoint(_of(run, settings, mode="export"))["folder"]
 
 
-def load(run: Trained, **settings: Any) -> Loaded:
+def load(run: Trained, **settings: Any) -> TrainedModel:
     """The model of a run's best checkpoint, or of the one named, with its tokenizer and the run's settings.
 
     Args:
@@ -261,7 +261,7 @@ def _refuse_other_work(settings: Settings) -> None:
         )
 
 
-def _continued(loaded: Loaded, prompt: str, options: Mapping[str, Any]) -> str:
+def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) -> str:
     """What the loaded model, as it is now, writes after the prompt."""
     from flashtrain.tasks.language.prepare import continue_text
 

@@ -16,7 +16,7 @@ from flashtrain.errors import RunFailed
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared
+from flashtrain.spec import TrainingSetup
 from flashtrain.tasks.components import make_callbacks
 from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
@@ -39,7 +39,7 @@ class Stopped(Exception):
 
 
 def fit(
-    prepared: Prepared,
+    prepared: TrainingSetup,
     settings: Settings,
     hardware: Hardware,
     folder: Path,
@@ -60,7 +60,7 @@ def fit(
         Stopped: after a signal, or after trainer.max_minutes.
         OutOfMemory: the device ran out of memory.
     """
-    task, data, batching, part = prepared.task, prepared.data, prepared.batching, prepared.part
+    task, data, batching, stage = prepared.task, prepared.data, prepared.batching, prepared.stage
     signals = SaveOnSignal(until=deadline(settings, started))
     due = DueValidation(settings.trainer.validate_every)
     own = [
@@ -76,7 +76,7 @@ def fit(
         make_progress(settings.trainer.log_every),
         *make_callbacks(settings),
     ]
-    trainer = make_trainer(settings, hardware, part.logs if part else folder, own, accumulate=batching.accumulate)
+    trainer = make_trainer(settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate)
     try:
         try:
             with leading_ranks(), naming_killed_ranks(trainer):
@@ -105,8 +105,8 @@ def fit(
             with naming_killed_ranks(trainer), _logged_with_last_step(trainer):
                 trainer.validate(task, data, verbose=False)
             keep_if_best(trainer)
-        if part is not None and part.goes_on:
-            part.settle()
+        if stage is not None and stage.goes_on:
+            stage.settle()
             trainer.save_checkpoint(folder / CHECKPOINTS / LAST)
             signals.take_late(trainer)
             if signals.stopped_by is not None or signals.out_of_time:

@@ -25,7 +25,7 @@ from flashtrain.folders.run_folder import (
 )
 from flashtrain.run.fitting import fit
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared, Task, mode_of, task_of
+from flashtrain.spec import Task, TrainingSetup, mode_of, task_of
 from flashtrain.tasks.batching import memory_columns
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import Hardware, versions
@@ -113,8 +113,8 @@ def train(
     torch.set_float32_matmul_precision("high")
     row = read_summary(folder)  # the result if no training is left
     for number, prepared in enumerate(task.trainings(settings, hardware, folder, overrides)):
-        part = prepared.part
-        resumed = part.resumed if part else checkpoint_to_resume(settings, folder, prepared.description)
+        stage = prepared.stage
+        resumed = stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
         if number == 0:
             # All of the user's input has been checked: from here on the folder is this run's.
             write_config(settings, folder)
@@ -128,7 +128,7 @@ def train(
 
 
 def _fit(
-    prepared: Prepared,
+    prepared: TrainingSetup,
     settings: Settings,
     hardware: Hardware,
     folder: Path,
@@ -149,5 +149,5 @@ def _fit(
             "seconds": round(time.time() - started, 1),
         }
 
-    own = prepared.part.settings if prepared.part else settings
+    own = prepared.stage.settings if prepared.stage else settings
     return fit(prepared, own, hardware, folder, resumed=resumed, started=started, finish=finish)

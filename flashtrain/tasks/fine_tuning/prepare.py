@@ -14,7 +14,7 @@ from flashtrain.models.bert import Bert
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.models.bert_encoder import BertConfig, BertEncoder
 from flashtrain.settings.settings import Settings, divisors
-from flashtrain.spec import Prepared
+from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import FineTuning
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import loader_workers, optimizer_builder, schedule_builder, vocabulary_of
@@ -159,7 +159,7 @@ def parameter_count(model: torch.nn.Module) -> int:
 ADVICE = "a smaller finetune.tokens_at_once= or context=, memory=full, or trainer.devices on more GPUs"
 
 
-def prepare(settings: Settings, hardware: Hardware) -> Prepared:
+def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     """BERT with a head, its data and its task. UserError: for what the user can mend."""
     check_fine_tuning_step(settings)
     start = start_of(settings)
@@ -173,7 +173,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     task = make_fine_tuning_task(settings, hardware, model, description)
     config = model.encoder.config
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
-    return Prepared(
+    return TrainingSetup(
         data,
         task,
         throughput,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Loaded, Prepared, measured_words, say_finished
+from flashtrain.spec import TrainedModel, TrainingSetup, measured_words, say_finished
 from flashtrain.tasks.fine_tuning.settings import LabelledSettings
 from flashtrain.tasks.masked_language.spec import MaskedTask
 
@@ -40,7 +40,7 @@ class FineTuningTask(MaskedTask):
             "devices": settings.trainer.ranks,
         }
 
-    def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
+    def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
         from flashtrain.tasks.fine_tuning.prepare import prepare
 
         return prepare(settings, hardware)
@@ -67,9 +67,9 @@ class FineTuningTask(MaskedTask):
 
         return run_fine_tuning_mode(settings, hardware)
 
-    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+    def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
         from flashtrain.tasks.fine_tuning.evaluate import read_tuned
 
         tuned = read_tuned(settings, hardware)
         model = tuned.model.eval().to(hardware.kind)
-        return Loaded(model, tuned.tokenizer, settings, tuned.folder, tuned.path, tuned.step)
+        return TrainedModel(model, tuned.tokenizer, settings, tuned.folder, tuned.path, tuned.step)

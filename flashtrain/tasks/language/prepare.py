@@ -25,7 +25,7 @@ from flashtrain.models.trained_decoders import generate
 from flashtrain.registry import component
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared
+from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import Batching, choose_batching, compiles, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import (
@@ -117,7 +117,7 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
     )
 
 
-def prepare(settings: Settings, hardware: Hardware) -> Prepared:
+def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     """A language model, its data and its task. UserError: for what the user can mend."""
     build_model = model_builder(settings)
     data = make_data(settings, hardware, tokenizer_of_weights(settings))
@@ -148,7 +148,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
         _say_sample(settings, hardware, model, data, Path(trainer.default_root_dir), first=trainer.is_global_zero)
         return found
 
-    return Prepared(
+    return TrainingSetup(
         data,
         task,
         throughput,

@@ -10,7 +10,7 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.registry import registered
 from flashtrain.settings import options
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Loaded, Prepared, Task, contexts_words, measured_words, mode_of, say_finished
+from flashtrain.spec import Task, TrainedModel, TrainingSetup, contexts_words, measured_words, mode_of, say_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class LanguageTask(Task):
             "devices": settings.trainer.ranks,
         }
 
-    def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
+    def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
         from flashtrain.tasks.language.prepare import prepare
 
         return prepare(settings, hardware)
@@ -98,10 +98,10 @@ class LanguageTask(Task):
         mode = mode_of(settings)
         return run_language_mode(settings, hardware) if mode is None else mode.run_checkpoint(settings, hardware)
 
-    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+    def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
         from flashtrain.tasks.language.evaluate import read_model
 
-        return Loaded(settings=settings, **vars(read_model(settings, hardware)))
+        return TrainedModel(settings=settings, **vars(read_model(settings, hardware)))
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
         if "trainer.tokens_per_step" not in given:

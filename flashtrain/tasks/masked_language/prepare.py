@@ -16,7 +16,7 @@ from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_encoder import BertConfig
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Prepared
+from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.batching import Batching, memory_plan, memory_words, plan_text
 from flashtrain.tasks.components import make_source, vocabulary_of
@@ -43,7 +43,7 @@ from flashtrain.training.throughput import Throughput
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
 
 
-def prepare(settings: Settings, hardware: Hardware) -> Prepared:
+def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     """BERT, its data and its task. UserError: for what the user can mend."""
     check_masked_step(settings)
     data = make_masked_data(settings, hardware)
@@ -61,7 +61,7 @@ def prepare(settings: Settings, hardware: Hardware) -> Prepared:
     task = make_masked_task(settings, hardware, model, description)
     throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
-    return Prepared(
+    return TrainingSetup(
         data,
         task,
         throughput,

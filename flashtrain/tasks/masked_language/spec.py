@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Loaded, Prepared, Task, contexts_words, measured_words, say_finished
+from flashtrain.spec import Task, TrainedModel, TrainingSetup, contexts_words, measured_words, say_finished
 from flashtrain.tasks.masked_language.settings import MaskedLanguageSettings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class MaskedTask(Task):
             "devices": settings.trainer.ranks,
         }
 
-    def prepare(self, settings: Settings, hardware: Hardware) -> Prepared:
+    def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
         from flashtrain.tasks.masked_language.prepare import prepare
 
         return prepare(settings, hardware)
@@ -74,13 +74,13 @@ class MaskedTask(Task):
 
         return run_masked_mode(settings, hardware)
 
-    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+    def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
         from flashtrain.tasks.masked_language.build import read_bert
         from flashtrain.tasks.masked_language.prepare import trained_bert
 
         saved = read_bert(str(settings.checkpoint))
         model = trained_bert(saved, settings, hardware)
-        return Loaded(model, saved.tokenizer, settings, saved.folder, saved.path, saved.step)
+        return TrainedModel(model, saved.tokenizer, settings, saved.folder, saved.path, saved.step)
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))

@@ -24,7 +24,7 @@ from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.report.rows import RESULT, command_line, write_result
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Part, Prepared
+from flashtrain.spec import StageContext, TrainingSetup
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import describe_validation
@@ -53,7 +53,7 @@ CURVE = "learning_curve.jsonl"
 _ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on more GPUs"
 
 
-def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[Prepared]:
+def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[TrainingSetup]:
     """Every stage that is left to train, each asked for when the one before has ended; none of a finished run.
 
     Raises UserError for what the user can mend.
@@ -101,7 +101,7 @@ def _prepare(
     *,
     start: SavedClassifier | None,
     resumed: Resumed | None,
-) -> tuple[Prepared, Classifier]:
+) -> tuple[TrainingSetup, Classifier]:
     """What trains one stage, and its model. start: the weights to start from, None for random ones. resumed: where to
     go on in it."""
     # Another seed for each stage: short stages of the same images would read the same first few of them, over and over.
@@ -140,7 +140,7 @@ def _prepare(
         if best.restore():
             say(f"{stage.name}: the next stage starts from its best weights, of step {best.step:,}")
 
-    prepared = Prepared(
+    prepared = TrainingSetup(
         data,
         make_task(settings, hardware, model, description),
         throughput,
@@ -152,7 +152,7 @@ def _prepare(
         monitor=monitor,
         mode=mode,
         callbacks=[curve, best] if goes_on else [curve],
-        part=Part(
+        stage=StageContext(
             _logged(stage, folder), resumed.checkpoint if resumed else None, folder / stage.folder, goes_on, settle
         ),
     )

@@ -26,7 +26,7 @@ from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique, ne
 from flashtrain.models.classifier import Classifier, carry_weights
 from flashtrain.report.rows import RESULT, Row, command_line, write_result
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Loaded
+from flashtrain.spec import TrainedModel
 from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.accuracy import ORIGINAL, accuracy_rows, accuracy_table, papers_task, task_of, wilson
@@ -203,13 +203,13 @@ def _export(settings: Settings) -> dict[str, Any]:
     return {"folder": target.parent}
 
 
-def load_classifier(settings: Settings, hardware: Hardware) -> Loaded:
+def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
     """The classifier of settings.checkpoint."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_classifier(path)
     model = Classifier(saved.config, attention=hardware.attention)
     model.load_state_dict(saved.state)
-    return Loaded(model.to(hardware.kind).eval(), None, settings, folder, path, saved.notes["step"])
+    return TrainedModel(model.to(hardware.kind).eval(), None, settings, folder, path, saved.notes["step"])
 
 
 def _command(settings: Settings) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Loaded, Mode, Prepared, Task
+from flashtrain.spec import Mode, Task, TrainedModel, TrainingSetup
 from flashtrain_recipes.arena.settings import ClassificationSettings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ClassificationTask(Task):
 
     def trainings(
         self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
-    ) -> Iterator[Prepared]:
+    ) -> Iterator[TrainingSetup]:
         from flashtrain_recipes.arena.curriculum import trainings
 
         return trainings(settings, hardware, folder, overrides)
@@ -58,7 +58,7 @@ class ClassificationTask(Task):
 
         return run_classifier_mode(settings, hardware)
 
-    def load(self, settings: Settings, hardware: Hardware) -> Loaded:
+    def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
         from flashtrain_recipes.arena.evaluate import load_classifier
 
         return load_classifier(settings, hardware)
