@@ -18,22 +18,33 @@ from flashtrain.command.compose import settings_of_recipe
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.report.rows import values_of
-from flashtrain.report.table import Table, make_table
 from flashtrain.settings.settings import Settings
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.steps import clip_gradients
-from flashtrain_recipes.arena.accuracy import LENGTHS
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of
-from flashtrain_recipes.harness.rows import Row, Rows, over_fastest
-from flashtrain_recipes.harness.run_folder import Run
+from flashtrain_recipes.harness.rows import Over, Row
 from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep
 
 _DENSE, _PATTERN = "dense", "butterfly-local-global"
+# The recipe that each task's model, samples and batch come from.
+_RECIPES = {
+    "listops": "lra-listops",
+    "text": "lra-text",
+    "retrieval": "lra-retrieval",
+    "image": "lra-image",
+    "pathfinder": "lra-pathfinder",
+    "pathx": "pathx",
+    "path256": "path256",
+}
+_USUAL = tuple(_RECIPES)[:-1]  # standard attention has no figure at 65,536 pixels
+SPEEDUP = Over(  # over standard attention that is as compiled as the row itself
+    "speedup_over_standard", "samples_per_second", ("task", "length", "batch", "compiled"),
+    lambda row: bool(row.get("is_standard")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,22 +120,6 @@ def _flops(config: ClassifierConfig) -> float:
         return Classifier(config, "sdpa").flops_per_sample()
 
 
-# The recipe that each task's model, samples and batch come from.
-_RECIPES = {
-    "listops": "lra-listops",
-    "text": "lra-text",
-    "retrieval": "lra-retrieval",
-    "image": "lra-image",
-    "pathfinder": "lra-pathfinder",
-    "pathx": "pathx",
-    "path256": "path256",
-}
-_USUAL = tuple(_RECIPES)[:-1]  # standard attention has no figure at 65,536 pixels
-# Training speed-up over standard attention (Dao et al. 2022, table 3), the mean over these tasks at these lengths.
-_PAPERS_LENGTHS = {**LENGTHS, "pathfinder": 32 * 32}
-_PAPERS_MEAN = {"flashtrain": 2.4, "flashtrain, block-sparse": 2.8}
-
-
 class SequenceSteps(StepBenchmark):
     """The tasks that benchmark.tasks names, by attention."""
 
@@ -140,6 +135,7 @@ class SequenceSteps(StepBenchmark):
         "speedup_over_standard",
     )
     rate = "samples_per_second"
+    over = (SPEEDUP,)
 
     def make_cases(self) -> list[SpeedCase]:
         return cases(self.settings)
@@ -162,42 +158,6 @@ class SequenceSteps(StepBenchmark):
             for is_compiled in ((True, False) if self.compiled else (False,))
             for name, title, attention, sparse in kinds
         ]
-
-    def completed(self, run: Run) -> list[Row]:
-        return speed_rows(run.rows)
-
-    def tables(self, rows: Rows) -> list[Table]:
-        means, title = mean_speedups(rows), "mean over the tasks; paper: FlashAttention (Dao et al. 2022), LRA"
-        more = [make_table(means, list(means[0]), title)] if means else []
-        return [*super().tables(rows), *more]
-
-
-def speed_rows(rows: Rows) -> list[Row]:
-    """The rows with `speedup_over_standard`: over standard attention, as compiled as the row itself, at the same task
-    and batch. None where that one has no figure.
-    """
-    same = ("task", "length", "batch", "compiled")
-    found = []
-    for row in rows:
-        over = over_fastest(row, rows, "samples_per_second", same, lambda one: bool(one.get("is_standard")))
-        found.append({**row, "speedup_over_standard": over} if row.get("samples_per_second") else dict(row))
-    return found
-
-
-def mean_speedups(rows: Rows) -> list[Row]:
-    """The mean speed-up of each implementation over the tasks that the paper's mean is of, as far as they were
-    measured, and the paper's mean beside it where it has one and the tasks are as long as its own.
-    """
-    found = []
-    for name in values_of(rows, "implementation"):
-        own = [row for row in rows if row["implementation"] == name and row.get("speedup_over_standard")]
-        own = [row for row in own if row["task"] in _PAPERS_LENGTHS]
-        if own:
-            mean = round(sum(row["speedup_over_standard"] for row in own) / len(own), 3)
-            theirs = all(row.get("length") == _PAPERS_LENGTHS[row["task"]] for row in own)
-            paper = _PAPERS_MEAN.get(str(name).removesuffix(", eager")) if theirs else None
-            found.append({"implementation": name, "tasks": len(own), "mean_speedup": mean, "paper_mean_speedup": paper})
-    return found
 
 
 def cases(settings: Settings) -> list[SpeedCase]:

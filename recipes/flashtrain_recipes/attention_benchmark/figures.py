@@ -1,10 +1,8 @@
-"""Tables and figures of attention: a row a shape and direction, a column an implementation; time and memory against
-length, as in the FlashAttention paper and with its values; and one figure of many shapes.
-"""
+"""The figures of attention: time and memory against length, with the FlashAttention paper's values, and TFLOP/s."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import OUT_OF_MEMORY
 from flashtrain.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, line_figure, marker, save
 from flashtrain.report.formats import figure_text
-from flashtrain.report.rows import Row, has_failed, status_text, values_of
-from flashtrain.report.table import Table, View
+from flashtrain_recipes.harness.rows import Row, Rows, has_failed, status_text, values_of
 
 # FlashAttention (Dao et al. 2022, arXiv 2205.14135), appendix: forward + backward in milliseconds on an A100-40GB,
 # batch 16, 8 heads of 64, by sequence length. "PyTorch" is standard attention, which ran out of memory at 16K.
@@ -27,26 +24,11 @@ PAPER_MILLISECONDS: dict[str, dict[int, float]] = {
     "block-sparse FlashAttention": {512: 0.82, 1024: 0.88, 2048: 1.71, 4096: 3.21, 16384: 12.6, 65536: 50.4},
 }
 PAPER_SHAPE = {"batch": 16, "heads": 8, "kv_heads": 8, "head_dim": 64, "mask": "full", "dropout": 0.0}
-_INCHES_A_SHAPE = 0.21
-_SHAPE = (
-    "batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "mask", "cache", "density", "features", "dropout",
-)  # fmt: skip
-_MEASURES = {
-    "tflops": "TFLOP/s",
-    "milliseconds": "milliseconds",
-    "host_us": "microseconds of the processor a call",
-    "host_milliseconds": "milliseconds with launching",
-    "of_plain": "speed over the call without features",
-    "gb_per_second": "GB/s of keys and values",
-    "peak_memory_mib": "peak memory, MiB beyond the inputs",
-    "error": "largest error over the float64 reference's largest value",
-}
-
-Rows = Sequence[Mapping[str, Any]]
+_INCHES_PER_SHAPE = 0.21
 
 
 def paper_rows() -> list[dict[str, Any]]:
-    """The paper's values as rows: implementation, seqlen_q, forward_backward_milliseconds."""
+    """Return the paper's values as rows: implementation, seqlen_q, forward_backward_milliseconds."""
     return [
         {"implementation": f"{name} (paper)", "seqlen_q": length, "forward_backward_milliseconds": value}
         for name, values in PAPER_MILLISECONDS.items()
@@ -55,10 +37,12 @@ def paper_rows() -> list[dict[str, Any]]:
 
 
 def runtime_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw forward + backward milliseconds against length as a PNG at `path`: of the shape that has the most lengths.
+    """Draw forward + backward milliseconds against length as a PNG, of the shape that has the most lengths.
 
-    Where that is the paper's shape, the paper's own values are lines too. Raises UserError for rows that have no two
-    lengths of one shape.
+    Where that is the paper's shape, the paper's own values are lines too.
+
+    Raises:
+        UserError: the rows have no two lengths of one shape.
     """
     name, shape = largest_shape(rows)
     lengths = {row["seqlen_q"] for row in shape}
@@ -69,7 +53,11 @@ def runtime_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def memory_figure(rows: Rows, path: str | Path) -> Path:
-    """The same of peak memory in MiB, of forward and backward together, beyond the inputs."""
+    """Draw peak memory in MiB beyond the inputs against length as a PNG, of the shape that has the most lengths.
+
+    Raises:
+        UserError: the rows have no two lengths of one shape, or no memory.
+    """
     name, shape = largest_shape(rows)
     if not values_of(shape, "peak_memory_mib"):
         raise UserError("no row has peak_memory_mib: there is nothing to draw.")
@@ -81,14 +69,18 @@ def _lines(rows: Rows, measure: str, title: str, path: str | Path) -> Path:
 
 
 def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
-    """(its name, its rows) of what has the most lengths, two at least; of rows with a time, or that had no memory."""
+    """Return the name and rows of the shape that has the most lengths, of rows with a time or that ran out of memory.
+
+    Raises:
+        UserError: no shape has two lengths.
+    """
     found: dict[str, list[Row]] = {}
     for row in rows:
         # of several densities each would be a line of its own at one length: only the butterfly has a length's figure
         known = row.get("milliseconds") is not None or row.get("status") == OUT_OF_MEMORY
         if known and row["direction"] != "plan" and row["mask"] != "block-random":
             extra = (row.get("features"), f"dropout {row['dropout']:g}" if row["dropout"] else None, row["dtype"])
-            name = ", ".join(str(part) for part in (heads_of(row), row["mask"], *extra) if part)
+            name = ", ".join(str(part) for part in (_heads(row), row["mask"], *extra) if part)
             found.setdefault(name, []).append(dict(row))
     lengths = {name: len({row["seqlen_q"] for row in own}) for name, own in found.items()}
     name = max(lengths, key=lengths.__getitem__, default="")
@@ -98,9 +90,9 @@ def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
 
 
 def both_directions(rows: Rows) -> list[Row]:
-    """One row for each implementation and length that has both directions, their times added and memory the larger.
+    """Return a row for each implementation and length that has both directions: times added, the larger memory.
 
-    A direction that ran out of memory makes the row a failed one.
+    A direction that failed makes the row a failed one.
     """
     pairs: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
@@ -118,16 +110,16 @@ def both_directions(rows: Rows) -> list[Row]:
     return joined
 
 
-def heads_of(row: Mapping[str, Any]) -> str:
-    """A row's heads in words."""
+def _heads(row: Mapping[str, Any]) -> str:
     groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
     return f"{row['heads']} heads{groups} of {row['head_dim']}"
 
 
 def dot_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw TFLOP/s of every shape as a PNG at `path`, the first implementation of the rows on top of the others.
+    """Draw TFLOP/s of every shape as a PNG, the first implementation of the rows on top of the others.
 
-    Raises UserError for rows of which none has TFLOP/s in a direction.
+    Raises:
+        UserError: no row has TFLOP/s of a direction.
     """
     measured = [row for row in rows if row.get("tflops") is not None and row.get("direction")]
     if not measured:
@@ -135,7 +127,7 @@ def dot_figure(rows: Rows, path: str | Path) -> Path:
     labels = list(dict.fromkeys(map(_label, measured)))
     names = values_of(measured, "implementation")
     directions = [name for name in ("forward", "backward") if any(row["direction"] == name for row in measured)]
-    height = 1.3 + _INCHES_A_SHAPE * len(labels)
+    height = 1.3 + _INCHES_PER_SHAPE * len(labels)
     figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     for place, direction in enumerate(directions):
@@ -165,22 +157,3 @@ def _label(row: Mapping[str, Any]) -> str:
     extra = [row.get("features"), f"dropout {row['dropout']:g}" if row.get("dropout") else None]
     words = "".join(f", {word}" for word in extra if word)
     return f"{row.get('batch')} x {length}, {grouped} heads of {row['head_dim']}, {row['mask']}{words}"
-
-
-def tables(rows: Rows) -> list[Table]:
-    """One wide table for each measure that the rows have."""
-    found = []
-    rows = [row for row in rows if row.get("direction")]
-    for measure, title in _MEASURES.items():
-        kept = [row for row in rows if row.get(measure) is not None or (has_failed(row) and measure == "tflops")]
-        if kept and values_of(kept, measure):
-            found.append(View(_index(rows, kept), "implementation", measure).table(kept, title))
-    return found
-
-
-def _index(rows: Rows, kept: Rows) -> list[str]:
-    """The columns that tell shapes apart: those that differ, and always the length, head dimension and mask."""
-    shown = [key for key in _SHAPE if key in ("seqlen_q", "head_dim", "mask") or len(values_of(rows, key)) > 1]
-    twins = {"seqlen_k": "seqlen_q", "kv_heads": "heads"}  # which are columns where they differ from these
-    alike = [key for key, other in twins.items() if all(row[key] == row[other] for row in rows)]
-    return [*[key for key in shown if key not in alike and values_of(kept, key)], "direction"]

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashtrain.announce import say
-from flashtrain.report.table import Table
 from flashtrain_recipes.attention_benchmark.baselines import AttentionBaseline, all_baselines
 from flashtrain_recipes.attention_benchmark.baselines.pytorch import Sdpa
 from flashtrain_recipes.attention_benchmark.cases import Case, cases
-from flashtrain_recipes.attention_benchmark.figures import memory_figure, runtime_figure, tables
+from flashtrain_recipes.attention_benchmark.figures import memory_figure, runtime_figure
 from flashtrain_recipes.attention_benchmark.turns import AttentionTurns, empty_rows
 from flashtrain_recipes.attention_benchmark.warm import warm_up
 from flashtrain_recipes.harness.benchmark import Benchmark
-from flashtrain_recipes.harness.rows import Row, Rows
+from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.run_folder import Run
 
 # Of rows=as-called, where none is named: what a program would call instead.
@@ -28,6 +27,11 @@ class AttentionBenchmark(Benchmark):
     """The cases of benchmark.rows by the implementations in baselines/."""
 
     what, rate = "attention", "tflops"
+    columns = (
+        "batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask", "features", "dropout", "cache", "direction",
+        "implementation", "tflops", "milliseconds", "host_us", "of_plain", "gb_per_second", "peak_memory_mib", "error",
+        "status",
+    )  # fmt: skip
     drawings = (("runtime.png", runtime_figure), ("memory.png", memory_figure))
 
     @property
@@ -60,7 +64,7 @@ class AttentionBenchmark(Benchmark):
             warm_up(calls, seconds)
         return super().follow(run)
 
-    def turns(self, case: Case, run: Run, **common: Any) -> AttentionTurns:
+    def turns(self, case: Case, **common: Any) -> AttentionTurns:
         return AttentionTurns(case, check=self.options.reference, **common)
 
     def without(self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str) -> list[Row]:
@@ -69,6 +73,3 @@ class AttentionBenchmark(Benchmark):
             return empty_rows(case, baseline.title, status, reason)
         row = {"part": "missing", "implementation": baseline.title, "status": status, "error": reason}
         return [row] if self.as_called else []
-
-    def tables(self, rows: Rows) -> list[Table]:
-        return tables(rows)

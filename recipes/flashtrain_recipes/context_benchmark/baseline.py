@@ -1,4 +1,4 @@
-"""What an implementation of shared attention is, and where a case is computed.
+"""What an implementation of attention over several devices is, and where a case is computed.
 
 B batch (1), n tokens a rank holds, H query heads, K key/value heads, D head dimension.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -24,7 +23,11 @@ from flashtrain_recipes.harness.rows import Row
 
 
 class Place:
-    """A case, the ranks that compute it, and the mask of the whole sequence on their device."""
+    """A case, the ranks that compute it, and the mask of the whole sequence on their device.
+
+    Attributes:
+        layout: gives the layout of a name.
+    """
 
     def __init__(self, case: ContextCase, team: Team) -> None:
         self.case, self.team = case, team
@@ -33,27 +36,31 @@ class Place:
 
 
 class Attention(NamedTuple):
-    """call: (this rank's q (B, n, H, D), k, v (B, n, K, D)) -> its out, differentiable.
+    """A baseline's attention at one case.
 
-    traffic: bytes that the busiest rank sends; None where that is not known. together: neighbouring ranks that compute
-    all of each other's tokens, some heads each, so that their work is even.
+    Attributes:
+        call: computes this rank's output, differentiable, from its q (B, n, H, D), k and v (B, n, K, D).
+        traffic: bytes that the busiest rank sends.
+        together: neighbouring ranks that compute the same tokens, some heads each, so that their work is even.
     """
 
     call: Callable[..., Tensor]
-    traffic: Traffic | None = None
+    traffic: Traffic
     together: int = 1
 
 
 @dataclass(frozen=True)
 class ContextBaseline(Baseline):
-    """One implementation. way: in words. layout: a layout's name."""
+    """An implementation that computes by flashtrain.distributed.context.local_attention, in one layout.
+
+    Attributes:
+        way: the method in words, the column of that name.
+        layout: a name of flashtrain.distributed.context.layout.
+    """
 
     name: str
     way: str
     layout: str
-
-    # Whether it computes by distributed.context.local_attention, so that its computing can be left out.
-    separable = False
 
     @property
     def title(self) -> str:  # type: ignore[override]
@@ -64,8 +71,4 @@ class ContextBaseline(Baseline):
 
     @abstractmethod
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
-        """The attention of tensors like these."""
-
-    def computing(self, place: Place) -> AbstractContextManager[Any]:
-        """Entered around everything that is computed with it."""
-        return nullcontext()
+        """Return the attention of tensors like these."""

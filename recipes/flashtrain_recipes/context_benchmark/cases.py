@@ -1,7 +1,4 @@
-"""What is measured: attention of a shape, mask and length over so many devices.
-
-D head dimension.
-"""
+"""What is measured: attention of a shape, mask and length over several devices."""
 
 from __future__ import annotations
 
@@ -26,26 +23,26 @@ from flashtrain_recipes.harness.settings import BenchmarkSettings
 LENGTHS = (32768, 131072, 524288)
 MASKS = ("causal", "causal-document")
 SHAPE = "16x128"
-# Lengths of documents: log-normal, of this median and spread, as texts of the web are; one is rarely far from 20 tokens
-# or 20,000. In short sequences the median is a share of the sequence.
-MEDIAN_TOKENS, SPREAD, LEAST_DOCUMENTS = 665, 1.6, 24
+# Lengths of documents: log-normal, of this median and spread, as texts of the web are: nearly all between 20 tokens and
+# 20,000. In short sequences the median is a share of the sequence.
+MEDIAN_TOKENS, SPREAD, MIN_DOCUMENTS = 665, 1.6, 24
 
 
 @dataclass(frozen=True)
 class ContextCase:
-    """attention: one row (batch 1). degree: devices that share it."""
+    """Attention of one sequence (batch 1) that `degree` devices share."""
 
     attention: Case
     degree: int
 
     @cached_property
     def mask(self) -> Mask:
-        """The whole sequence's, on the host."""
+        """The whole sequence's mask, on the host."""
         return mask_maker(self.attention, torch.device("cpu"))()
 
     @cached_property
     def flops(self) -> float:
-        """Of forward and backward: 4 D and 10 D for each head and (query, key) pair that it computes."""
+        """FLOPs of forward and backward: 4 D and 10 D for each head and visible pair (D: the head dimension)."""
         return 14.0 * self.attention.heads * self.attention.head_dim * int(visible_keys(self.mask).sum())
 
     def columns(self) -> dict[str, Any]:
@@ -69,26 +66,30 @@ class ContextCase:
         return f"{one.mask}, {one.seqlen_q} tokens, {Shape(one.heads, one.kv_heads, one.head_dim)}, {self.degree} ranks"
 
 
-def cases(asked: BenchmarkSettings, degrees: Sequence[int]) -> list[ContextCase]:
-    """Every degree, shape, mask and length (the shorter first) asked for. Raises UserError where none is left."""
-    lengths = sorted(set(asked.seqlens or LENGTHS))
+def cases(options: BenchmarkSettings, degrees: Sequence[int]) -> list[ContextCase]:
+    """Return every requested degree, shape, mask and length, the shorter lengths first.
+
+    Raises:
+        UserError: benchmark.longest leaves none.
+    """
+    lengths = sorted(set(options.seqlens or LENGTHS))
     found = [
-        ContextCase(_attention(parse_shape(shape), mask, length, asked.dtype), degree)
+        ContextCase(_attention(parse_shape(shape), mask, length, options.dtype), degree)
         for degree in degrees
-        for shape in asked.shapes or [SHAPE]
-        for mask in asked.masks or MASKS
+        for shape in options.shapes or [SHAPE]
+        for mask in options.masks or MASKS
         for length in lengths
-        if asked.longest is None or length <= asked.longest
+        if options.longest is None or length <= options.longest
     ]
     if not found:
-        raise UserError(f"benchmark.longest={asked.longest} leaves none of the lengths: expected a longer one.")
+        raise UserError(f"benchmark.longest={options.longest} leaves none of the lengths: expected a longer one.")
     return list(dict.fromkeys(found))
 
 
 def heavy_tailed_lengths(total: int, seed: int = 0) -> tuple[int, ...]:
-    """Lengths of documents that fill `total` tokens, log-normal, the last one cut; the same for a seed everywhere."""
+    """Return log-normal lengths of documents that fill `total` tokens, the last one cut; the same for equal seeds."""
     draw = random.Random(seed)
-    middle = math.log(max(1.0, min(MEDIAN_TOKENS, total / LEAST_DOCUMENTS)))
+    middle = math.log(max(1.0, min(MEDIAN_TOKENS, total / MIN_DOCUMENTS)))
     lengths: list[int] = []
     left = total
     while left:

@@ -21,9 +21,12 @@ from flashtrain_recipes.harness.rows import Row
 
 
 class Passes:
-    """call: of the leaves q, k and v. gather: gives every rank's value; the slowest counts.
+    """Forward and backward of one attention on this rank.
 
-    expected: the whole sequence's; held: cuts a tensor (S, ...) to (n, ...).
+    Args:
+        call: computes the output from the leaves q, k and v.
+        dout: the output's gradient.
+        gather: gives every rank's value; the launching of the slowest counts.
     """
 
     def __init__(
@@ -42,7 +45,12 @@ class Passes:
         self._communication: list[float] = []
 
     def first(self, expected: Expected | None, held: Callable[[Tensor], Tensor]) -> None:
-        """A first call of each pass: what they give; a second: the memory, and how long launching takes."""
+        """Call each pass for its errors, and again for its memory and how long launching takes.
+
+        Args:
+            expected: the whole sequence's; None: errors are not computed.
+            held: cuts a tensor (S, ...) to this rank's tokens (n, ...).
+        """
         out = self.call(*self.leaves)
         gradients = self._gradients(out)
         if expected is not None:
@@ -52,7 +60,11 @@ class Passes:
         self.peak_gib = None if peak is None else peak / 1024
 
     def turn(self, *, communication: bool = False) -> float:
-        """One sample of each pass; both together in milliseconds. communication: one without the computing, too."""
+        """Sample each pass once, and return both together in milliseconds.
+
+        Args:
+            communication: also sample both passes with the computing left out.
+        """
         self._samples.append([one.milliseconds for one in self._sample()])
         if communication:
             with only_communicating():
@@ -60,7 +72,7 @@ class Passes:
         return sum(self._samples[-1])
 
     def found(self) -> Row:
-        """What this rank found: medians in milliseconds; communication_ms: of both passes together."""
+        """Return this rank's medians in milliseconds (communication_ms: of both passes together), GiB and errors."""
         forward, backward = (statistics.median(part) for part in zip(*self._samples, strict=True))
         alone = statistics.median(self._communication) if self._communication else None
         error, gradient_error = self.errors
@@ -83,10 +95,7 @@ class Passes:
 
 @contextmanager
 def only_communicating() -> Iterator[None]:
-    """Within it, the kernels' two passes of every way return zeros of the right shapes at once.
-
-    All that the ways do besides calling them stays as it is. The results are meaningless.
-    """
+    """Let the kernels' two passes return zeros of the right shapes at once: only the exchanging around them remains."""
     before = local_attention.forward, local_attention.backward
     local_attention.forward, local_attention.backward = _forward, _backward
     try:

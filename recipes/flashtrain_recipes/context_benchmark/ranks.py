@@ -1,4 +1,4 @@
-"""What a rank of the benchmark is: its device, and those that share the sequences with it."""
+"""A rank of the benchmark: its device, and the team of ranks that shares each sequence with it."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ _STUCK = timedelta(minutes=10)  # after which a rank that waits for the others f
 
 
 class Team:
-    """All ranks of the job, which share each sequence, as one of them sees them.
+    """All ranks of the job, as one of them sees them. Making it joins the process group.
 
-    group: for attention, over NCCL on GPUs; numbers and words go over gloo.
+    Attributes:
+        device: this rank's.
+        rank, size: this rank's number, and how many ranks there are.
+        group: sends attention's tensors, over NCCL on GPUs and gloo on CPUs.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, rank: int, size: int, kind: str, meeting: str) -> None:
+        """Join the other ranks.
+
+        Args:
+            kind: "cuda" or "cpu"; on a CPU each rank takes its share of the cores.
+            meeting: the URI of a file that does not exist yet, by which the ranks find each other.
+        """
+        self.rank, self.size = rank, size
+        if kind == "cuda":
+            torch.cuda.set_device(rank)
+        else:
+            torch.set_num_threads(max(1, torch.get_num_threads() // size))
+        self.device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=_STUCK)
         self.group = ContextGroup()
-        self.rank, self.size = self.group.rank, self.group.size
-        self._control = dist.new_group(backend="gloo", timeout=_STUCK)
-        self._token = torch.zeros(1, device=device)
+        self._control = dist.new_group(backend="gloo", timeout=_STUCK)  # for numbers and words
+        self._token = torch.zeros(1, device=self.device)
         self.meet()  # communicators are made at their first use, and not within something that is timed
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in their order."""
+        """Return every rank's value, in the order of the ranks."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._control)
         return found
 
     def meet(self) -> None:
-        """A barrier: for the device's queue, and on a CPU for the processes."""
+        """Wait for the other ranks: on the device's queue, and on a CPU in the process."""
         dist.all_reduce(self._token)
-
-
-def begin(rank: int, size: int, kind: str, *, local_rank: int, init_method: str) -> Team:
-    """Join the process group of all ranks, NCCL on GPUs and gloo on CPUs.
-
-    On a CPU a rank has its share of the cores, also where it stands for one device.
-    """
-    if kind == "cuda":
-        torch.cuda.set_device(local_rank)
-    else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
-    backend = "nccl" if kind == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size, timeout=_STUCK)
-    return Team(torch.device("cuda", local_rank) if kind == "cuda" else torch.device("cpu"))

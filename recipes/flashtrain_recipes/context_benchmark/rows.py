@@ -1,4 +1,4 @@
-"""The rows of a case: times, memory and errors of the slowest, fullest and most distant rank, beside one device's."""
+"""The rows of a case: of every rank the slowest time, the largest memory and error, next to one device's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ MEASURED, NOT_MEASURED = "measured", "not measured"
 
 
 def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks: Sequence[Row], one: Row | None) -> Row:
-    """ranks: what every rank found (Passes.found). one: the same of one device, where measured."""
+    """Return the row of a baseline at a case.
+
+    Args:
+        ranks: what each rank found (Passes.found).
+        one: the same of one device; None: not measured.
+    """
     case, found = place.case, {key: _largest(of[key] for of in ranks) for key in ranks[0]}
     took, alone = found["forward_ms"] + found["backward_ms"], found["communication_ms"]
     times = {key: round(found[key], 4) for key in ("forward_ms", "backward_ms")}
@@ -24,9 +29,8 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
     if one is not None:
         row |= _one_device(row, one["forward_ms"], one["backward_ms"], MEASURED)
     row["tflops_per_device"] = round(case.flops / took / case.degree / 1e9, 4)
-    if alone is not None:
-        row |= {"communication_ms": round(alone, 4), "communication_share": round(alone / took, 4)}
-    row["sent_mib"] = None if attention.traffic is None else round(attention.traffic.total / 2**20, 3)
+    row |= {"communication_ms": round(alone, 4), "communication_share": round(alone / took, 4)}
+    row["sent_mib"] = round(attention.traffic.total / 2**20, 3)
     row["imbalance"] = round(_imbalance(place, baseline.layout, attention.together), 4)
     row["peak_memory_gib"] = _rounded(found["peak_memory_gib"])
     row["one_device_memory_gib"] = None if one is None else _rounded(one["peak_memory_gib"])
@@ -41,8 +45,11 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
 
 
 def extrapolated(row: Row, case: ContextCase, rows: Iterable[Mapping[str, Any]], cases: Sequence[ContextCase]) -> Row:
-    """The row; where one device was not measured, with its times at the FLOP rate of the longest length of the same
-    attention that was. rows: until now, of the cases."""
+    """Return the row; where one device was not measured, with times at the FLOP rate of the longest that was.
+
+    Args:
+        rows: until now, of the cases; only those of the same attention are looked at.
+    """
     if row.get("one_device") != NOT_MEASURED:
         return row
     same = ("mask", "heads", "kv_heads", "head_dim", "dtype")

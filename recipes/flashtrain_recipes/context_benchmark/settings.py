@@ -1,4 +1,4 @@
-"""The settings of recipe=long-context-benchmark beside those of attention."""
+"""The settings that recipe=long-context-benchmark has besides those of attention."""
 
 from __future__ import annotations
 

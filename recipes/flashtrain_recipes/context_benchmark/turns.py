@@ -1,6 +1,6 @@
-"""One case on all ranks of its team: every baseline is tried, then they take turns with one device.
+"""One case measured by all ranks of a team, each baseline taking turns with the same attention on one device.
 
-All ranks call everything here at the same points. What one rank alone decides, it tells the others.
+All ranks call everything here at the same points; the first one decides for all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMMUNICATION_ROUNDS = 3
 
 
 class CaseFailed(Exception):
-    """This rank cannot go on with the others. title: of what it computed."""
+    """This rank cannot go on with the others. `title` names what it computed."""
 
     def __init__(self, case: ContextCase, title: str, error: Exception) -> None:
         super().__init__(f"{case}, {title}: {first_line(error)}")
@@ -46,9 +46,13 @@ class ContextEntry(Entry[ContextBaseline]):
 
 
 class ContextTurns(Turns[ContextCase, ContextEntry]):
-    """`run` gives the rows on the first rank. failed: {title: (status, reason)} of what failed at this case before.
+    """One case on this rank; `run` returns the rows on the first rank.
 
-    Raises CaseFailed for whatever goes wrong: on one rank, for which the others may wait.
+    Args:
+        failed: {title: (status, reason)} of what failed at this case before.
+
+    Raises:
+        CaseFailed: anything went wrong on this rank, for which the others may wait.
     """
 
     def __init__(
@@ -60,14 +64,13 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         **common: Any,
     ) -> None:
         super().__init__(case, **common)
-        self.team, self.options, self.failed = team, options, failed
-        self.place = Place(case, team)
+        self.team, self.options, self.failed, self.place = team, options, failed, Place(case, team)
         self.one: Passes | None = None
         self.expected: Expected | None = None
         self.shards: dict[str, tuple[list[Tensor], Tensor]] = {}  # of each layout: the leaves q, k and v, and dout
 
     def run(self, baselines: Sequence[ContextBaseline]) -> list[Row]:
-        """The inputs, what they should give, and on the first rank the same attention alone; then as every case."""
+        """Make the inputs and the reference, start one device on the first rank, then measure the baselines."""
         one, options = self.case.attention, self.options
         if INPUTS not in self.failed:
             with self._computing(INPUTS):
@@ -96,7 +99,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
             raise CaseFailed(self.case, title, error) from error
 
     def guarded(self, baseline: ContextBaseline, do: Callable[[], object]) -> None:
-        with self._computing(baseline.title), baseline.computing(self.place):
+        with self._computing(baseline.title):
             do()
 
     def refuses(self, baseline: ContextBaseline) -> tuple[str, Any] | None:
@@ -119,8 +122,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         return bool(self.team.gather(super().goes_on(number))[0])
 
     def sample(self, entry: ContextEntry, part: str, number: int) -> None:
-        separately = entry.baseline.separable and number < _COMMUNICATION_ROUNDS
-        entry.add(part, entry.passes.turn(communication=separately))
+        entry.add(part, entry.passes.turn(communication=number < _COMMUNICATION_ROUNDS))
 
     def rows_of(self, entry: ContextEntry) -> list[Row]:
         everyone = self.team.gather(entry.passes.found())

@@ -1,6 +1,4 @@
-"""A run of any benchmark: case after case while there is time, rows on disk as soon as they are known, then tables and
-figures of them.
-"""
+"""A run of any benchmark: it measures case after case while there is time, and saves, prints and draws the rows."""
 
 from __future__ import annotations
 
@@ -19,14 +17,24 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import FINISHED
 from flashtrain.report.rows import RESULT
-from flashtrain.report.table import Table, make_table
+from flashtrain.report.table import make_table
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import log_image, log_summary, log_table
 from flashtrain_recipes.harness.baseline import Baseline, choose
 from flashtrain_recipes.harness.clock import Clock, clock_for
-from flashtrain_recipes.harness.rows import MISSING, NO_TIME, OUT_OF_MEMORY, Row, Rows, case_line, empty_row, values_of
+from flashtrain_recipes.harness.rows import (
+    MISSING,
+    NO_TIME,
+    OUT_OF_MEMORY,
+    Over,
+    Row,
+    Rows,
+    case_line,
+    empty_row,
+    values_of,
+)
 from flashtrain_recipes.harness.run_folder import EVERY_CASE, Run, begun
 from flashtrain_recipes.harness.turns import Effort, Turns
 
@@ -34,14 +42,21 @@ from flashtrain_recipes.harness.turns import Effort, Turns
 class Benchmark(ABC):
     """What the settings name, measured on this machine. A family's subclass says what, on what, and in which columns.
 
-    cases: in the order of measuring. baselines: those that this machine has; missing: {each other: why}.
-    Raises UserError, when it is made, for what the user can mend.
+    Attributes:
+        what: what is measured, in printed lines and over the table.
+        columns: of the printed table; those without values are left out.
+        rate: the column that printed lines report.
+        over: the columns that compare rows, added when all cases are measured.
+        drawings: (file name, function that draws it and raises UserError where the rows have no curve).
+        cases: in the order of measuring.
+        baselines, missing: those that this machine has, and {each other: why}.
     """
 
-    what: ClassVar[str]  # "training steps of GPT-2", in lines and over the table
-    columns: ClassVar[Sequence[str]] = ()  # of the table; those without values are left out
-    rate: ClassVar[str]  # the column that lines report
-    drawings: ClassVar[Sequence[tuple[str, Callable[[Rows, Path], object]]]] = ()  # ("context.png", draws it)
+    what: ClassVar[str]
+    columns: ClassVar[Sequence[str]]
+    rate: ClassVar[str]
+    over: ClassVar[Sequence[Over]] = ()
+    drawings: ClassVar[Sequence[tuple[str, Callable[[Rows, Path], object]]]] = ()
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         self.settings, self.hardware, self.options = settings, hardware, settings.benchmark
@@ -53,55 +68,55 @@ class Benchmark(ABC):
     # ---------------------------------------------------------------- what a family says
     @abstractmethod
     def make_cases(self) -> Sequence[Any]:
-        """The cases that the settings name. Called once."""
+        """Return the cases that the settings name. Raises UserError for what the user can mend."""
 
     @abstractmethod
     def make_baselines(self) -> Sequence[Baseline]:
-        """One of each, in the order of the tables. Called once."""
+        """Return one of each, in the order of the tables."""
 
-    def turns(self, case: Any, run: Run, **common: Any) -> Turns[Any, Any]:
-        """The case, for `measure`. common: the keyword arguments that every Turns takes."""
+    def turns(self, case: Any, **common: Any) -> Turns[Any, Any]:
+        """Return what measures the case. common: the keyword arguments that every Turns takes."""
         raise NotImplementedError
 
     def plan_line(self, case: Any) -> str:
-        """A case, as mode=plan lists it."""
+        """Return a case as mode=plan lists it."""
         return str(case)
 
     def around(self, case: Any) -> AbstractContextManager[object]:
-        """Entered around the measuring of a case."""
+        """Return what is entered around the measuring of a case."""
         return nullcontext()
 
     def without(self, case: Any, baseline: Any, status: str, reason: str) -> list[Row]:
-        """The rows of a baseline at a case that was not begun; case None: of one that this machine does not have."""
+        """Return the rows of a baseline at a case that was not begun; case None: this machine lacks the baseline."""
         return [empty_row(baseline.columns(case), status, reason)]
 
-    def completed(self, run: Run) -> list[Row]:
-        """The rows as they are published, when all cases were measured or given up: with what compares them."""
-        return run.rows
-
-    def tables(self, rows: Rows) -> list[Table]:
-        """What is printed at the end, of one row at least."""
-        return [make_table(rows, [key for key in self.columns if values_of(rows, key)], self.what)]
+    def completed(self, rows: list[Row]) -> list[Row]:
+        """Return the rows as they are published, with what compares them."""
+        return [
+            {**row, **{key: value for over in self.over for key, value in over.of(row, rows).items()}} for row in rows
+        ]
 
     # ---------------------------------------------------------------- the same for all
     @cached_property
     def device(self) -> torch.device:
+        """The one that this process measures on."""
         on_gpu = self.hardware.kind == "cuda"
         return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     @cached_property
     def clock(self) -> Clock:
+        """The device's."""
         return clock_for(self.device)
 
     def line(self) -> str:
-        """What is about to be measured, on what, by which baselines."""
+        """Return what is about to be measured, on what, and by which baselines."""
         limit = "" if self.options.max_seconds is None else f", at most {self.options.max_seconds:g} s"
         names = "; ".join(one.title for one in self.baselines) or "nothing"
         cases, rounds = len(self.cases), self.options.rounds
         return f"{self.what}: {cases} cases, {rounds} rounds{limit}, on {self.hardware.name}: {names}"
 
     def plan(self) -> str:
-        """mode=plan: what would be measured, and nothing started."""
+        """Return what mode=plan prints: what would be measured."""
         lines = [self.line(), *[f"  left out: {one.title}, {reason}" for one, reason in self.missing.items()]]
         lines += [f"  {self.plan_line(case)}" for case in self.cases]
         return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
@@ -109,8 +124,11 @@ class Benchmark(ABC):
     def run(self, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
         """Measure in `folder` and return the summary row.
 
-        started: time.time() at the command's start, from which benchmark.max_seconds counts. Raises Stopped after
-        Ctrl-C or SIGTERM; the rows until then are in result.json.
+        Args:
+            started: time.time() at the command's start, from which benchmark.max_seconds counts.
+
+        Raises:
+            Stopped: after Ctrl-C or SIGTERM; result.json has the rows until then.
         """
         say(self.line())
         planned = planned_row(self.settings, self.hardware, overrides)
@@ -119,7 +137,7 @@ class Benchmark(ABC):
                 run.note(EVERY_CASE, one.title, reason)
             measured = self.follow(run)
             self._give_up(run, self.cases[measured:])
-            run.rows = self.completed(run)
+            run.rows = self.completed(run.rows)
             run.save()
             self._show(run, measured)
             counts = {"rows": len(run.rows), "notes": len(run.notes)}
@@ -130,7 +148,7 @@ class Benchmark(ABC):
             return row
 
     def follow(self, run: Run) -> int:
-        """Measure case by case while there is time, of which those left have equal shares; how many were begun."""
+        """Measure case by case while there is time, and return how many were begun. Those left share it equally."""
         for number, case in enumerate(self.cases):
             left = run.seconds_left
             if left <= 0:
@@ -152,11 +170,11 @@ class Benchmark(ABC):
         say(f"    {case_line(rows, self.rate)}")
 
     def measure(self, run: Run, number: int, case: Any, effort: Effort) -> list[Row]:
-        """The rows of one case."""
+        """Measure one case and return its rows."""
         common = {"device": self.device, "clock": self.clock, "effort": effort, "note": partial(run.note, str(case))}
         try:
             with self.around(case):
-                turns = self.turns(case, run, seed=self.settings.seed + number, **common)
+                turns = self.turns(case, seed=self.settings.seed + number, **common)
                 rows = turns.run(self.baselines)
                 del turns
         except torch.OutOfMemoryError:
@@ -178,12 +196,12 @@ class Benchmark(ABC):
         return [row for one in self.baselines for row in self.without(case, one, status, reason)]
 
     def _show(self, run: Run, measured: int) -> None:
-        """Print the tables of the rows, draw the figures, log both; say what of the cases is there."""
+        """Print the table of the rows, draw the figures and log both."""
         if not any(row.get(self.rate) is not None for row in run.rows):
             say("nothing could be measured: notes.txt says why.")
             return
-        for table in self.tables(run.rows):
-            table.print()
+        columns = [key for key in self.columns if values_of(run.rows, key)]
+        make_table(run.rows, columns, self.what).print()
         log_table(run.loggers, "rows", run.rows)
         for name, draw in self.drawings:
             path = run.folder / name

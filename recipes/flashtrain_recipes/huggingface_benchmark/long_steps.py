@@ -15,8 +15,6 @@ from lightning_fabric.plugins.environments.lightning import find_free_network_po
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.report.figures import line_figure
-from flashtrain.report.rows import values_of
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.batching import Batching, choose_batching, memory_columns, room
 from flashtrain.tasks.context_run import context_columns
@@ -25,6 +23,7 @@ from flashtrain.training.memory import GIB
 from flashtrain.training.memory_choice import Room
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.harness.benchmark import Benchmark
+from flashtrain_recipes.harness.figures import curves
 from flashtrain_recipes.harness.processes import RankFailed, in_ranks
 from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row, Rows
 from flashtrain_recipes.harness.run_folder import Run
@@ -38,12 +37,9 @@ _MOST = 4096  # such multiples: the search for the largest context stays below
 
 
 def memory_figure(rows: Rows, path: str | Path) -> Path:
-    """Peak memory against context. UserError: no two contexts were measured."""
+    """Draw peak memory against context as a PNG. Raises UserError for rows without two contexts."""
     drawn = [row for row in rows if row.get("peak_memory_gib")]
-    if len(values_of(drawn, "context")) < 2:
-        raise UserError("no two contexts were measured: there is no curve to draw.")
-    group = ["model", "devices", "implementation", *(["memory"] if len(values_of(drawn, "memory")) > 1 else [])]
-    return line_figure(drawn, "context", "peak_memory_gib", group, path)
+    return curves(drawn, "context", "peak_memory_gib", path, apart=("model", "devices", "memory"))
 
 
 class Flashtrain(Baseline):
@@ -112,8 +108,8 @@ class LongSteps(Benchmark):
     def without(self, case: HuggingFaceCase, baseline: Baseline, status: str, reason: str) -> list[Row]:
         return [{"status": status, **self.planned(case)}]
 
-    def completed(self, run: Run) -> list[Row]:
-        return [*run.rows, *self.plans()]
+    def completed(self, rows: list[Row]) -> list[Row]:
+        return [*rows, *self.plans()]
 
     def plan_line(self, case: HuggingFaceCase) -> str:
         return f"{case}: {_words(self.planned(case))}"

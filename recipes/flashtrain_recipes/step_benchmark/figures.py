@@ -1,8 +1,4 @@
-"""What a benchmark of training steps shows: every baseline at its best batch, its speed-up, and the paper's; speed and
-memory against context.
-
-Speed-ups are over Hugging Face's eager GPT-2 of the same size, context and precision of weights, at its best batch.
-"""
+"""What is compared of GPT-2's training steps: best batches, speed-ups and the paper's; speed and memory by context."""
 
 from __future__ import annotations
 
@@ -10,12 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashtrain.errors import UserError
-from flashtrain.report.figures import line_figure
-from flashtrain.report.table import Table, View, make_table
-from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row, Rows, over_fastest, status_text, values_of
+from flashtrain_recipes.harness.figures import curves
+from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Over, Row, Rows, status_text, values_of
 from flashtrain_recipes.step_benchmark.baselines import EAGER, FLASHTRAIN
-from flashtrain_recipes.step_benchmark.command_cost import COMMAND
 
 # FlashAttention (Dao et al. 2022, arXiv 2205.14135), Table 2: speed-up over Hugging Face of GPT-2 on 8 A100.
 PAPER_CONTEXT = 1024
@@ -23,23 +16,19 @@ PAPER_SPEEDUPS = {"124m": {EAGER: 1.0, FLASHTRAIN: 3.5}, "355m": {EAGER: 1.0, FL
 
 RATE = "tokens_per_second"
 _CASE = ("model", "context", "weights")
-_MEASURES = (RATE, "mfu", "peak_memory_gib")
-_COLUMNS = (
-    *_CASE, "implementation", "batch", *_MEASURES, "milliseconds", "compile_seconds", "speedup", "memory_estimate_gib",
-    "memory", "paper_speedup", "command_cost", "status",
-)  # fmt: skip
+SPEEDUP = Over("speedup", RATE, _CASE, lambda row: bool(row["implementation"] == EAGER))
 
 
-def compared(rows: Rows) -> list[Row]:
-    """The rows, those with figures with `best_batch` (of their implementation and case) and `speedup` (None where the
-    baseline has no figure); ours and the baseline also with the paper's speed-up, where it has their case."""
+def with_best_batches(rows: Rows) -> list[Row]:
+    """Return the rows, those with a rate with `best_batch`: whether it is their implementation's fastest at the case.
+
+    Ours and Hugging Face's eager GPT-2 get the paper's speed-up there, where it has their case.
+    """
     found = []
     for row in rows:
         more: Row = {}
         if row.get(RATE):
-            same = [one for one in rows if _case(one) == _case(row) and one.get(RATE)]
-            more["best_batch"] = max(same, key=lambda one: one[RATE]) is row
-            more["speedup"] = over_fastest(row, rows, RATE, _CASE, lambda one: one["implementation"] == EAGER)
+            more["best_batch"] = max((one for one in rows if _is_alike(one, row)), key=lambda one: one[RATE]) is row
             paper = PAPER_SPEEDUPS.get(row["model"], {}).get(row["implementation"])
             if paper is not None and row["context"] == PAPER_CONTEXT and more["best_batch"]:
                 more["paper_speedup"] = paper
@@ -47,39 +36,18 @@ def compared(rows: Rows) -> list[Row]:
     return found
 
 
-def best_rows(rows: Rows) -> list[Row]:
-    """One row for each implementation and case: at its best batch, or the one that says why there is no figure."""
-    chosen: dict[tuple[Any, ...], Row] = {}
-    for row in compared(rows):
-        if _case(row) not in chosen or row.get("best_batch"):
-            chosen[_case(row)] = row
-    return list(chosen.values())
-
-
-def step_tables(rows: Rows) -> list[Table]:
-    """Each implementation at its best batch; tokens/s at every batch where several."""
-    found = best_rows(rows)
-    columns = [key for key in _COLUMNS if values_of(found, key)]
-    tables = [make_table(found, columns, "training steps, each implementation at its best batch")]
-    if len(values_of(rows, "batch")) > 1 and len(values_of(rows, "context")) == 1:
-        kept = [row for row in rows if row.get("batch") is not None and row["implementation"] != COMMAND]
-        tables.append(View([*_CASE, "batch"], "implementation", RATE).table(kept, "tokens/s"))
-    return tables
-
-
 def context_speed_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw tokens/s, MFU and peak memory against context, each implementation at its best batch, as a PNG at `path`.
+    """Draw tokens/s, MFU and peak memory against context as a PNG, each implementation at its best batch.
 
     Running out of memory is a cross; what was not measured for another reason (no time, not installed) is left out.
-    Raises UserError for rows without two contexts.
+
+    Raises:
+        UserError: the rows have no two contexts.
     """
-    shown = [row for row in best_rows(rows) if row.get(RATE) or status_text(row) == OUT_OF_MEMORY]
-    if len(values_of(shown, "context")) < 2:
-        raise UserError("no two contexts were measured: there is no curve to draw.")
-    measures = [key for key in _MEASURES if values_of(shown, key)]
-    groups = ["implementation", *[key for key in ("model", "weights") if len(values_of(shown, key)) > 1]]
-    return line_figure(shown, "context", measures, groups, path)
+    shown = [row for row in rows if row.get("best_batch") or status_text(row) == OUT_OF_MEMORY]
+    measures = [key for key in (RATE, "mfu", "peak_memory_gib") if values_of(shown, key)]
+    return curves(shown, "context", measures, path, apart=("model", "weights"))
 
 
-def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row.get(key) for key in (*_CASE, "implementation"))
+def _is_alike(one: Mapping[str, Any], row: Row) -> bool:
+    return bool(one.get(RATE)) and all(one[key] == row[key] for key in (*_CASE, "implementation"))

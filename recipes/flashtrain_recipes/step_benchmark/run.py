@@ -1,8 +1,4 @@
-"""The benchmarks of training steps, of any models; and that of GPT-2, recipe=gpt2-speed and recipe=context-speed.
-
-The run's folder also has context.png where several contexts were measured, and command/, the run folder of the training
-command, where its cost was.
-"""
+"""The benchmarks of training steps: what those of all models share, and that of GPT-2."""
 
 from __future__ import annotations
 
@@ -12,16 +8,15 @@ from typing import Any
 
 import torch
 
-from flashtrain.report.table import Table
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.harness.benchmark import Benchmark
-from flashtrain_recipes.harness.rows import NO_TIME, Row, Rows
+from flashtrain_recipes.harness.rows import NO_TIME, Row
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.step_benchmark.baselines import FLASHTRAIN, all_baselines
 from flashtrain_recipes.step_benchmark.cases import GPT2Case, StepCase, cases
 from flashtrain_recipes.step_benchmark.command_cost import COMMAND, command_row
-from flashtrain_recipes.step_benchmark.figures import compared, context_speed_figure, step_tables
+from flashtrain_recipes.step_benchmark.figures import SPEEDUP, context_speed_figure, with_best_batches
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 from flashtrain_recipes.step_benchmark.turns import StepTurns
 
@@ -29,13 +24,13 @@ _RECOMPILATIONS = 64  # of one function: every baseline that shares it
 
 
 class StepBenchmark(Benchmark):
-    """full: the baselines and cases that ran out of memory until now."""
+    """Training steps of any model."""
 
     rate = "tokens_per_second"
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         super().__init__(settings, hardware)
-        self.full: list[tuple[str, StepCase]] = []
+        self.full: list[tuple[str, StepCase]] = []  # (title, case) that ran out of memory until now
         if not self.compiled:
             reason = "is compiled, on a CPU only with benchmark.compile=true"
             self.missing |= {one: reason for one in self.baselines if one.compiled}
@@ -62,14 +57,20 @@ class StepBenchmark(Benchmark):
             finally:
                 torch.compiler.reset()
 
-    def turns(self, case: StepCase, run: Run, **common: Any) -> StepTurns:
+    def turns(self, case: StepCase, **common: Any) -> StepTurns:
         return StepTurns(case, peak_flops=self.hardware.peak_flops, full=self.full, **common)
 
 
 class GPT2Steps(StepBenchmark):
-    """Every model, context, batch and precision of weights requested."""
+    """Every requested model, context, batch and precision of weights (recipe=gpt2-speed, recipe=context-speed)."""
 
     what = "training steps"
+    columns = (
+        "model", "context", "weights", "implementation", "batch", "tokens_per_second", "mfu", "peak_memory_gib",
+        "milliseconds", "compile_seconds", "speedup", "memory_estimate_gib", "memory", "paper_speedup", "command_cost",
+        "status",
+    )  # fmt: skip
+    over = (SPEEDUP,)
     drawings = (("context.png", context_speed_figure),)
 
     def make_cases(self) -> list[GPT2Case]:
@@ -78,14 +79,14 @@ class GPT2Steps(StepBenchmark):
     def make_baselines(self) -> list[StepBaseline]:
         return all_baselines(self.settings, self.hardware, compiled=self.compiled)
 
-    def completed(self, run: Run) -> list[Row]:
-        """With best batches and speed-ups, and the row of the command itself where that was requested."""
+    def follow(self, run: Run) -> int:
+        measured = super().follow(run)
         if self.options.command_steps:
             self._measure_command(run)
-        return compared(run.rows)
+        return measured
 
-    def tables(self, rows: Rows) -> list[Table]:
-        return step_tables(rows)
+    def completed(self, rows: list[Row]) -> list[Row]:
+        return with_best_batches(super().completed(rows))
 
     def _measure_command(self, run: Run) -> None:
         """Add the row of the command itself, at the first model and context and flashtrain's best batch there."""
@@ -98,7 +99,6 @@ class GPT2Steps(StepBenchmark):
         case = max(found, key=lambda case: found[case][self.rate])
         self.clock.settle()
         run.rows.append(command_row(case, found[case], self, run))
-        run.save()
 
 
 def _is_ours(row: Row, case: StepCase) -> bool:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table
 from flashtrain_recipes.arena.figures import curriculum_figure
-from flashtrain_recipes.arena.speed import mean_speedups, speed_rows
+from flashtrain_recipes.arena.speed import SPEEDUP
 
 PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "contour": "hard", "accuracy": 0.8,
          "accuracy_low": 0.79, "accuracy_high": 0.81}  # fmt: skip
@@ -81,9 +81,4 @@ def test_speed_is_told_over_standard_attention_at_the_same_task_batch_and_compil
     rows = [row("flashtrain", 30.0, True), row("standard", 10.0, True), row("standard", 5.0, False),
             row("flashtrain", 8.0, True, "image"), row("standard", 8.0, True, "image"),
             row("flashtrain", 9.0, True, "pathx"), row("standard", 1.0, True, "pathx")]  # fmt: skip
-    judged = speed_rows(rows)
-    assert [one["speedup_over_standard"] for one in judged] == [3.0, 1.0, 1.0, 1.0, 1.0, 9.0, 1.0]
-    (ours, _) = mean_speedups(judged)  # of the paper's five: Path-X is not among them
-    assert (ours["mean_speedup"], ours["paper_mean_speedup"], ours["tasks"]) == (2.0, 2.4, 2)
-    (ours, _) = mean_speedups([{**one, "length": 64} for one in judged])  # the demo's: not the paper's tasks
-    assert (ours["mean_speedup"], ours["paper_mean_speedup"]) == (2.0, None)
+    assert [SPEEDUP.of(one, rows)["speedup_over_standard"] for one in rows] == [3.0, 1.0, 1.0, 1.0, 1.0, 9.0, 1.0]

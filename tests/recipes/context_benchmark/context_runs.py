@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -75,31 +74,13 @@ HAPPENINGS = {
 
 def run(folder: Path, name: str) -> int:
     """One run in a process of its own, whose output goes to a file."""
-    process = multiprocessing.get_context("fork").Process(target=in_process, args=(folder, name, RUNS[name], {}))
+    process = multiprocessing.get_context("fork").Process(target=in_process, args=(folder, name, RUNS[name]))
     process.start()
     process.join(600)
     return process.exitcode if process.exitcode is not None else -1
 
 
-def as_torchrun(folder: Path) -> list[int]:
-    """Two ranks that something else has started."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
-    processes = []
-    for rank in range(2):
-        variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        arguments = (folder, f"torchrun{rank}" if rank else "torchrun", SMALL, variables)
-        processes.append(multiprocessing.get_context("fork").Process(target=in_process, args=arguments))
-        processes[-1].start()
-    for process in processes:
-        process.join(600)
-    return [process.exitcode if process.exitcode is not None else -1 for process in processes]
-
-
-def in_process(folder: Path, name: str, words: tuple[str, ...], variables: dict[str, str]) -> None:
-    os.environ.update(variables)
+def in_process(folder: Path, name: str, words: tuple[str, ...]) -> None:
     with (folder / f"{name}.out").open("w") as printed:
         for stream in (1, 2):
             os.dup2(printed.fileno(), stream)
@@ -119,5 +100,4 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     into = Path(sys.argv[1])
     codes = {name: run(into, name) for name in RUNS}
-    codes |= dict(zip(("torchrun", "torchrun1"), as_torchrun(into), strict=True))
     (into / "codes.json").write_text(json.dumps(codes))

@@ -147,12 +147,6 @@ def test_a_rank_that_is_killed_is_named_too(runs) -> None:
     )
 
 
-def test_ranks_that_torchrun_started_are_joined_and_the_first_one_writes(runs) -> None:
-    assert {row["way"] for row in rows(runs, "torchrun")} == {"all-gather", "ring"}
-    assert status(runs, "torchrun1") == 0
-    assert not list((runs / "torchrun1").iterdir())
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_errors_on_two_gpus_are_at_most_twice_one_gpus(tmp_path) -> None:

@@ -15,10 +15,8 @@ from flashtrain.errors import UserError
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_kernels import masks
 from flashtrain_recipes.attention_benchmark.settings import MASKS
-from flashtrain_recipes.context_benchmark.baselines import everyone, torch_context_parallel
 from flashtrain_recipes.context_benchmark.baselines.flashtrain import baselines
 from flashtrain_recipes.context_benchmark.cases import ContextCase, cases, heavy_tailed_lengths
-from flashtrain_recipes.context_benchmark.launch import started_by_torchrun
 from flashtrain_recipes.context_benchmark.passes import only_communicating
 from flashtrain_recipes.context_benchmark.rows import extrapolated
 from flashtrain_recipes.context_benchmark.run import ContextBenchmark, degrees_of
@@ -40,20 +38,17 @@ def case(mask: str = "causal", length: int = 64, shape: str = "4/2x16", degree: 
 
 
 def test_every_way_and_layout_is_measured_under_a_title_of_its_own() -> None:
-    found = everyone(BenchmarkSettings(name="context"))
+    found = ContextBenchmark(asked(), CPU).make_baselines()
     titles = {one.title for one in found}
     assert len(titles) == len(found)
     assert all(any(name in title for title in titles) for name in (*WAYS, *LAYOUTS))
 
 
-def test_degrees_are_those_that_the_devices_or_torchruns_ranks_can_hold(monkeypatch) -> None:
+def test_degrees_are_those_that_the_devices_can_hold() -> None:
     assert degrees_of(asked("benchmark.degrees=[4,2]"), CPU) == [2, 4]
     with pytest.raises(UserError, match=r"benchmark\.degrees=\[2, 512\]"):
         degrees_of(asked("benchmark.degrees=[512,2]"), CPU)
-    assert not started_by_torchrun()
-    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "6"), ("RANK", "3")):
-        monkeypatch.setenv(name, value)
-    assert degrees_of(asked("benchmark.degrees=null"), CPU) == [6]
+    assert degrees_of(asked("benchmark.degrees=null"), CPU) == [2, 4]
 
 
 def test_cases_are_every_degree_shape_mask_and_length_the_shorter_lengths_first() -> None:
@@ -91,14 +86,6 @@ def test_ways_that_heads_do_not_divide_into_are_refused_in_a_line() -> None:
     assert by_way["hybrid"].refuses(twelve) is None
 
 
-def test_torchs_own_takes_the_masks_and_lengths_it_knows_and_says_why_not() -> None:
-    flash, cudnn = torch_context_parallel.BASELINES
-    assert flash.refuses(case("causal")) is None
-    assert flash.refuses(case("causal", 63)) == "63 tokens are no multiple of 4"
-    assert cudnn.refuses(case("prefix-lm")) == "no such mask"
-    assert cudnn.missing(torch.device("cpu")) == "needs NVIDIA GPUs"
-
-
 def test_communicating_alone_leaves_the_kernels_out_and_puts_them_back() -> None:
     q, k = torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8)
     mask, scores = masks.causal(6), local_attention.Scores(0.3)
@@ -134,4 +121,3 @@ def test_plan_lists_the_cases_what_does_not_fit_them_and_what_is_missing() -> No
     ).plan()
     assert "2 cases, 10 rounds" in told
     assert "causal, 64 tokens, 16x128, 2 ranks; without hybrid, balanced (hybrid with 16 heads" in told
-    assert "left out: torch context_parallel, cuDNN, head-tail, needs NVIDIA GPUs" in told

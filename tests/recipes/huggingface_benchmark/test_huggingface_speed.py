@@ -16,7 +16,7 @@ from flashtrain_recipes.huggingface_benchmark.baselines import everyone
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.baselines.transformers import CHECKPOINTING
 from flashtrain_recipes.huggingface_benchmark.cases import SHAPES, HuggingFaceCase
-from flashtrain_recipes.huggingface_benchmark.run import judged
+from flashtrain_recipes.huggingface_benchmark.run import HuggingFaceSteps
 from flashtrain_recipes.step_benchmark.settings import HF_MODELS, LORA
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -103,6 +103,8 @@ def test_ratios_are_to_the_fastest_of_each_kind() -> None:
 
     eager, full = row("transformers, SDPA, eager", 80.0), row("transformers, SDPA, compiled", None)
     layers = row("transformers, SDPA, layers compiled", 100.0)
-    ours = judged([row("flashtrain", 150.0), eager, full, layers])[0]
-    assert (ours["over_eager"], ours["over_compiled"]) == (1.875, 1.5)
-    assert judged([row("flashtrain", 150.0), eager, full])[0]["over_compiled"] is None
+    ours, (over_eager, over_compiled) = row("flashtrain", 150.0), HuggingFaceSteps.over
+    assert over_eager.of(ours, [ours, eager, full, layers]) == {"over_eager": 1.875}
+    assert over_compiled.of(ours, [ours, eager, full, layers]) == {"over_compiled": 1.5}
+    assert over_compiled.of(ours, [ours, eager, full]) == {"over_compiled": None}
+    assert over_eager.of(layers, [eager, layers]) == {}

@@ -1,9 +1,9 @@
-"""From rows to the printed tables: best batches, speed-ups, and the paper's beside ours."""
+"""What compares rows: best batches, speed-ups, and the paper's next to ours."""
 
 from __future__ import annotations
 
 from flashtrain_recipes.step_benchmark.baselines import EAGER, FLASHTRAIN
-from flashtrain_recipes.step_benchmark.figures import compared, step_tables
+from flashtrain_recipes.step_benchmark.figures import SPEEDUP, with_best_batches
 
 
 def row(implementation: str, tokens_per_second: float | None, batch: int | None = 16, **other) -> dict:
@@ -24,25 +24,21 @@ ROWS = [
 
 
 def test_speed_ups_are_over_hugging_face_eager_at_its_best_batch() -> None:
-    found = compared(ROWS)
+    found = with_best_batches([{**line, **SPEEDUP.of(line, ROWS)} for line in ROWS])
     assert [line.get("speedup") for line in found] == [5.0, 6.0, 5.2, 1.0, None, None]
     assert [line.get("best_batch") for line in found] == [False, True, True, True, None, None]
     assert found[1]["paper_speedup"] == 3.5
 
 
 def test_without_the_baseline_there_is_no_speed_up_and_the_rest_stands() -> None:
-    assert [line["speedup"] for line in compared(ROWS[:3])] == [None, None, None]
+    assert [SPEEDUP.of(line, ROWS[:3]) for line in ROWS[:3]] == [{"speedup": None}] * 3
 
 
 def test_precisions_of_weights_are_not_compared_with_each_other() -> None:
-    found = compared([*ROWS, row(FLASHTRAIN, 700_000, 64, weights="bf16")])
-    assert found[-1]["speedup"] is None
+    other = row(FLASHTRAIN, 700_000, 64, weights="bf16")
+    assert SPEEDUP.of(other, [*ROWS, other]) == {"speedup": None}
 
 
 def test_other_contexts_have_no_counterpart_in_the_paper() -> None:
     longer = [dict(line, context=4096) for line in ROWS]
-    assert not any("paper_speedup" in line for line in compared(longer))
-
-
-def test_the_tables_are_the_best_batches_and_every_batch() -> None:
-    assert len(step_tables(ROWS)) == 2
+    assert not any("paper_speedup" in line for line in with_best_batches(longer))

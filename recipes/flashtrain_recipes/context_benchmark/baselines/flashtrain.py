@@ -1,4 +1,4 @@
-"""flashtrain.distributed.context, by each of its ways in each of its layouts."""
+"""flashtrain.distributed.context, by each of its methods in each of its layouts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from flashtrain_recipes.context_benchmark.settings import WAYS
 
 
 class Flashtrain(ContextBaseline):
-    """One way in one layout."""
-
-    separable = True
+    """One method in one layout."""
 
     def refuses(self, case: ContextCase) -> str | None:
         one = case.attention
@@ -39,7 +37,7 @@ class Flashtrain(ContextBaseline):
 
 
 def baselines(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list[ContextBaseline]:
-    """Every way in every layout, in the order of settings.py; all-to-all, which computes alike in each, in one only."""
+    """Return every method in every layout; all-to-all, which computes alike in each layout, in the first only."""
     chosen = [layout for layout in get_args(ContextLayout) if layouts is None or layout in layouts]
     return [
         Flashtrain("flashtrain", way, layout)

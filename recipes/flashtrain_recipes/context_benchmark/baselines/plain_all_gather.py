@@ -25,9 +25,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class PlainAllGather(ContextBaseline):
-    """By _Plain."""
-
-    separable = True
+    """All keys and values on every rank."""
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
         layout, team, one = place.layout(self.layout), place.team, place.case.attention
@@ -38,8 +36,7 @@ class PlainAllGather(ContextBaseline):
 
 
 class _Gathered:
-    """One mask and layout for PlainAllGather. part: what this rank's queries see of all keys in their order."""
-
+    # part: what this rank's queries see of all keys in their order
     def __init__(self, layout: Layout, group: Any, part: Part, scores: Scores, device: torch.device) -> None:
         self.group, self.part, self.scores = group, part, scores
         self.places = layout.places.to(device)
