@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from flashtrain.errors import UserError
-from flashtrain.files.disk import write_atomically
 from flashtrain.files.shipped import recipes_folder
 from flashtrain.registry import component, registered
-from flashtrain.report.figures import line_figure
 from flashtrain.report.page import write_page
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
-from flashtrain.report.rows import ResultFile, Row, collect_summaries, read_result
+from flashtrain.report.rows import Row, collect_summaries, read_result
 from flashtrain.report.save import join_results, save_result
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
-from flashtrain.report.table import OPTIONS, Table, View, view_of
+from flashtrain.report.table import OPTIONS, View, view_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,21 +30,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    results = recipes_folder() / "results"
+    for readme in options.insert:
+        changed = insert_tables(readme, results)
+        print(f"{readme}: {'rewrote ' + ', '.join(changed) if changed else 'every table is up to date'}")
+    for readme in options.check:
+        print(f"{readme}: {len(check_tables(readme, results))} tables agree with their result files")
     if options.insert or options.check:
-        results = options.results or recipes_folder() / "results"
-        for readme in options.insert:
-            changed = insert_tables(readme, results)
-            print(f"{readme}: {'rewrote ' + ', '.join(changed) if changed else 'every table is up to date'}")
-        for readme in options.check:
-            print(f"{readme}: {len(check_tables(readme, results))} tables agree with their result files")
         return 0
     if not options.sources:
         raise UserError("nothing to report. Give a result file (.json), a run folder or a sweep folder.")
     if options.save:
         if len(options.sources) == 1:
-            save_result(options.save, options.sources[0], options.command)
+            save_result(options.save, options.sources[0])
         else:
-            join_results(options.save, options.sources, options.command)
+            join_results(options.save, options.sources)
         print(f"wrote {options.save}")
         return 0
     _draw(options)
@@ -62,19 +60,18 @@ def _draw(options: argparse.Namespace) -> None:
     plain = view == View() and not results and bool(varied_keys(rows))
     table = sweep_table(rows) if plain else view.table(rows)
     single = results.get(options.sources[0]) if len(options.sources) == 1 else None
-    _print(options, table, view, single)
-
-    folder = options.out or Path()
-    name = options.sources[0].resolve().stem
-    if options.out:
-        text = table_text(single, view) if single else table.markdown()
-        print(f"wrote {write_atomically(folder / f'{name}.md', text)}", file=sys.stderr)
-        print(f"wrote {write_atomically(folder / f'{name}.csv', table.csv())}", file=sys.stderr)
+    if options.markdown:
+        print(table_text(single, view) if single else table.markdown(), end="")
+    else:
+        table.print()
+        if single:
+            print(source_line(single))
     for source in options.sources:
         if source not in results:
             print(_page(source), file=sys.stderr)
-    if options.figure or options.y:
-        print(f"wrote {_figure(options, view.selected(rows), folder / f'{name}.png')}", file=sys.stderr)
+    if options.figure:
+        path = Path(f"{options.sources[0].resolve().stem}.png")
+        print(f"wrote {_figure(options.figure, view.selected(rows), path)}", file=sys.stderr)
 
 
 def _page(folder: Path) -> str:
@@ -85,25 +82,11 @@ def _page(folder: Path) -> str:
         return f"no report.html: {error}"
 
 
-def _print(options: argparse.Namespace, table: Table, view: View, single: ResultFile | None) -> None:
-    if options.markdown:
-        print(table_text(single, view) if single else table.markdown(), end="")
-    elif options.csv:
-        print(table.csv(), end="")
-    else:
-        table.print()
-        if single:
-            print(source_line(single))
-
-
-def _figure(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    if options.y:
-        group = options.group.split(",") if options.group else None
-        return line_figure(rows, options.x, options.y.split(","), group, path)
+def _figure(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     try:
-        return cast(Path, component("figure", options.figure)(rows, path))
+        return cast(Path, component("figure", name)(rows, path))
     except KeyError as missing:
-        raise UserError(f"--figure {options.figure} needs {missing}, which these rows do not have.") from missing
+        raise UserError(f"--figure {name} needs {missing}, which these rows do not have.") from missing
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,21 +101,14 @@ def _parser() -> argparse.ArgumentParser:
         "--pivot", metavar="c", help="a column for each value of this key (with --columns, --value), ..."
     )
     parser.add_argument("--value", metavar="d", help="... holding this one")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    form.add_argument("--csv", action="store_true", help="print the table as CSV")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write NAME.md, NAME.csv (and NAME.png) there")
-    parser.add_argument("--figure", metavar="NAME", help=f"draw NAME.png: {', '.join(registered('figure'))}")
-    parser.add_argument("--y", metavar="a,b", help="draw any columns instead, a panel each, ...")
-    parser.add_argument("--x", metavar="c", default="context", help="... against this one (default: context), ...")
-    parser.add_argument("--group", metavar="d,e", help="... with a line for each value of these")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--figure", metavar="NAME", help=f"draw SOURCE.png: {', '.join(registered('figure'))}")
     parser.add_argument(
         "--save",
         type=Path,
         metavar="FILE.json",
         help="write a run or sweep folder, or several benchmark runs, as one result file",
     )
-    parser.add_argument("--command", help="with --save: the command that reproduces it (default: made from the runs)")
     parser.add_argument(
         "--insert",
         action="append",
@@ -148,12 +124,6 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="README.md",
         help="fail if such a table differs from its result file",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="DIR",
-        help="with --insert, --check: the result files' folder (default: recipes/results)",
     )
     return parser
 

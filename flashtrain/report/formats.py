@@ -109,7 +109,6 @@ COLUMNS: dict[str, Column] = {
     "paper_days": Column("the paper's days on 8 A100", significant),
     "paper_time_ratio": Column("paper: time / 1K", significant),
     "length": Column("length", grouped),
-    "depth": Column("depth", plain),
     "accuracy": Column("accuracy", significant),
     "micro_f1": Column("micro-F1", significant),
     "best_micro_f1": Column("at most, expected", significant),

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.yaml_files import read_yaml
-from flashtrain.folders.run_folder import CONFIG_FILE, SAMPLE, SUMMARY_FILE
+from flashtrain.folders.run_folder import CONFIG_FILE, SAMPLE
 from flashtrain.report.formats import cell, heading
 from flashtrain.report.rows import (
     RESULT,
@@ -38,25 +38,7 @@ _FIRST = (
     "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1", "tokens_per_second",
     "mfu", "peak_memory_gib", "tokens", "steps", "seconds",
 )  # fmt: skip
-_NO_SETTINGS = (
-    "demo",
-    "is_demo",
-    "checkpoint",
-    "resume",
-)  # settings that select a run or a place, not what is computed
-# Files of a run folder that the page links to, with their descriptions.
-_FILES = {
-    CONFIG_FILE: "the resolved settings",
-    SUMMARY_FILE: "the summary row",
-    METRICS: "every logged number",
-    RESULT: "the measured rows",
-    "sweep.csv": "the table as CSV",
-    "sweep.md": "the table as Markdown",
-    SAMPLE: "text generated at the end",
-    "flashtrain.log": "the run's log, with times",
-    "checkpoints": "last.ckpt and best.ckpt",
-    "tokenizer": "the run's tokenizer",
-}
+_NO_SETTINGS = ("demo", "is_demo", "checkpoint", "resume")  # they select a run or a place, not what is computed
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1240px;
   padding: 1.5rem; }
@@ -73,13 +55,12 @@ img { max-width: 100%; height: auto; } .curves img { width: 100%; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .87rem; }
 th, td { text-align: left; padding: .25rem .55rem; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
-th { font-weight: 600; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
 td { overflow-wrap: break-word; max-width: 34rem; } th.number { text-align: right; }
 .wide td { white-space: nowrap; } .wide td.long { white-space: normal; min-width: 20rem; }
 tr.failed td { color: #b5364b; }
 pre { background: #f4f6f8; border-radius: 6px; padding: .8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
   max-height: 24rem; overflow-y: auto; }
-summary { cursor: pointer; color: #0b6fb8; }
 """
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -135,15 +116,7 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
         text += f'<p class="bad">{_text(cell("error", row["error"]))}</p>\n'
     facts = [key for key in _FIRST if isinstance(row.get(key), (int, float))]
     shown = "".join(f"<div><dt>{_text(heading(k))}</dt><dd>{_text(cell(k, row[k]))}</dd></div>" for k in facts)
-    whole = "".join(
-        f"<tr><th>{_text(heading(key))}</th><td>{_text(cell(key, value))}</td></tr>\n"
-        for key, value in row.items()
-        if key != "run" and value not in (None, "")
-    )
-    return (
-        f'{text}<dl class="facts">{shown}</dl>\n'
-        f"<details><summary>the whole summary row</summary><table>\n{whole}</table></details>\n"
-    )
+    return f'{text}<dl class="facts">{shown}</dl>\n'
 
 
 def _section(title: str, content: str) -> str:
@@ -192,10 +165,7 @@ def _page_of(folder: Path, run: str) -> str | None:
 
 def _table(table: Table, links: Sequence[str | None] = ()) -> str:
     """The table as HTML. links: of the first cell of each row."""
-    numbers = [
-        all(isinstance(row.get(name), (int, float)) for row in table.rows if row.get(name) is not None)
-        for name in table.columns
-    ]
+    numbers = [table.is_numeric(name) for name in table.columns]
     head = "".join(
         f"<th{_kind(name, one)}>{_text(name)}</th>" for name, one in zip(table.headings, numbers, strict=True)
     )
@@ -262,9 +232,8 @@ def _shown(value: Any) -> str:
 
 
 def _files(folder: Path) -> str:
-    there = [(name, what) for name, what in _FILES.items() if (folder / name).exists()]
-    listed = [f'<li><a href="{_address(name)}">{_text(name)}</a>: {_text(what)}</li>\n' for name, what in there]
-    return f"<ul>\n{''.join(listed)}</ul>\n" if listed else ""
+    names = sorted(path.name for path in folder.iterdir() if path.name != PAGE and not path.name.startswith("."))
+    return "<ul>\n" + "".join(f'<li><a href="{_address(name)}">{_text(name)}</a></li>\n' for name in names) + "</ul>\n"
 
 
 def _address(name: str) -> str:

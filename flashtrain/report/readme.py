@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from flashtrain.errors import UserError, unknown
@@ -12,41 +11,39 @@ from flashtrain.report.formats import one_line
 from flashtrain.report.rows import ResultFile, read_result
 from flashtrain.report.table import View, markdown_text, view_of
 
-_START = re.compile(r"^<!--\s*table:\s*(?P<name>[\w.-]+)(?P<options>.*?)-->\s*$")
-_END = re.compile(r"^<!--\s*end table\s*-->\s*$")
+# A table's first marker, its lines, and (looked at, but not in the match) its last marker.
+_TABLE = re.compile(
+    r"^(?P<marker><!-- table: (?P<name>[\w.-]+)(?P<options>.*?)-->\n)(?P<lines>.*?)(?=^<!-- end table -->$)",
+    re.MULTILINE | re.DOTALL,
+)
+_MARKER = re.compile(r"^<!--\s*(table:|end table)", re.MULTILINE)
 
 
 def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
     """Replace the text between every pair of markers by its table, and return the names of changed tables.
 
     Args:
+        readme: the Markdown page.
         results: the folder of the NAME.json files.
 
     Raises:
         UserError: a marker without its partner, a missing result file or column; nothing is written then.
     """
-    readme = Path(readme)
-    whole: list[str] = []
-    changed: list[str] = []
-    for before, name, found, wanted in _tables(readme, Path(results)):
-        whole += [*before, *wanted]
-        if found != wanted:
-            changed.append(name)
+    page, _, changed = _drawn(Path(readme), Path(results))
     if changed:
-        write_atomically(readme, "\n".join(whole) + "\n")
+        write_atomically(readme, page)
     return changed
 
 
 def check_tables(readme: str | Path, results: str | Path) -> list[str]:
     """The names of all tables of a page. Raises UserError if one of them differs from its result file."""
-    tables = [(name, found == wanted) for _, name, found, wanted in _tables(Path(readme), Path(results)) if name]
-    differing = [name for name, agrees in tables if not agrees]
+    _, names, differing = _drawn(Path(readme), Path(results))
     if differing:
         raise UserError(
             f"{readme} disagrees with the result files of: {', '.join(differing)}. "
             f"Run: python -m flashtrain.report --insert {readme}"
         )
-    return [name for name, _ in tables]
+    return names
 
 
 def table_text(result: ResultFile, view: View) -> str:
@@ -61,37 +58,25 @@ def source_line(result: ResultFile) -> str:
     return f"{measured}: `{one_line(result.command)}`"
 
 
-def _tables(readme: Path, results: Path) -> Iterator[tuple[list[str], str, list[str], list[str]]]:
-    """(lines before it, name, lines as they are, lines as they should be) of each table; last the rest, without name.
-
-    A table's markers are in the lines before it and before the next table.
-    """
-    before: list[str] = []
-    inside: list[str] = []
-    start: re.Match[str] | None = None
-    in_code = False
-    for number, line in enumerate(readme.read_text(encoding="utf-8").splitlines(), start=1):
-        # a README may show the markers themselves in a block of code
-        in_code ^= line.lstrip().startswith(("```", "~~~"))
-        opening, closing = (None, None) if in_code else (_START.match(line), _END.match(line))
-        if (opening and start) or (closing and not start):
-            raise UserError(f"{readme}:{number}: this table marker has no partner.")
-        if closing and start:
-            yield before, start["name"], inside, _wanted(readme, start, results)
-            before, inside, start = [], [], None
-        (inside if start else before).append(line)
-        start = start or opening
-    if start:
-        raise UserError(f"{readme}: table {start['name']} has no end. Add the line <!-- end table -->.")
-    yield before, "", [], []
+def _drawn(readme: Path, results: Path) -> tuple[str, list[str], list[str]]:
+    """(the page with its tables drawn anew, the tables' names, the names of those that differ)."""
+    text = readme.read_text(encoding="utf-8")
+    tables = list(_TABLE.finditer(text))
+    if len(_MARKER.findall(text)) != 2 * len(tables):
+        raise UserError(f"{readme}: a table marker has no partner. Each <!-- table: NAME --> needs <!-- end table -->.")
+    wanted = [_wanted(readme, table, results) for table in tables]
+    differing = [table["name"] for table, lines in zip(tables, wanted, strict=True) if table["lines"] != lines]
+    drawn = iter(wanted)
+    page = _TABLE.sub(lambda table: table["marker"] + next(drawn), text)
+    return page, [table["name"] for table in tables], differing
 
 
-def _wanted(readme: Path, start: re.Match[str], results: Path) -> list[str]:
-    file = results / f"{start['name']}.json"
+def _wanted(readme: Path, table: re.Match[str], results: Path) -> str:
+    file = results / f"{table['name']}.json"
     try:
         if not file.is_file():
-            raise unknown("result", start["name"], [path.stem for path in results.glob("*.json")])
-        options = dict(option.partition("=")[::2] for option in start["options"].split())
-        return table_text(read_result(file), view_of(options)).splitlines()
+            raise unknown("result", table["name"], [path.stem for path in results.glob("*.json")])
+        options = dict(option.partition("=")[::2] for option in table["options"].split())
+        return table_text(read_result(file), view_of(options))
     except UserError as error:
-        raise UserError(f"{readme}, table {start['name']}: {error}") from error
+        raise UserError(f"{readme}, table {table['name']}: {error}") from error

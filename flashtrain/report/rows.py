@@ -99,8 +99,8 @@ def write_result(
 def collect_summaries(folder: str | Path) -> list[Row]:
     """The summary row of every run below `folder`, in the order of job numbers, or of `folder` if it is a run.
 
-    A row gains "run", its folder's path relative to `folder`. A job without a readable summary.json (after a kill, for
-    example) has status "no summary", and recipe, context and so on of its config.yaml.
+    A row gains "run", its folder's path relative to `folder`. A job without a summary.json (after a kill, for example)
+    has status "no summary", and recipe, context and so on of its config.yaml.
 
     Raises:
         UserError: the folder has no run.
@@ -178,13 +178,10 @@ def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
 
 def _summary_row(folder: Path, name: str) -> Row:
     file = folder / SUMMARY_FILE
-    problem = "the job ended without writing summary.json"
     if file.is_file():
-        try:
-            return {"run": name, **json.loads(file.read_text(encoding="utf-8"))}
-        except ValueError as error:
-            problem = f"summary.json cannot be read: {error}"
-    return {"run": name, **_config_row(folder / CONFIG_FILE), "status": NO_SUMMARY, "error": problem}
+        return {"run": name, **json.loads(file.read_text(encoding="utf-8"))}
+    row = {"run": name, **_config_row(folder / CONFIG_FILE)}
+    return {**row, "status": NO_SUMMARY, "error": "the job ended without writing summary.json"}
 
 
 def _config_row(path: Path) -> Row:

@@ -15,19 +15,16 @@ from flashtrain.report.sweep import override_texts, varied_keys, with_overrides
 _LEFT_OUT = ("run", "versions", "overrides", "command", "recipe")
 
 
-def save_result(path: str | Path, folder: str | Path, command: str | None = None) -> ResultFile:
-    """Write the result file of the runs in `folder`, with the device and versions that the runs recorded.
+def save_result(path: str | Path, folder: str | Path) -> ResultFile:
+    """Write the result file of the runs in `folder`: their command, and the device and versions that they recorded.
 
     A benchmark run has written its own result file, whose contents are used.
-
-    Args:
-        command: the command that reproduces the runs; None: made from the recipe and the runs' overrides.
 
     Raises:
         UserError: no run recorded its recipe and device, or the runs have different versions.
     """
     if (Path(folder) / RESULT).is_file():
-        return join_results(path, [folder], command)
+        return join_results(path, [folder])
     collected = collect_summaries(folder)
     # a killed job's context is in its overrides only, and a swept learning rate is in no summary at all
     rows = with_overrides(collected)
@@ -42,19 +39,18 @@ def save_result(path: str | Path, folder: str | Path, command: str | None = None
     return write_result(
         path,
         recipe=", ".join(map(str, recipes)),
-        command=command or reproducing_command(rows),
+        command=reproducing_command(rows),
         rows=[{key: value for key, value in row.items() if key not in left_out} for row in rows],
         device="; ".join(map(str, devices)),
         versions=dict(part.split(" ", 1) for part in versions[0].split(", ")) if versions else None,
     )
 
 
-def join_results(path: str | Path, sources: Sequence[str | Path], command: str | None = None) -> ResultFile:
-    """Write one result file of several benchmark runs.
+def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
+    """Write one result file of several benchmark runs, with their commands one after the other.
 
     Args:
         sources: folders of benchmark runs, or result files.
-        command: the command that reproduces them; None: their commands, one after the other.
 
     Raises:
         UserError: recipe, device or versions differ.
@@ -71,7 +67,7 @@ def join_results(path: str | Path, sources: Sequence[str | Path], command: str |
     return write_result(
         path,
         first.recipe,
-        command or "; ".join(dict.fromkeys(part.command for part in parts)),
+        "; ".join(dict.fromkeys(part.command for part in parts)),
         [row for part in parts for row in part.rows],
         first.device,
         first.versions,

@@ -131,7 +131,7 @@ class Table:
 
     def markdown(self) -> str:
         """The table as GitHub Markdown, numbers right-aligned, failures in a list below; ends with a newline."""
-        rule = ["---:" if self._is_numeric(column) else ":---" for column in self.columns]
+        rule = ["---:" if self.is_numeric(column) else ":---" for column in self.columns]
         lines = [self.headings, rule, *self.cells]
         text = "\n".join("| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines) + "\n"
         if self.notes:
@@ -158,7 +158,7 @@ class Table:
         title = Text(one_line(self.title)) if self.title else None
         drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
         for column, text in zip(self.columns, self.headings, strict=True):
-            numeric = self._is_numeric(column)
+            numeric = self.is_numeric(column)
             # headings are wrapped here by words: rich would also wrap the numbers below them
             lines = textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False)
             drawn.add_column(
@@ -180,7 +180,8 @@ class Table:
         for note in self.notes:
             console.print(Text(note), style="red", soft_wrap=True)
 
-    def _is_numeric(self, column: str) -> bool:
+    def is_numeric(self, column: str) -> bool:
+        """Whether every value of the column is a number, and there is one."""
         values = [row[column] for row in self.rows if row.get(column) is not None]
         return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 

@@ -140,21 +140,18 @@ def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
         return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
 
 
-def read_weights(path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """The model's weights in a checkpoint, on the CPU, for evaluating, generating or exporting.
+def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
+    """The model's weights in a checkpoint.
 
     Args:
+        checkpoint: what `read_checkpoint` returned.
+        path: where it was read from, for the error.
         prefix: the LightningModule's attribute that holds the module ("model."). Only weights under it are returned,
             with the prefix removed, and torch.compile's additions to names too.
 
     Raises:
-        UserError: there is no such checkpoint, or it has no weights under the prefix.
+        UserError: the checkpoint has no weights under the prefix.
     """
-    return weights_in(read_checkpoint(path), path, prefix)
-
-
-def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Like `read_weights`, for a checkpoint already read from `path`."""
     plain = {name.replace("_orig_mod.", ""): value for name, value in checkpoint.get("state_dict", {}).items()}
     weights = {name[len(prefix) :]: value for name, value in plain.items() if name.startswith(prefix)}
     if not weights:
@@ -162,9 +159,3 @@ def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -
             f"{path} has no weights whose names begin with '{prefix}'; it has {', '.join(list(plain)[:3])} ..."
         )
     return weights
-
-
-def find_resumable(folder: str | Path) -> Path | None:
-    """The newest `last.ckpt` in a folder or anywhere below it; None if there is none."""
-    found = [path for path in Path(folder).rglob(LAST) if checkpoint_exists(path)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)

@@ -100,7 +100,7 @@ def test_a_runs_page_has_its_row_curves_sample_settings_and_files(tmp_path: Path
         "setting", "here", "default", "context", "32", "1024", "trainer.steps", "3", "500"
     ]  # fmt: skip
     names = [href.removeprefix("./") for href in page.values("href")]
-    assert names == ["config.yaml", "summary.json", "metrics.jsonl", "sample.txt"]
+    assert names == ["config.yaml", "metrics.jsonl", "sample.txt", "summary.json"]
     assert all((tmp_path / "run" / name).exists() for name in names)
 
 

@@ -40,46 +40,39 @@ def test_a_result_file_prints_its_table_and_how_it_was_measured(result: Path, ca
     assert "on a GPU (torch 2.13.0): `python -m flashtrain recipe=gpt2`" in shown
 
 
-def test_markdown_and_csv_of_the_columns_asked_for(result: Path, capsys: pytest.CaptureFixture[str]):
+def test_markdown_of_the_columns_asked_for(result: Path, capsys: pytest.CaptureFixture[str]):
     main([str(result), "--markdown", "--columns", "context,train_loss"])
     assert capsys.readouterr().out.startswith("| context | training loss |\n| ---: | ---: |\n| 1,024 | 3.400 |\n")
-    main([str(result), "--csv", "--columns", "context,train_loss"])
-    assert capsys.readouterr().out == "context,train_loss\n1024,3.4\n2048,3.4\n4096,3.4\n"
 
 
-def test_out_and_figure_write_files_of_the_sources_name(result: Path, tmp_path: Path):
-    assert main([str(result), "--out", str(tmp_path / "out"), "--figure", "context"]) == 0
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["gpt2.csv", "gpt2.md", "gpt2.png"]
-
-
-def test_any_columns_can_be_drawn(result: Path, tmp_path: Path):
-    arguments = ["--y", "train_loss", "--x", "context", "--group", "model", "--out", str(tmp_path / "out")]
-    assert main([str(result), *arguments]) == 0
-    assert (tmp_path / "out" / "gpt2.png").is_file()
+def test_a_figure_has_the_sources_name(result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([str(result), "--figure", "context"]) == 0
+    assert (tmp_path / "gpt2.png").is_file()
 
 
 def test_a_folder_shows_what_varies(sweep: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(sweep), "--csv"]) == 0
-    assert capsys.readouterr().out == "context,best,train_loss\n8,training loss,3.0\n16,,3.0\n"
+    assert main([str(sweep), "--markdown"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == ["| 8 | training loss | 3.000 |", "| 16 | - | 3.000 |"]
 
 
 def test_several_sources_make_one_table(result: Path, sweep: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(result), str(sweep), "--csv", "--columns", "context"]) == 0
-    assert capsys.readouterr().out.split() == ["context", "1024", "2048", "4096", "8", "16"]
+    assert main([str(result), str(sweep), "--markdown", "--columns", "context"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.strip("| ") for line in lines] == ["1,024", "2,048", "4,096", "8", "16"]
 
 
 def test_save_turns_a_folder_into_a_result_file(sweep: Path, tmp_path: Path):
-    assert main(["--save", str(tmp_path / "new.json"), str(sweep), "--command", "typed"]) == 0
-    assert read_result(tmp_path / "new.json").command == "typed"
+    assert main(["--save", str(tmp_path / "new.json"), str(sweep)]) == 0
+    assert read_result(tmp_path / "new.json").recipe == "gpt2"
 
 
-def test_insert_and_check_a_readme(result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_insert_and_check_a_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("flashtrain.report.__main__.recipes_folder", lambda: tmp_path)
+    write_result(tmp_path / "results" / "gpt2.json", "gpt2", "the command", [{"context": 8}])
     readme = tmp_path / "README.md"
     readme.write_text("<!-- table: gpt2 -->\n<!-- end table -->\n", encoding="utf-8")
-    options = ["--results", str(result.parent)]
-    assert main(["--check", str(readme), *options]) == 2
-    assert main(["--insert", str(readme), *options]) == 0
-    assert main(["--check", str(readme), *options]) == 0
+    assert [main([option, str(readme)]) for option in ("--check", "--insert", "--check")] == [2, 0, 0]
     assert "disagrees with the result files of: gpt2" in capsys.readouterr().err
 
 

@@ -75,14 +75,6 @@ def test_a_job_without_a_summary_is_a_row_that_says_so(tmp_path: Path):
     assert has_failed(early)
 
 
-def test_a_broken_summary_does_not_stop_the_others(tmp_path: Path):
-    job(tmp_path / "0", context=1024)
-    (job(tmp_path / "1") / "summary.json").write_text('{"context": 20', encoding="utf-8")
-    rows = collect_summaries(tmp_path)
-    assert rows[0]["context"] == 1024
-    assert rows[1]["error"].startswith("summary.json cannot be read")
-
-
 def test_folders_that_are_no_jobs_are_no_rows(tmp_path: Path):
     job(tmp_path / "0", context=1024)
     for name in (".hydra", "wandb", "checkpoints"):
