@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashtrain.errors import UserError
@@ -13,7 +13,7 @@ from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks.context_run import exchange_bytes_of
 from flashtrain.training.hardware import Hardware, duration, expected_rate
-from flashtrain.training.memory import FREE_SHARE, GIB, EncoderShape, MemoryEstimate, estimate_memory
+from flashtrain.training.memory import FREE_SHARE, GIB, BlockShape, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
     AUTO,
     Estimate,
@@ -105,20 +105,26 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
     sharded, parameters = settings.shards_weights, model.parameter_count()
+    blocks = BlockShape(
+        shape.layers,
+        shape.embed,
+        shape.heads,
+        shape.ffn,
+        gated=shape.activation in GATED,
+        rotary=shape.positions == "rotary" and not getattr(shape, "turned_alone", False),
+        residual=model.residual,
+        kv_width=shape.kv_heads * shape.head_dim,
+        query_width=shape.heads * shape.head_dim,
+    )
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
             parameters,
-            layers=shape.layers,
-            embed=shape.embed,
-            heads=shape.heads,
-            ffn=shape.ffn,
+            blocks,
             vocab_rows=shape.vocab_rows,
             context=settings.context,
             micro_batch=micro_batch,
-            kv_width=shape.kv_heads * shape.head_dim,
-            query_width=shape.heads * shape.head_dim,
-            gated=shape.activation in GATED,
+            savings=savings,
             frozen=getattr(shape, "frozen", 0),
             quantized=getattr(shape, "quantized", 0),
             outside=getattr(shape, "outside", tables),
@@ -127,14 +133,11 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             compiled=compiles(settings, hardware),
             pieces_by_autograd=getattr(shape, "pieces_by_autograd", False),
             attention=hardware.attention,
-            residual=model.residual,
-            rotary=shape.positions == "rotary" and not getattr(shape, "turned_alone", False),
             master_weights=settings.optimizer.master_weights and not sharded,
             shards=ranks if sharded else 1,
             context_degree=settings.context_degree,
             exchange=exchange_bytes_of(settings, hardware, shape, micro_batch),
             gradients_stay=micro_batch < samples or (ranks > 1 and not sharded),
-            **asdict(savings),
         )
 
     return estimate
@@ -181,11 +184,11 @@ def _of_unknown_model(settings: Settings, model: Trainable, samples: int) -> Bat
     return Batching(micro_batch, samples // micro_batch, None)
 
 
-def encoder_shape(config: Any, **own: Any) -> EncoderShape:
+def encoder_shape(config: Any, **own: Any) -> BlockShape:
     """What of an encoder's configuration its memory is estimated from. own: fields of the estimate's alone."""
     sizes = (config.layers, config.embed, config.heads, config.ffn)
     rotary, dropout = config.positions != "learned", config.dropout > 0
-    return EncoderShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
+    return BlockShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
 
 
 def memory_words(batching: Batching) -> str:

@@ -17,7 +17,7 @@ from flashtrain.training.memory import (
     HEAD_STATES,
     PRECISIONS,
     RESIDUAL_BYTES,
-    EncoderShape,
+    BlockShape,
     MemoryEstimate,
     block_bytes,
     host_bytes,
@@ -39,7 +39,7 @@ class PredictingHead:
 
 def estimate_encoder_memory(
     parameters: int,
-    shape: EncoderShape,
+    shape: BlockShape,
     *,
     tokens: int,
     longest: int,

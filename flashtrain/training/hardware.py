@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from flashtrain import __version__
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, one_of
 
 # Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
 # datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the
@@ -99,15 +99,11 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
     Raises:
         UserError: another name, or "gpu" without an NVIDIA GPU that torch can use.
     """
-    if accelerator not in ("auto", "cpu", "gpu"):
-        raise unknown("accelerator", accelerator, ("auto", "cpu", "gpu"))
+    one_of("accelerator", accelerator, ("auto", "cpu", "gpu"))
     available = torch.cuda.is_available() and torch.version.hip is None
     if accelerator == "gpu" and not available:
-        reason = (
-            "this PyTorch was built without CUDA"
-            if torch.version.cuda is None
-            else "PyTorch finds no usable NVIDIA GPU or driver"
-        )
+        build = "this PyTorch was built without CUDA"
+        reason = build if torch.version.cuda is None else "PyTorch finds no usable NVIDIA GPU or driver"
         raise UserError(f"hardware=gpu, but {reason}. Use hardware=cpu or hardware=auto.")
     if accelerator == "cpu" or not available:
         return _cpu()
@@ -118,10 +114,7 @@ def peak_flops_of(name: str) -> float | None:
     """Dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this name; None if unknown."""
     if "Laptop" in name or "Max-Q" in name:  # same name, other clocks
         return None
-    for pattern, peak in PEAK_FLOPS:
-        if re.search(pattern, name, flags=re.IGNORECASE):
-            return peak
-    return None
+    return next((peak for pattern, peak in PEAK_FLOPS if re.search(pattern, name, flags=re.IGNORECASE)), None)
 
 
 def precision_for(capability: tuple[int, int] | None) -> str:
@@ -161,14 +154,10 @@ def _gpu() -> Hardware:
 
 def _cpu() -> Hardware:
     total, free = _machine_memory()
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
     return Hardware(
         kind="cpu",
         name=_cpu_name(),
-        count=count,
+        count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         capability=None,
         total_memory_bytes=total,
         free_memory_bytes=free,
@@ -181,11 +170,9 @@ def _cpu() -> Hardware:
 
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(errors="replace"), flags=re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine() or "CPU"
+    text = cpuinfo.read_text(errors="replace") if cpuinfo.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine() or "CPU"
 
 
 def _machine_memory() -> tuple[int | None, int | None]:

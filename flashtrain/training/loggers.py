@@ -6,57 +6,61 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
 from flashtrain.announce import say
-from flashtrain.errors import unknown
 from flashtrain.files.disk import write_atomically
-from flashtrain.settings import options
 from flashtrain.training.metrics_file import METRICS, MetricsFile
 
-KINDS = get_args(options.Logger)
 RUN_ID = "wandb_id.txt"
 
 
 def make_loggers(
-    kind: str | Sequence[str],
+    kinds: Sequence[str],
     run_dir: str | Path,
     *,
     project: str = "flashtrain",
     name: str | None = None,
     group: str | None = None,
-    run_id: str | None = None,
     config: dict[str, Any] | None = None,
     mode: str = "auto",
 ) -> list[Logger]:
     """The loggers of a training run. Every run writes run_dir/metrics.jsonl.
 
     Args:
-        kind: one or several of KINDS. "wandb" adds Weights & Biases, "tensorboard" events in run_dir/tensorboard.
+        kinds: "wandb" adds Weights & Biases, "tensorboard" events in run_dir/tensorboard.
+        run_dir: the run's folder. Its wandb_id.txt holds the id of the W&B run, which a resumed run continues.
         project, name, group: the run's in W&B.
-        run_id: the W&B run to continue; None: the one in run_dir/wandb_id.txt, or a new one. Under a `wandb sweep`
-            agent the run always has the agent's id.
         config: logged as the run's configuration.
         mode: W&B's mode. "auto": the environment's WANDB_MODE if set, else online if a W&B key is configured, else
             offline, with one line on how to upload the run later.
 
     Raises:
-        UserError: an unknown kind.
         ModuleNotFoundError: the logger's package is not installed.
     """
-    kinds = [kind] if isinstance(kind, str) else list(kind)
-    for name_of_one in kinds:
-        if name_of_one not in KINDS:
-            raise unknown("logger", name_of_one, KINDS)
     run_dir = Path(run_dir)
     loggers: list[Logger] = [MetricsFile(run_dir / METRICS)]
     if "tensorboard" in kinds:
         loggers.append(TensorBoardLogger(run_dir, name="", version="tensorboard", default_hp_metric=False))
     if "wandb" in kinds:
-        loggers.append(_wandb(run_dir, project, name, group, run_id, config, mode))
+        _silence()
+        # Under a `wandb sweep` agent wandb reads the run's id from the environment.
+        run_id = None if os.environ.get("WANDB_SWEEP_ID") else _stored_id(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        wandb = _AnnouncedWandb(
+            name=name,
+            save_dir=run_dir,
+            project=project,
+            group=group,
+            id=run_id,
+            config=config,
+            allow_val_change=True,
+            mode=_wandb_mode(mode, run_dir, run_id or ""),
+        )
+        loggers.append(wandb)
     return loggers
 
 
@@ -146,8 +150,7 @@ def close_loggers(loggers: list[Logger]) -> None:
 
 
 def _silence() -> None:
-    """Stop W&B's output (greetings, warnings, charts at the end), unless WANDB_SILENT is set: a line of ours replaces
-    it."""
+    """Stop W&B's greetings, warnings and charts, unless WANDB_SILENT is set: a line of ours replaces them."""
     import wandb
 
     if "WANDB_SILENT" not in os.environ:
@@ -166,32 +169,6 @@ def _wandb_mode(mode: str, folder: Path, run_id: str = "") -> str:
     return "offline"
 
 
-def _wandb(
-    run_dir: Path,
-    project: str,
-    name: str | None,
-    group: str | None,
-    run_id: str | None,
-    config: dict[str, Any] | None,
-    mode: str,
-) -> WandbLogger:
-    _silence()
-    options: dict[str, Any] = {}
-    if group is not None:
-        options["group"] = group
-    if config is not None:
-        options.update(config=config, allow_val_change=True)
-    if os.environ.get("WANDB_SWEEP_ID"):
-        run_id = None  # wandb reads the agent's id from the environment
-    else:
-        run_id = _stored_id(run_dir, run_id)
-        options["id"] = run_id
-
-    options["mode"] = _wandb_mode(mode, run_dir, run_id or "")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return _AnnouncedWandb(name=name, save_dir=run_dir, project=project, **options)
-
-
 class _AnnouncedWandb(WandbLogger):
     """Prints the run's address once it has started online."""
 
@@ -204,13 +181,12 @@ class _AnnouncedWandb(WandbLogger):
         return run
 
 
-def _stored_id(run_dir: Path, run_id: str | None) -> str:
+def _stored_id(run_dir: Path) -> str:
     """The W&B id of the run in this folder, stored so that a resumed run continues the same W&B run."""
     file = run_dir / RUN_ID
-    if run_id is None and file.exists():
-        run_id = file.read_text(encoding="utf-8").strip()
-    if run_id is None:
-        run_id = secrets.token_hex(4)
+    if file.exists():
+        return file.read_text(encoding="utf-8").strip()
+    run_id = secrets.token_hex(4)
     if not getattr(rank_zero_only, "rank", 0):
         write_atomically(file, run_id + "\n")
     return run_id

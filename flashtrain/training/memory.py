@@ -1,4 +1,4 @@
-"""Estimated GPU memory of a language model's training step, from the model's sizes alone.
+"""Estimated GPU memory of a decoder's training step, from the model's sizes alone.
 
 The estimate errs on the high side; its constants are calibrated against measured peaks. Letters: B micro-batch,
 S sequence, E embedding width, F feed-forward width, H query heads, K key/value heads, D head dimension, V rows of the
@@ -119,32 +119,45 @@ class MemoryEstimate:
         ]
 
 
+@dataclass(frozen=True)
+class BlockShape:
+    """The sizes of a model's blocks on which its memory depends.
+
+    Attributes:
+        embed, heads, ffn: E, H, F.
+        gated: a feed-forward with two inner matrices.
+        rotary: RoPE; the rotated queries and keys are saved in addition to their inputs.
+        residual: type of the residual stream under autocast: "weights" (float32) or "compute" (half precision).
+        kv_width, query_width: K*D and H*D; None: E.
+    """
+
+    layers: int
+    embed: int
+    heads: int
+    ffn: int
+    gated: bool = False
+    rotary: bool = False
+    dropout: bool = False
+    residual: str = "weights"
+    kv_width: int | None = None
+    query_width: int | None = None
+
+
 def estimate_memory(
     parameters: int,
+    shape: BlockShape,
     *,
-    layers: int,
-    embed: int,
-    heads: int,
-    ffn: int,
     vocab_rows: int,
     context: int,
     micro_batch: int,
-    kv_width: int | None = None,
-    query_width: int | None = None,
-    gated: bool = False,
+    savings: MemorySavings,
     frozen: int = 0,
     quantized: int = 0,
     outside: int | None = None,
     states: str = "full",
     precision: str = "bf16-mixed",
-    checkpointing: str = "none",
-    offload: bool = False,
-    ffn_chunk: int | None = None,
-    loss_chunk: int | None = None,
     compiled: bool = True,
     attention: str = "flash",
-    residual: str = "weights",
-    rotary: bool = False,
     master_weights: bool = False,
     shards: int = 1,
     context_degree: int = 1,
@@ -152,21 +165,20 @@ def estimate_memory(
     gradients_stay: bool = False,
     pieces_by_autograd: bool = False,
 ) -> MemoryEstimate:
-    """Memory of one training step with AdamW, in bytes on one device.
+    """Memory of one training step of a decoder with AdamW, in bytes on one device.
 
     Args:
         parameters: P, frozen ones included.
-        embed, heads, ffn, vocab_rows, context, micro_batch: E, H, F, V, S, B.
-        kv_width, query_width: K*D and H*D; None: E.
-        gated: a SwiGLU feed-forward, which saves one more tensor of width F.
+        shape: of the decoder's blocks.
+        vocab_rows, context, micro_batch: V, S, B.
+        savings: activation checkpointing, offloading, and feed-forward and loss in chunks.
         frozen: parameters without a gradient, stored in half precision if any is used.
         quantized: frozen parameters stored in 4 bits.
         outside: parameters outside the blocks; None: V*E.
         states: the optimiser's: "full", "8bit" or on the "host".
-        checkpointing, offload, ffn_chunk, loss_chunk: as in MemorySavings.
+        precision: a key of PRECISIONS.
+        compiled: whether torch.compile fuses the blocks' operations.
         attention: "standard" adds its S x S matrices.
-        residual: "weights" or "compute", as GPT2's.
-        rotary: RoPE; the rotated queries and keys are saved in addition to their inputs.
         master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
         shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
         context_degree: devices that share each sequence.
@@ -175,13 +187,13 @@ def estimate_memory(
             begins without any, as TrainingTask's does.
         pieces_by_autograd: feed-forward chunks are differentiated by autograd, not by our operator.
     """
-    savings = MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)
     weight, copy, activation = PRECISIONS[precision]
-    residual_bytes = RESIDUAL_BYTES if copy and residual == "weights" else activation
+    layers, embed, gated = shape.layers, shape.embed, shape.gated
+    residual_bytes = RESIDUAL_BYTES if copy and shape.residual == "weights" else activation
     tokens = micro_batch * -(-context // context_degree)
     stream = embed * residual_bytes
     kept, block = block_bytes(
-        EncoderShape(layers, embed, heads, ffn, gated, rotary, kv_width=kv_width, query_width=query_width),
+        shape,
         tokens=tokens,
         longest=context,
         stream=stream,
@@ -197,7 +209,7 @@ def estimate_memory(
     )
     outside = min(parameters, vocab_rows * embed) if outside is None else outside
     of_block, computed = (parameters - outside) // layers, copy or weight
-    head_tokens = min(tokens, loss_chunk or default_chunk(vocab_rows))
+    head_tokens = min(tokens, savings.loss_chunk or default_chunk(vocab_rows))
     part = 1 - frozen / parameters  # of the weights that get gradients
     head = int(part * min(vocab_rows * embed, outside))
     # The loss's forward also computes the gradients of the head's weights (in float32) and inputs. The former is then
@@ -215,7 +227,7 @@ def estimate_memory(
     # torch.compile), and for the backward of whatever is not recomputed.
     gathered, of_embedding = 2 * of_block + outside, int(part * outside * weight)
     if shards == 1:
-        gathered = trained if checkpointing == "none" or not compiled else min(trained, gathered)
+        gathered = trained if savings.checkpointing == "none" or not compiled else min(trained, gathered)
         of_embedding -= head * weight  # 0 for tied weights: the embedding's gradient is added to the head's
         at_embedding = 0 if of_embedding >= head * weight else head * weight
         growth = Growth(layers, head * weight, of_embedding, at_embedding)
@@ -236,37 +248,14 @@ def estimate_memory(
         logits=logits,
         block=block,
         exchange=exchange,
-        host=layers * host_bytes(tokens * stream) if offload else 0,
+        host=layers * host_bytes(tokens * stream) if savings.offload else 0,
         updating=4 * max(head, min(trained, COPIED_AT_ONCE)) if masters and states != "host" else 0,
         growth=None if gradients_stay else growth,
     )
 
 
-@dataclass(frozen=True)
-class EncoderShape:
-    """The sizes that memory depends on.
-
-    Attributes:
-        embed, heads, ffn: E, H, F.
-        gated: a feed-forward with two inner matrices.
-        residual: "weights" or "compute", as BertEncoder's.
-        kv_width, query_width: K*D and H*D; None: E.
-    """
-
-    layers: int
-    embed: int
-    heads: int
-    ffn: int
-    gated: bool = False
-    rotary: bool = False
-    dropout: bool = False
-    residual: str = "weights"
-    kv_width: int | None = None
-    query_width: int | None = None
-
-
 def block_bytes(
-    shape: EncoderShape,
+    shape: BlockShape,
     *,
     tokens: int,
     longest: int,

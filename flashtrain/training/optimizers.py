@@ -93,21 +93,15 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.95),
     eps: float = 1e-8,
     weight_decay: float = 0.1,
-    fused: bool | str = "auto",
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) over `parameter_groups(model, weight_decay)`.
 
-    Clip gradients with `flashtrain.training.steps.clip_gradients`: Lightning's own clipping rejects a fused optimiser
-    under mixed precision.
-
-    Args:
-        fused: use the fused implementation; "auto": if all parameters lie on a device that has it. Either choice is
-            bitwise reproducible; they differ from each other in the last bits.
+    It is fused if all parameters lie on a device that has the fused implementation. Clip gradients with
+    `flashtrain.training.steps.clip_gradients`: Lightning rejects a fused optimiser under mixed precision.
     """
     groups = parameter_groups(model, weight_decay)
-    if fused == "auto":
-        fused = all(p.device.type in FUSED_DEVICES for group in groups for p in group["params"])
-    return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=bool(fused))
+    fused = all(p.device.type in FUSED_DEVICES for group in groups for p in group["params"])
+    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
 
 
 def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
@@ -181,7 +175,6 @@ def muon(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
     momentum: float = 0.95,
-    fused: bool | str = "auto",
 ) -> SharedState:
     """Muon (Jordan et al. 2024, torch.optim.Muon) for the matrices inside the model, AdamW for all else.
 
@@ -195,7 +188,7 @@ def muon(
     matrices = inner_matrices(model)
     if not matrices:
         raise UserError(f"{type(model).__name__} has no linear layers inside for muon to train. Use optimizer=adamw.")
-    rest = adamw(model, lr, betas, eps, weight_decay, fused)
+    rest = adamw(model, lr, betas, eps, weight_decay)
     chosen = {id(matrix) for matrix in matrices}
     for group in rest.param_groups:
         group["params"] = [p for p in group["params"] if id(p) not in chosen]

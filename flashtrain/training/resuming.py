@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import random
 import warnings
@@ -93,16 +92,15 @@ class RandomState(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step != self._ended[0]:
-            self._ended = trainer.global_step, _drawn(trainer.strategy.root_device)
+            self._ended = trainer.global_step, _states(trainer.strategy.root_device)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        step, drawn = self._ended
+        step, here = self._ended
         # The step that an exception interrupted has drawn numbers already; it is repeated when the run resumes.
-        here = _states(
-            drawn if trainer.interrupted and step == trainer.global_step else _drawn(trainer.strategy.root_device)
-        )
+        if not (trainer.interrupted and step == trainer.global_step):
+            here = _states(trainer.strategy.root_device)
         states: list[Any] = [here]
         if trainer.world_size > 1 and dist.is_initialized():  # every rank dumps a checkpoint; the first one writes it
             states = [None] * trainer.world_size
@@ -128,29 +126,22 @@ class RandomState(pl.Callback):
             return
         if trainer.is_global_zero:
             log.info("the checkpoint is from other devices: random generators (dropout) are seeded from seed and step")
-        _seed(self.seed, trainer.global_step)
+        drawn = (self.seed + trainer.global_step) % 2**32  # the same on every rank
+        random.seed(drawn)
+        np.random.seed(drawn)
+        torch.manual_seed(drawn)
 
 
-def _drawn(device: torch.device) -> tuple[Any, ...]:
-    """The generators' states in their own form, the fastest to take."""
-    states = random.getstate(), np.random.get_state(legacy=True), torch.get_rng_state()
-    return (*states, torch.cuda.get_rng_state(device)) if device.type == "cuda" else states
-
-
-def _states(drawn: tuple[Any, ...]) -> dict[str, Any]:
+def _states(device: torch.device) -> dict[str, Any]:
     """The generators' states as tensors and plain values, as a checkpoint holds them."""
-    (version, words, gauss), (kind, keys, position, has_gauss, cached), *of_torch = drawn
-    return {
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states = {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
-        "numpy": [
-            str(kind),
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ],
-        **dict(zip(("cpu", "cuda"), of_torch, strict=False)),
+        "numpy": [str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "cpu": torch.get_rng_state(),
     }
+    return states if device.type == "cpu" else {**states, "cuda": torch.cuda.get_rng_state(device)}
 
 
 def _restore(states: dict[str, Any], device: torch.device) -> None:
@@ -161,11 +152,3 @@ def _restore(states: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def _seed(seed: int, step: int) -> None:
-    """Seed all generators from both numbers, the same on every rank."""
-    drawn = int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=4).digest(), "big")
-    random.seed(drawn)
-    np.random.seed(drawn)
-    torch.manual_seed(drawn)

@@ -78,7 +78,6 @@ class SaveOnSignal(pl.Callback):
         """The exit status for a command: 128 + the signal's number (143, 130), 0 without a signal."""
         return 0 if self.stopped_by is None else 128 + int(self.stopped_by)
 
-    # ---------------------------------------------------------------- Lightning hooks
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.stopped_by, self.stopped_at, self._received, self.out_of_time = None, None, None, False
         self._interrupts, self._late = 0, None
@@ -147,7 +146,6 @@ class SaveOnSignal(pl.Callback):
         if self._late is not None:
             self._note(*self._late)
 
-    # ---------------------------------------------------------------- inside
     def _begin(self, trainer: pl.Trainer) -> None:
         """Install the handlers, and the group in which ranks compare."""
         self._speaks = trainer.is_global_zero

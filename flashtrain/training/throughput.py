@@ -69,7 +69,6 @@ class Throughput(pl.Callback):
         self._fit_started: float | None = None
         self._fit_seconds = 0.0
 
-    # ---------------------------------------------------------------- Lightning hooks
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._device = trainer.strategy.root_device
         self._devices = trainer.world_size
@@ -132,7 +131,6 @@ class Throughput(pl.Callback):
         # No _collect(wait=True): after an error the device may never answer.
         self._stop_watch()
 
-    # ---------------------------------------------------------------- results
     def summary(self) -> dict[str, float | None]:
         """The run in one row.
 
@@ -159,10 +157,8 @@ class Throughput(pl.Callback):
     def columns(self) -> dict[str, float | None]:
         """The part of `summary()` that is in a run's row, under the row's names."""
         row = self.summary()
-        names = {"step_seconds": "step_seconds_median"}
-        return {
-            name: row[names.get(name, name)] for name in ("tokens_per_second", "step_seconds", "mfu", "peak_memory_gib")
-        }
+        row["step_seconds"] = row["step_seconds_median"]
+        return {name: row[name] for name in ("tokens_per_second", "step_seconds", "mfu", "peak_memory_gib")}
 
     def seconds(self) -> float:
         """Seconds of the whole fit so far, with set-up, compilation, validation and checkpoints."""
@@ -175,7 +171,6 @@ class Throughput(pl.Callback):
             return torch.cuda.max_memory_allocated(self._device) / GIB
         return _peak_resident_gib()
 
-    # ---------------------------------------------------------------- inside
     def _warmup(self, steps: int) -> int:
         wanted = max(10, steps // 10) if self.warmup_steps is None else self.warmup_steps
         return min(wanted, steps // 2)

@@ -26,7 +26,7 @@ from flashtrain.errors import UserError
 from flashtrain.training import signals
 from flashtrain.training.callbacks import StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks
-from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable
+from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.signals import SaveOnSignal
 
 STEPS = 6
@@ -110,7 +110,7 @@ def stopping_scenario(folder: Path) -> dict[str, Any]:
         "ddp",
         max_steps=(at or 0) + 2,
         accumulate_grad_batches=2,
-        resume=find_resumable(folder / "stopped"),
+        resume=folder / "stopped" / "last.ckpt" if at else None,
     )
     message = ""
     poisoned = TinyTask(poison=3 if rank() == 1 else None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flashtrain.models import Bert, BertConfig, Classifier, ClassifierConfig
 from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
-from flashtrain.training.memory import EncoderShape
+from flashtrain.training.memory import BlockShape
 
 ROWS, LENGTH = 4, 128
 
@@ -62,7 +62,7 @@ def test_berts_kept_tensors_are_those_that_autograd_saves(family, packed, checkp
     config = model.config
     estimate = estimate_encoder_memory(
         model.parameter_count(),
-        EncoderShape(3, 64, 2, config.ffn, packed, packed, residual="compute"),
+        BlockShape(3, 64, 2, config.ffn, packed, packed, residual="compute"),
         tokens=ROWS * LENGTH,
         longest=LENGTH,
         head=PredictingHead(config.vocab_rows, len(masked)),
@@ -96,7 +96,7 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
         )
     estimate = estimate_encoder_memory(
         model.parameter_count(),
-        EncoderShape(3, 64, 2, 256, rotary=pixels),
+        BlockShape(3, 64, 2, 256, rotary=pixels),
         tokens=ROWS * length * (1 if masked is None else 2),
         longest=length,
         head=None if masked is None else PredictingHead(256, masked.numel()),
@@ -107,7 +107,7 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
 
 
 def test_every_saving_needs_less_and_every_token_more() -> None:
-    shape = EncoderShape(24, 1024, 16, 4096, residual="compute")
+    shape = BlockShape(24, 1024, 16, 4096, residual="compute")
 
     def needs(tokens: int, **savings) -> int:
         return estimate_encoder_memory(

@@ -33,16 +33,11 @@ def no_wandb_settings(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("kind", ["none", "csv"])
 def test_the_runs_own_files_alone(tmp_path, kind):
-    assert [type(logger) for logger in make_loggers(kind, tmp_path)] == [MetricsFile]
-
-
-def test_a_misspelt_kind_names_the_near_one(tmp_path):
-    with pytest.raises(UserError, match="Did you mean 'wandb'"):
-        make_loggers("wandbb", tmp_path)
+    assert [type(logger) for logger in make_loggers([kind], tmp_path)] == [MetricsFile]
 
 
 def init_options(tmp_path, **options):
-    return make_loggers("wandb", tmp_path, **options)[1]._wandb_init
+    return make_loggers(["wandb"], tmp_path, **options)[1]._wandb_init
 
 
 def test_without_a_key_it_is_offline_and_one_line_says_how_to_sync(tmp_path, monkeypatch):
@@ -83,8 +78,6 @@ def test_resuming_in_the_folder_continues_the_same_wandb_run(tmp_path):
     again = init_options(tmp_path, mode="offline")
     assert again["id"] == first
     assert again["resume"] == "allow"
-    assert init_options(tmp_path, mode="offline", run_id="given")["id"] == "given"
-    assert init_options(tmp_path, mode="offline")["id"] == "given"
 
 
 def test_under_a_sweep_agent_the_id_is_the_agents(tmp_path, monkeypatch):
@@ -123,13 +116,13 @@ def test_an_id_that_names_a_path_writes_nowhere_else(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "wandb_id.txt").write_text("/../../other")
     with pytest.raises(Exception, match="Run ID cannot contain"):
-        _ = make_loggers("wandb", tmp_path / "run", mode="offline")[1].experiment
+        _ = make_loggers(["wandb"], tmp_path / "run", mode="offline")[1].experiment
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_wandb_says_nothing_itself(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WANDB_SILENT", raising=False)
-    made = make_loggers("wandb", tmp_path, mode="offline", config={"context": 8})
+    made = make_loggers(["wandb"], tmp_path, mode="offline", config={"context": 8})
     made[1].log_metrics({"loss": 1.0}, step=0)
     log_summary(made, {"loss": 1.0})
     close_loggers(made)

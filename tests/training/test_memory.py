@@ -6,9 +6,19 @@ from functools import partial
 
 import pytest
 
-from flashtrain.training.memory import GIB, estimate_memory
+from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.training.memory import GIB, BlockShape, MemoryEstimate, estimate_memory
 
-OF_12_LAYERS = partial(estimate_memory, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024)
+SHAPE = ("layers", "embed", "heads", "ffn", "gated", "rotary", "residual")
+SAVINGS = ("checkpointing", "offload", "ffn_chunk", "loss_chunk")
+
+
+def estimate(parameters: int, **options) -> MemoryEstimate:
+    shape, savings = ({name: options.pop(name) for name in names if name in options} for names in (SHAPE, SAVINGS))
+    return estimate_memory(parameters, BlockShape(**shape), savings=MemorySavings(**savings), **options)
+
+
+OF_12_LAYERS = partial(estimate, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024)
 GPT2_124M = partial(OF_12_LAYERS, 124_475_904)
 
 
@@ -32,9 +42,7 @@ def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(
     shape = {"parameters": 123_700_000, "layers": 12, "embed": 768, "heads": 12, "ffn": 3072}
     large = {"parameters": 1_311_600_000, "layers": 24, "embed": 2048, "heads": 16, "ffn": 8192}
     large |= {"precision": "bf16-true", "master_weights": True}
-    found = estimate_memory(
-        **(shape if size == "124m" else large), vocab_rows=50304, micro_batch=1, rotary=True, **options
-    )
+    found = estimate(**(shape if size == "124m" else large), vocab_rows=50304, micro_batch=1, rotary=True, **options)
     assert measured_gib < found.total / GIB < 1.07 * measured_gib
 
 
@@ -190,7 +198,7 @@ def test_the_estimate_grows_with_the_context_and_never_faster_than_it(step):
 def test_standard_attention_is_quadratic_in_the_context_and_flash_linear():
     def activations(context, attention):
         options = {"layers": 12, "embed": 768, "heads": 12, "ffn": 3072, "vocab_rows": 50304, "micro_batch": 1}
-        return estimate_memory(1, context=context, attention=attention, **options).activations
+        return estimate(1, context=context, attention=attention, **options).activations
 
     assert activations(16384, "flash") == pytest.approx(4 * activations(4096, "flash"), rel=1e-6)
     assert activations(16384, "standard") > 12 * activations(4096, "standard")

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
-from flashtrain.training.checkpoints import AtomicCheckpointIO, find_resumable, read_checkpoint, save_atomically
+from flashtrain.training.checkpoints import AtomicCheckpointIO, checkpoint_exists, read_checkpoint, save_atomically
 
 
 def checkpoint(step: int) -> dict:
@@ -135,7 +135,7 @@ def test_a_kill_before_or_after_each_write_leaves_a_whole_checkpoint(tmp_path, m
         step = found["global_step"]
         assert torch.equal(found["state_dict"]["model.weight"], torch.full((3, 4), float(step)))
         assert found["optimizer_states"][0]["state"][0]["step"] == step
-    assert find_resumable(tmp_path) == last
+    assert checkpoint_exists(last)
 
 
 def test_parts_that_the_first_process_does_not_see_are_no_checkpoint(last, monkeypatch) -> None:
@@ -194,7 +194,7 @@ def test_a_folder_of_torchs_own_form_is_refused_unread(tmp_path) -> None:
     (last / ".metadata").write_bytes(pickle.dumps(Bait(flag)))
     with pytest.raises(UserError, match=r"last.ckpt is a folder, not a checkpoint file"):
         read_checkpoint(last)
-    assert find_resumable(tmp_path) is None
+    assert not checkpoint_exists(last)
     assert not flag.exists()
 
 
@@ -209,4 +209,4 @@ def test_a_copy_that_lacks_a_shard_is_noticed(last, folder) -> None:
     with pytest.raises(UserError, match=r"missing parts of state_dict/model"):
         read_checkpoint(last)
     (folder / "plain.ckpt").unlink()
-    assert find_resumable(last.parent) is None
+    assert not checkpoint_exists(last)
