@@ -7,7 +7,6 @@ PYTHONPATH or installed as editable, has them next to the package.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from flashtrain.errors import UserError
@@ -27,17 +26,14 @@ def recipes_folder() -> Path:
     return _shipped_folder("recipes")
 
 
-def recipe_files(extra_folders: Iterable[str | Path] = ()) -> dict[str, Path]:
-    """All recipes by name, sorted: NAME.yaml in flashtrain's folder, in those of FLASHTRAIN_RECIPES and in others.
+def recipe_files() -> dict[str, Path]:
+    """All recipes by name, sorted: NAME.yaml in flashtrain's folder, and in those of FLASHTRAIN_RECIPES.
 
     FLASHTRAIN_RECIPES separates folders as PATH does (os.pathsep). A folder that is named twice counts once.
     Raises UserError if a folder does not exist, or two files have the same name.
     """
     from_environment = [part for part in os.environ.get(RECIPES_VARIABLE, "").split(os.pathsep) if part.strip()]
-    folders = [recipes_folder()]
-    folders += [_user_folder(part, f"{RECIPES_VARIABLE}: ") for part in from_environment]
-    folders += [_user_folder(part, "") for part in extra_folders]
-
+    folders = [recipes_folder(), *map(_user_folder, from_environment)]
     found: dict[str, Path] = {}
     for folder in dict.fromkeys(folders):
         for file in sorted(folder.glob("*.yaml")):
@@ -76,8 +72,8 @@ def _shipped_folder(name: str) -> Path:
     )
 
 
-def _user_folder(given: str | Path, prefix: str) -> Path:
+def _user_folder(given: str) -> Path:
     folder = Path(given).expanduser().resolve()
     if not folder.is_dir():
-        raise UserError(f"{prefix}the recipe folder '{given}' does not exist or is not a folder.")
+        raise UserError(f"{RECIPES_VARIABLE}: the recipe folder '{given}' does not exist or is not a folder.")
     return folder

@@ -25,7 +25,7 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.killed_ranks import killed_rank
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_memory, out_of_memory_line
-from flashtrain.training.progress import make_progress
+from flashtrain.training.progress import LineProgress
 from flashtrain.training.resuming import RandomState, RatesOfThisRun
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
 
@@ -73,7 +73,7 @@ def fit(
         *prepared.callbacks,
         *checkpoint_callbacks(folder / CHECKPOINTS, settings.trainer.checkpoint_every, prepared.monitor, prepared.mode),
         pl.callbacks.LearningRateMonitor(logging_interval="step"),
-        make_progress(settings.trainer.log_every),
+        LineProgress(settings.trainer.log_every),
         *make_callbacks(settings),
     ]
     trainer = make_trainer(settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from flashtrain.errors import UserError
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
-from flashtrain.training.progress import make_progress
+from flashtrain.training.progress import LineProgress
 from flashtrain.training.steps import clip_gradients, gradient_scale
 
 DEFAULT_LEARNING_RATE = 6e-4
@@ -154,7 +154,7 @@ def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        callbacks=[make_progress()],
+        callbacks=[LineProgress()],
     )
 
 

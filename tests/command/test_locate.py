@@ -53,23 +53,24 @@ def test_a_missing_folder_is_said_with_both_places(shipped: Path):
         places.conf_folder()
 
 
-def test_user_folders_come_from_the_environment_and_from_the_caller(
-    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_user_folders_come_from_the_environment(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     recipe(shipped / "recipes" / "results", "not-a-recipe")
     (shipped / "recipes" / "README.md").write_text("no recipe either", encoding="utf-8")
-    files = {name: recipe(tmp_path / name, name) for name in ("one", "two", "three")}
-    monkeypatch.setenv(places.RECIPES_VARIABLE, os.pathsep.join([str(tmp_path / "one"), "", str(tmp_path / "two")]))
-    found = places.recipe_files([tmp_path / "three"])
+    files = {name: recipe(tmp_path / name, name) for name in ("one", "two")}
+    folders = [str(tmp_path / "one"), "", str(tmp_path / "two"), str(tmp_path / "one"), str(shipped / "recipes")]
+    monkeypatch.setenv(places.RECIPES_VARIABLE, os.pathsep.join(folders))
+    found = places.recipe_files()
     assert found == {"ours": shipped / "recipes" / "ours.yaml", **files}
     assert list(found) == sorted(found)
-    assert places.recipe_files([tmp_path / "one", shipped / "recipes"]).keys() == {"ours", "one", "two"}
 
 
-def test_two_recipes_of_one_name_are_refused_naming_both_files(shipped: Path, tmp_path: Path):
+def test_two_recipes_of_one_name_are_refused_naming_both_files(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     mine = recipe(tmp_path / "mine", "ours")
+    monkeypatch.setenv(places.RECIPES_VARIABLE, str(tmp_path / "mine"))
     with pytest.raises(UserError) as caught:
-        places.recipe_files([tmp_path / "mine"])
+        places.recipe_files()
     assert str(mine) in str(caught.value)
     assert str(shipped / "recipes" / "ours.yaml") in str(caught.value)
 

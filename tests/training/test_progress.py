@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
-from flashtrain.training.progress import LineProgress, StepBar, StepReader, make_progress
+from flashtrain.training.progress import LineProgress
 from flashtrain.training.throughput import Throughput
 
 
@@ -55,44 +55,9 @@ def test_a_rank_that_shows_nothing_keeps_no_losses(tmp_path):
 
     progress = Disabled(every_n_steps=1)
     fit(tmp_path, progress, max_steps=3)
-    assert not progress._reader._losses
+    assert not progress._losses
 
 
 def test_a_validation_gets_its_line(tmp_path, capsys):
     fit(tmp_path, LineProgress(), max_steps=4, limit_val_batches=1, val_check_interval=4)
     assert re.fullmatch(r"step 4 validation loss \d+\.\d{3}", step_lines(capsys)[-1])
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    """rich takes standard error for a terminal of 140 columns."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setenv("TERM", "xterm")
-
-
-def test_a_terminal_gets_one_bar_over_the_optimiser_steps(tmp_path, terminal, capsys):
-    options = {"accumulate_grad_batches": 2, "limit_val_batches": 1, "val_check_interval": 4}
-    fit(tmp_path, StepBar(every_n_steps=2), max_steps=6, **options)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
-    last = [line for line in re.split("[\r\n]+", shown) if line.startswith("step ")][-1]
-    figures = r"loss: \d\.\d{3} lr: \d\.\de-\d\d tokens/s: [\d,]+ validation loss: \d"
-    assert re.match(rf"step \S+ 6/6 \d+:\d\d:\d\d • \d+:\d\d:\d\d {figures}", last)
-
-
-def test_the_bar_reads_the_loss_at_the_interval_only(tmp_path, terminal, monkeypatch):
-    read = []
-    monkeypatch.setattr(StepReader, "_read", lambda reader, trainer: read.append(trainer.global_step) or {})
-    fit(tmp_path, StepBar(every_n_steps=4), max_steps=10)
-    assert read == [1, 4, 8, 10]
-
-
-def test_a_validation_alone_has_a_bar_of_its_own(tmp_path, terminal, capsys):
-    trainer = tiny_trainer(tmp_path, StepBar(), limit_val_batches=1)
-    trainer.validate(TinyTask(), datamodule=TinyData(), verbose=False)
-    assert "Validation" in capsys.readouterr().err
-
-
-def test_the_kind_follows_where_the_output_goes():
-    assert isinstance(make_progress(terminal=True), StepBar)
-    assert isinstance(make_progress(terminal=False), LineProgress)
