@@ -40,9 +40,7 @@ from flashtrain.folders.run_folder import (
 from flashtrain.folders.run_lock import Busy, hold, let_go, try_hold
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run.job_process import JobProcesses
-from flashtrain.settings.logger import LoggerSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.training.loggers import log_figure
 
 SWEEP_FILE = "sweep.json"
 DONE = (FINISHED, OUT_OF_MEMORY)  # running out of memory is a result of a sweep, not a crash of it
@@ -103,8 +101,7 @@ def _label(job: Sequence[str], varying: Sequence[str]) -> str:
 
 
 def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str]) -> int:
-    logger = first.logger
-    logger.group = logger.group or f"{first.recipe}-{folder.name}"
+    group = first.logger.group or f"{first.recipe}-{folder.name}"
     folders = [folder / f"{number:02d}" for number in range(len(jobs))]
     with JobProcesses() as processes:
         for number, (job, job_folder) in enumerate(zip(jobs, folders, strict=True)):
@@ -114,7 +111,7 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
             if done:
                 continue
             _wait_for_orphan(job_folder)
-            status = processes.run(_job_words(job, job_folder, logger.group))
+            status = processes.run(_job_words(job, job_folder, group))
             stopped_by = processes.stopped_by
             note_failure(job_folder, job, status, stopped_by=None if stopped_by is None else stopped_by.name)
             if stopped_by is not None:
@@ -122,11 +119,10 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
                 print(f"Continue with the same command plus resume=auto or resume={folder}", flush=True)
                 break
 
-        written = report_sweep(folder)
+        report_sweep(folder)
         write_report(folder)
         if processes.stopped_by is not None:
             return 128 + processes.stopped_by
-    _log_to_wandb(logger, folder, written)
     return 1 if any(read_summary(path).get("status") not in DONE for path in folders) else 0
 
 
@@ -241,9 +237,3 @@ def _varying(words: Sequence[str], jobs: Jobs) -> list[str]:
 
 def _values(jobs: Jobs, key: str) -> int:
     return len({word for job in jobs for word in job if word.split("=", 1)[0] == key})
-
-
-def _log_to_wandb(logger: LoggerSettings, folder: Path, written: dict[str, Path]) -> None:
-    """Log the sweep's figure next to its runs, in their group."""
-    if "wandb" in logger.kinds and "figure" in written:
-        log_figure(logger.project, group=logger.group, folder=folder, figure=written["figure"], mode=logger.mode)

@@ -50,7 +50,9 @@ def hold(folder: Path, *, wait: float = 0) -> None:
     try:
         lock = _locked(folder, wait)
     except filelock.Timeout as error:
-        line = f"another run is using {folder}: {holder(folder)}. Wait until it ends, or use another folder."
+        record = _holder_record(folder)
+        who = "process {process} on {host} since {since}".format(**record) if record else "process unknown"
+        line = f"another run is using {folder}: {who}. Wait until it ends, or use another folder."
         raise Busy(line) from error
     if lock is None:
         say(f"{folder} is on a file system without locks: a second run in it would not be detected.")
@@ -82,12 +84,6 @@ def let_go(folder: Path) -> None:
     lock = _held.pop(key)
     if lock is not None:
         lock.release()
-
-
-def holder(folder: Path) -> str:
-    """A text on which process holds the folder."""
-    record = _holder_record(folder)
-    return "process {process} on {host} since {since}".format(**record) if record else "process unknown"
 
 
 def is_held_by_job(folder: Path, job: str) -> bool:

@@ -44,14 +44,11 @@ _NO_LINE_OF_ITS_OWN = ("batch", "run")
 _NOT_SETTINGS = ("hydra.", "logger.", "output")
 
 
-def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str, Path]:
+def report_sweep(folder: str | Path, console: Console | None = None) -> None:
     """Print the table of a sweep's jobs and write sweep.csv, sweep.md and sweep.png into its folder.
 
     Columns are what differs among the jobs (context, model, ..., and every override with several values), then the
     measures. The best job comes first, marked; failed jobs come last, with their errors.
-
-    Returns:
-        The paths by "csv", "markdown" and "figure"; without "figure" if there is nothing to draw.
 
     Raises:
         UserError: the folder has no run.
@@ -61,15 +58,12 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> dict[str
     varied = varied_keys(rows)
     table = sweep_table(rows, varied)
     table.print(console)
-    written = {
-        "csv": write_atomically(folder / "sweep.csv", table.csv()),
-        "markdown": write_atomically(folder / "sweep.md", f"{markdown_text(table.title)}\n\n{table.markdown()}"),
-    }
+    write_atomically(folder / "sweep.csv", table.csv())
+    write_atomically(folder / "sweep.md", f"{markdown_text(table.title)}\n\n{table.markdown()}")
     x = _figure_axis(rows, varied)
     if x and any(values_of(rows, measure) for measure in _MEASURES):
         group = [key for key in varied if key != x and key not in _NO_LINE_OF_ITS_OWN]
-        written["figure"] = sweep_figure(rows, folder / "sweep.png", x, group)
-    return written
+        sweep_figure(rows, folder / "sweep.png", x, group)
 
 
 def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:

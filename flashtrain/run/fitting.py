@@ -61,7 +61,8 @@ def fit(
         OutOfMemory: the device ran out of memory.
     """
     task, data, batching, stage = prepared.task, prepared.data, prepared.batching, prepared.stage
-    signals = SaveOnSignal(until=deadline(settings, started))
+    minutes = settings.trainer.max_minutes
+    signals = SaveOnSignal(until=None if minutes is None else started + 60 * minutes)
     due = DueValidation(settings.trainer.validate_every)
     own = [
         prepared.throughput,
@@ -216,12 +217,6 @@ def run_loggers(settings: Settings, folder: Path) -> list[Any]:
         config=asdict(settings),
         mode=settings.logger.mode,
     )
-
-
-def deadline(settings: Settings, started: float) -> float | None:
-    """The time limit of trainer.max_minutes, as time.time(); None without a limit."""
-    minutes = settings.trainer.max_minutes
-    return None if minutes is None else started + 60 * minutes
 
 
 def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:

@@ -20,7 +20,7 @@ LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
 _REPORT = re.compile(r"\[rank: (\d+)\].* terminated with code -(\d+)\b")
 
 
-def name_killed_ranks(note: Callable[[str], None] | None = None) -> None:
+def name_killed_ranks(note: Callable[[str], None]) -> None:
     """Print a line that names a rank killed by a signal. For the command, not for the library.
 
     Ranks that end by themselves report their own error.
@@ -29,17 +29,13 @@ def name_killed_ranks(note: Callable[[str], None] | None = None) -> None:
         note: called with the line, too. Of several calls of this function the last one's `note` is used.
     """
     logger = logging.getLogger(LAUNCHER)
-    for handler in logger.handlers:
-        if isinstance(handler, _ReportHandler):
-            handler.note = note
-            return
     logger.setLevel(logging.INFO)
     logger.propagate = False  # our line replaces Lightning's
-    logger.addHandler(_ReportHandler(note))
+    logger.handlers = [_ReportHandler(note)]
 
 
 class _ReportHandler(logging.Handler):
-    def __init__(self, note: Callable[[str], None] | None) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()
         self.note = note
 
@@ -49,8 +45,7 @@ class _ReportHandler(logging.Handler):
             return
         line = _description(found[1], int(found[2]))
         print(f"flashtrain: {line}. The job ends.", file=sys.stderr, flush=True)
-        if self.note is not None:
-            self.note(line)
+        self.note(line)
 
 
 def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) -> str | None:

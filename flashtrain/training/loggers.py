@@ -73,30 +73,6 @@ def has_wandb_key() -> bool:
     return get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")) is not None
 
 
-def log_figure(project: str, *, group: str | None, folder: str | Path, figure: str | Path, mode: str = "auto") -> None:
-    """Log a sweep's figure to Weights & Biases, as a separate run. No other W&B run may be active.
-
-    Args:
-        folder: the sweep's folder, where wandb stores its files.
-        figure: a PNG file.
-        project, group, mode: as for `make_loggers`.
-    """
-    import wandb
-
-    _silence()
-    run = wandb.init(
-        project=project,
-        group=group,
-        name=Path(folder).name,
-        dir=str(folder),
-        job_type="sweep",
-        mode=_wandb_mode(mode, Path(folder)),  # type: ignore[arg-type]
-        reinit="finish_previous",
-    )
-    run.log({Path(figure).stem: wandb.Image(str(figure))})
-    run.finish()
-
-
 def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
     """Log a run's summary row to TensorBoard and W&B."""
     for logger in loggers:
@@ -157,7 +133,7 @@ def _silence() -> None:
         wandb.setup(settings=wandb.Settings(silent=True))
 
 
-def _wandb_mode(mode: str, folder: Path, run_id: str = "") -> str:
+def _wandb_mode(mode: str, folder: Path, run_id: str) -> str:
     """The mode for wandb.init. If "auto" means offline, print how to upload the run."""
     chosen = os.environ.get("WANDB_MODE") if mode == "auto" else mode
     if chosen:

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 
-# Devices whose AdamW has a fused implementation in every torch that flashtrain supports.
-FUSED_DEVICES = ("cuda", "cpu")
 AT_ONCE = 2**26  # elements of the parameters that LAMB updates together, with two temporaries of this size
 HALF = (torch.bfloat16, torch.float16)
 COPIED_AT_ONCE = 2**28  # elements of the gradients that a step of MasterWeights holds in float32: 1 GiB
@@ -96,12 +94,10 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) over `parameter_groups(model, weight_decay)`.
 
-    It is fused if all parameters lie on a device that has the fused implementation. Clip gradients with
-    `flashtrain.training.steps.clip_gradients`: Lightning rejects a fused optimiser under mixed precision.
+    It is torch's fused implementation. Clip gradients with `flashtrain.training.steps.clip_gradients`: Lightning's own
+    clipping rejects a fused optimiser under mixed precision.
     """
-    groups = parameter_groups(model, weight_decay)
-    fused = all(p.device.type in FUSED_DEVICES for group in groups for p in group["params"])
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=fused)
+    return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
 def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:

@@ -140,19 +140,13 @@ class Throughput(pl.Callback):
         """
         measured = slice(self._warmup(len(self.step_seconds)), None)
         seconds, tokens = self.step_seconds[measured], self.step_tokens[measured]
-        row: dict[str, float | None] = {
-            "tokens_per_second": None,
-            "step_seconds_median": None,
-            "model_tflops": None,
-            "mfu": None,
+        median = statistics.median(seconds) if seconds else None
+        return {
+            **self._rates(statistics.median(tokens) if tokens else 0, median or 0),
+            "step_seconds_median": median,
             "peak_memory_gib": self.peak_memory_gib(),
             "seconds": self.seconds(),
         }
-        if seconds:
-            median = statistics.median(seconds)
-            row["step_seconds_median"] = median
-            row.update(self._rates(statistics.median(tokens), median))
-        return row
 
     def columns(self) -> dict[str, float | None]:
         """The part of `summary()` that is in a run's row, under the row's names."""

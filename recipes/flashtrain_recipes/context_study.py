@@ -44,7 +44,6 @@ from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.loggers import log_figure
 
 # Of the command line, what is the comparison's own and not a training's.
 NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
@@ -190,10 +189,6 @@ class ContextStudy(ABC):
             return
         say(f"figures: {', '.join(map(str, figures))}; rows: {folder / RESULT}")
         say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
-        logger = self.settings.logger
-        if "wandb" in logger.kinds:
-            group = self._group(folder)
-            log_figure(logger.project, group=group, folder=folder, figure=figures[0], mode=logger.mode)
 
     def _group(self, folder: Path) -> str:
         return self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"

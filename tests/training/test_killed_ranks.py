@@ -42,7 +42,7 @@ def observe(*codes: str) -> None:
 def test_a_killed_rank_is_named_and_noted(capsys) -> None:
     noted: list[str] = []
     quieten()
-    name_killed_ranks()
+    name_killed_ranks(print)
     name_killed_ranks(noted.append)
     observe("pass", "os.kill(os.getpid(), signal.SIGKILL)")
     line = "rank 2 was killed by SIGKILL (often: out of host memory)"

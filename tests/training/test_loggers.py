@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib.image
 import pytest
 from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 
@@ -15,7 +14,6 @@ from flashtrain.training import loggers as loggers_module
 from flashtrain.training.loggers import (
     close_loggers,
     has_wandb_key,
-    log_figure,
     log_summary,
     log_table,
     make_loggers,
@@ -89,13 +87,6 @@ def test_under_a_sweep_agent_the_id_is_the_agents(tmp_path, monkeypatch):
 def test_group_and_configuration_are_handed_on(tmp_path):
     options = init_options(tmp_path, mode="offline", group="lengths", config={"context": 1024}, name="run")
     assert (options["group"], options["config"], options["name"]) == ("lengths", {"context": 1024}, "run")
-
-
-def test_a_sweeps_figure_is_a_run_of_its_own_in_the_group(tmp_path):
-    figure = tmp_path / "sweep.png"
-    matplotlib.image.imsave(figure, [[0.0, 1.0]])
-    log_figure("project", group="lengths", folder=tmp_path, figure=figure, mode="offline")
-    assert list((tmp_path / "wandb").glob("offline-run-*/files/media/images/sweep*.png"))
 
 
 def test_a_table_may_have_numbers_and_words_in_a_column() -> None:

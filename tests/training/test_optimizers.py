@@ -7,7 +7,7 @@ from tiny_training import TinyModel
 from torch import nn
 
 from flashtrain.errors import UserError
-from flashtrain.training.optimizers import adamw, parameter_groups
+from flashtrain.training.optimizers import parameter_groups
 
 
 def test_matrices_decay_and_vectors_do_not():
@@ -35,7 +35,3 @@ def test_frozen_parameters_are_left_out():
 def test_nothing_to_train_is_a_mistake():
     with pytest.raises(UserError, match="no trainable parameter"):
         parameter_groups(nn.Flatten(), 0.1)
-
-
-def test_auto_is_fused_on_the_cpu():
-    assert adamw(TinyModel(), lr=1e-3).defaults["fused"]
