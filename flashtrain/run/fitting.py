@@ -197,7 +197,7 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
         return {}
     return {
         "context_parallel_size": settings.context_degree,
-        "way": settings.trainer.context_way,
+        "method": settings.trainer.context_way,
         "layout": settings.trainer.context_layout,
         # Without a document mask a row is one causal sequence, even if it packs several documents.
         "documents": "documents" if settings.within_documents else None,

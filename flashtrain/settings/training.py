@@ -86,8 +86,8 @@ class TrainerSettings:
     need a disk that all of them see) or "auto" (sharded from a thousand million parameters on).
     max_minutes: after so long (from the command's start) the run writes its checkpoint and ends; resume=auto goes on.
     context_way, context_layout, timeout_seconds: of strategy=context, one sequence over several devices: how attention
-    is shared (flashtrain/distributed/context/ways.py), who holds which tokens (layout.py), and after how long without
-    progress a stuck device ends the job (None: never), more than a step, an evaluation or a checkpoint takes.
+    is shared (flashtrain/distributed/context/methods.py), who holds which tokens (layouts.py), and after how long
+    without progress a stuck device ends the job (None: never), more than a step, an evaluation or a checkpoint takes.
     """
 
     steps: int = 500  # optimiser steps

@@ -212,7 +212,7 @@ def attended_context(settings: Settings) -> int:
     make = make_mask(settings, packed=False)
     if make is None:
         return settings.context
-    from flashtrain.distributed.context.layout import visible_keys
+    from flashtrain.distributed.context.work import visible_keys
 
     mask = row_mask(make, settings.context, torch.device("cpu"))
     return settings.context if mask is None else max(1, round(2 * visible_keys(mask).double().mean().item() - 1))

@@ -18,7 +18,7 @@ from flashtrain.training.memory import GIB, PRECISIONS
 from flashtrain_kernels import masks
 
 if TYPE_CHECKING:
-    from flashtrain.distributed.context.ways import Choice
+    from flashtrain.distributed.context.methods import Choice
 
 # What computes layouts and ways is imported where it is used: most runs share no sequence.
 MIB = 2**20
@@ -68,17 +68,9 @@ def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShap
     """What the exchange needs of a device's memory; 0 where devices share no sequence."""
     if settings.context_degree == 1:
         return 0
-    from flashtrain.distributed.context.ways import exchange_bytes
+    from flashtrain.distributed.context.exchange_memory import exchange_bytes
 
-    return exchange_bytes(
-        attention_choice(settings, hardware, shape, micro_batch),
-        held=micro_batch * tokens_held(settings),
-        degree=settings.context_degree,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        bytes_each=PRECISIONS[hardware.precision][2],
-    )
+    return exchange_bytes(attention_choice(settings, hardware, shape, micro_batch))
 
 
 def tokens_held(settings: Settings) -> int:
@@ -103,7 +95,7 @@ def context_columns(settings: Settings, hardware: Hardware, model: Trainable, mi
         return {}
     method = settings.trainer.context_way
     if model.shape is not None:
-        method = attention_choice(settings, hardware, model.shape, micro_batch).way
+        method = attention_choice(settings, hardware, model.shape, micro_batch).method
     return {"context_parallel": settings.context_degree, "context_way": method}
 
 
@@ -126,36 +118,31 @@ def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_b
 
 def _layout_lines(settings: Settings) -> list[str]:
     """Of rows that are one causal sequence each; what documents change is known only when they are read."""
-    from flashtrain.distributed.context.layout import attention_work, imbalance, make_layout, visible_keys
-    from flashtrain.distributed.context.ways import remote_keys
+    from flashtrain.distributed.context.layouts import LAYOUTS
+    from flashtrain.distributed.context.needed_keys import needed_keys
+    from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
     from flashtrain.tasks.components import make_mask
 
     causal = masks.causal(settings.context)
-    layout = make_layout(settings.trainer.context_layout, causal, settings.context_degree)  # which shards the rows
+    layout = LAYOUTS[settings.trainer.context_layout](causal, settings.context_degree)  # which shards the rows
     make = make_mask(settings)
     mask = (None if make is None else row_mask(make, settings.context, causal.queries.device)) or causal
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
-    needed = int(remote_keys(layout, mask).max())
+    needed = max(sum(map(len, of_rank)) for of_rank in needed_keys(layout, mask))
     of_what, most = ("a row of one document", "at most ") if settings.within_documents else ("a row", "")
     return [
-        f"layout: {layout.name}, {layout.held:,} tokens a device in blocks of {layout.block:,}; for {of_what} the "
-        f"busiest device attends {uneven:.2f} times the mean and needs the keys and values of {most}{needed:,} "
-        "tokens of others",
+        f"layout: {settings.trainer.context_layout}, {layout.held:,} tokens a device in blocks of {layout.block:,}; "
+        f"for {of_what} the busiest device attends {uneven:.2f} times the mean and needs the keys and values of "
+        f"{most}{needed:,} tokens of others",
     ]
 
 
 def _choice(settings: Settings, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2) -> Choice:
-    from flashtrain.distributed.context.ways import choose_way
+    from flashtrain.distributed.context.methods import choose_method
+    from flashtrain.distributed.context.traffic import Sizes
 
-    return choose_way(
-        settings.trainer.context_way,
-        degree=settings.context_degree,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        held=held,
-        bytes_each=bytes_each,
-    )
+    sizes = Sizes(settings.context_degree, heads, kv_heads, head_dim, held, bytes_each)
+    return choose_method(settings.trainer.context_way, sizes)
 
 
 def _size(count: int) -> str:

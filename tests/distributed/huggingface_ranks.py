@@ -23,15 +23,15 @@ import transformers
 from ranks import fork
 from torch import Tensor, nn
 
-from flashtrain.distributed.context.exchange import ContextGroup
-from flashtrain.distributed.context.sequence import BatchNames, deal_batch
+from flashtrain.distributed.context.batch import BatchNames, shard_batch
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.methods import METHODS
 from flashtrain.integrations import register_with_transformers
 from flashtrain.integrations.huggingface_numbers import balance_of
 from flashtrain.models.cache import spread_over
 
 VOCABULARY, ROWS, LENGTH = 29, 2, 45  # odd: no number of ranks divides it
 NAMES = BatchNames("input_ids")
-WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
 LAYOUTS = ("balanced", "head-tail", "contiguous")
 
 
@@ -102,28 +102,28 @@ BATCHES = ("plain", "packed", "packed, no cache", "padded", "lengths")
 
 class Case(NamedTuple):
     model: str
-    way: str
+    method: str
     layout: str = "balanced"
     batch: str = "packed"
     degree: int = 4
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.way}, {self.layout}, {self.batch}, {self.degree} ranks"
+        return f"{self.model}, {self.method}, {self.layout}, {self.batch}, {self.degree} ranks"
 
     @property
     def heads(self) -> int:
-        return 6 if self.way == "hybrid" else 4
+        return 6 if self.method == "hybrid" else 4
 
 
 def cases() -> Iterator[Case]:
-    """As many that each model meets each way and layout, and most batches."""
-    for number, (model, way) in enumerate(itertools.product(MODELS, WAYS)):
+    """As many that each model meets each method and layout, and most batches."""
+    for number, (model, method) in enumerate(itertools.product(MODELS, METHODS)):
         layout, batch = LAYOUTS[number % 3], BATCHES[(number + number // len(BATCHES)) % len(BATCHES)]
-        yield Case(model, way, layout, batch)
-        if way != "hybrid" and number % 3 == 0:
-            yield Case(model, way, layout, batch, 2)
+        yield Case(model, method, layout, batch)
+        if method != "hybrid" and number % 3 == 0:
+            yield Case(model, method, layout, batch, 2)
     for number, model in enumerate(MORE):
-        yield Case(model, WAYS[number % 4], "contiguous", BATCHES[number % 2])
+        yield Case(model, METHODS[number % 4], "contiguous", BATCHES[number % 2])
 
 
 def batch_of(kind: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def batch_of(kind: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(3)
     text = torch.randint(2, VOCABULARY, (ROWS, LENGTH + 1), generator=generator)
     labels = text[:, 1:].masked_fill(torch.rand(ROWS, LENGTH, generator=generator) < 0.2, -100)
-    labels[:, :14] = -100  # of a rank of four all, where tokens are dealt in their order
+    labels[:, :14] = -100  # of a rank of four all, where tokens are sharded in their order
     given: dict[str, Any] = {"input_ids": text[:, :-1], "labels": labels}
     lengths = [[7, 23, 15], [1, 2, 42]]
     if kind.startswith("packed"):
@@ -184,7 +184,7 @@ def one_process(name: str, heads: int, batch: str) -> dict[str, Tensor]:
 def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far the mean over the ranks is from one process."""
     exact = one_process(case.model, case.heads, case.batch)
-    part, sequence = deal_batch(batch_of(case.batch), group, NAMES, layout=case.layout, way=case.way)
+    part, sequence = shard_batch(batch_of(case.batch), group, NAMES, layout=case.layout, method=case.method)
     with spread_over(sequence):
         found = loss_and_gradients(model_of(case.model, case.heads), part, sequence.weight)
     kinds = len(sequence._ready)

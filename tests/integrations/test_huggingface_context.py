@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from flashtrain.distributed.context.layout import make_layout
+from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError
 from flashtrain.integrations import register_with_transformers
@@ -28,7 +28,7 @@ class Part(ContextSequence):
 
     def __init__(self, *whole: Tensor) -> None:
         group: Any = SimpleNamespace(size=DEGREE, rank=1)
-        super().__init__(make_layout("contiguous", masks.causal(LENGTH), DEGREE), group, tokens=ROWS * LENGTH)
+        super().__init__(contiguous(masks.causal(LENGTH), DEGREE), group, tokens=ROWS * LENGTH)
         self.known = whole
         self.asked: list[dict[str, Any]] = []
 

@@ -10,9 +10,9 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment
 from quick_settings import settings_of
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.distributed.context.layout import LAYOUTS
+from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.methods import AUTO, METHODS
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
-from flashtrain.distributed.context.ways import AUTO, WAYS
 from flashtrain.distributed.strategies import STRATEGIES, make_strategy
 from flashtrain.errors import UserError
 from flashtrain.run.fitting import strategy_options
@@ -20,7 +20,7 @@ from flashtrain.settings import options
 
 
 def test_the_names_are_those_that_are_built():
-    assert (AUTO, *WAYS) == get_args(options.ContextWay)
+    assert (AUTO, *METHODS) == get_args(options.ContextWay)
     assert tuple(LAYOUTS) == get_args(options.ContextLayout)
     assert ("auto", *STRATEGIES) == get_args(options.Strategy)
 
@@ -93,7 +93,7 @@ def test_the_strategy_is_made_as_the_settings_say():
         "context", 4, **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200"), Path("run"))
     )
     assert isinstance(made, ContextParallelStrategy)
-    assert (made.context_parallel_size, made.way, made.layout) == (2, "ring", "head-tail")
+    assert (made.context_parallel_size, made.method, made.layout) == (2, "ring", "head-tail")
     assert made.watchdog.timeout == 7200
     assert made._timeout.total_seconds() > 7200  # the watchdog speaks before a collective gives up
     assert made.names.documents is None

@@ -17,17 +17,17 @@ import numpy as np
 
 # Pieces stay together only if the slowest rank then has at most this multiple of the mean work.
 EVEN = 1.04
-LONGEST_UNIT = 8  # pieces that short documents may hold together: they hang together in chains
+MAX_UNIT = 8  # pieces that short documents may hold together: they hang together in chains
 LOOSER_UNITS = (4, 2, 1)  # ... where more would be uneven; one piece at last, however even
 APART, SHARED, SAME = 0, 1, 2  # a piece and the one before: nothing, a short document, or one document holds them
 
 Run = tuple[int, int]  # tokens begin .. end - 1 of a row
 
 
-def deal(
+def assign(
     costs: np.ndarray, edges: np.ndarray, bonds: Sequence[np.ndarray], room: int, already: Sequence[int]
 ) -> tuple[list[list[Run]], list[int]]:
-    """(the runs of each rank, ascending; the work of each rank).
+    """Assign the pieces of one row to the ranks.
 
     Args:
         costs: (S,) integers, the cost of each token's query.
@@ -36,16 +36,19 @@ def deal(
             work is used; of the last and weakest as much as leaves the work even; failing that, the nearest to even.
         room: tokens that a rank may hold; of all ranks together at least S.
         already: (ranks,), the work of each rank from earlier rows of the batch.
+
+    Returns:
+        (the runs of each rank, ascending; the work of each rank).
     """
     sums = np.concatenate(([0], np.cumsum(costs, dtype=np.int64)))
-    tried = [(bond, LONGEST_UNIT) for bond in bonds] + [(bonds[-1], limit) for limit in LOOSER_UNITS]
+    tried = [(bond, MAX_UNIT) for bond in bonds] + [(bonds[-1], limit) for limit in LOOSER_UNITS]
     best: _Assignment | None = None
     for bond, limit in tried:
-        dealing = _Assignment(sums, edges, room, already)
-        dealing.deal(_units(edges, bond, limit))
-        if best is None or max(dealing.work) < max(best.work):
-            best = dealing
-        if is_even(dealing.work):
+        attempt = _Assignment(sums, edges, room, already)
+        attempt.assign(_units(edges, bond, limit))
+        if best is None or max(attempt.work) < max(best.work):
+            best = attempt
+        if is_even(attempt.work):
             break
     assert best is not None
     return [_joined(runs) for runs in best.runs], best.work
@@ -71,7 +74,7 @@ def _units(edges: np.ndarray, bond: np.ndarray, limit: int) -> list[Run]:
 
 
 class _Assignment:
-    """One attempt: what each rank has got so far. sums: (S + 1,) of the costs before each token."""
+    """The state of one greedy attempt; sums (S + 1,): the sum of the costs before each token."""
 
     def __init__(self, sums: np.ndarray, edges: np.ndarray, room: int, already: Sequence[int]) -> None:
         self.sums, self.edges, self.room = sums, edges, room
@@ -79,8 +82,8 @@ class _Assignment:
         self.space = [room] * len(already)
         self.runs: list[list[Run]] = [[] for _ in already]
 
-    def deal(self, units: Sequence[Run]) -> None:
-        """The dearest first; one that fits nowhere whole comes back as its pieces, and a piece as two parts."""
+    def assign(self, units: Sequence[Run]) -> None:
+        """Assign the most expensive first; one that fits nowhere comes back as its pieces, and a piece as two parts."""
         queue = [self._entry(*unit) for unit in units]
         heapq.heapify(queue)
         while queue:
@@ -105,7 +108,7 @@ class _Assignment:
         return -int(self.sums[end] - self.sums[begin]), begin, end
 
     def _least(self, tokens: int) -> int | None:
-        """The rank with the least work that has room for so many."""
+        """The rank with the least work that has room for so many tokens."""
         able = [rank for rank, space in enumerate(self.space) if space >= tokens]
         return min(able, key=lambda rank: (self.work[rank], rank), default=None)
 

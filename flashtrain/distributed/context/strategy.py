@@ -1,12 +1,6 @@
 """Context parallelism as a Lightning strategy.
 
-    trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context_parallel_size=8))
-
-The module's attention must be flashtrain.models.Attention (as in GPT2), or a transformers model's after
-register_with_transformers; its positions, masks and labels are then the whole sequence's. Any other attention is
-rejected in the first step (sequence.py). A module with learned positions must get them from flashtrain.next_positions,
-without a cache: torch.arange would number a rank's tokens from 0, which nothing detects. The devices form a mesh data x
-context: ranks with one data index share their sequences, and FSDP2 shards the model over all of them.
+trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context_parallel_size=8))
 """
 
 from __future__ import annotations
@@ -23,17 +17,14 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flashtrain.distributed.context.exchange import ContextGroup
-from flashtrain.distributed.context.layout import LAYOUTS
-from flashtrain.distributed.context.sequence import (
-    AttentionCheck,
-    BatchNames,
-    ContextSequence,
-    deal_batch,
-    same_everywhere,
-)
+from flashtrain.distributed.context.attention_check import AttentionCheck
+from flashtrain.distributed.context.batch import BatchNames, check_same_batch, shard_batch
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.methods import AUTO, choose_method
+from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.watchdog import Watchdog
-from flashtrain.distributed.context.ways import AUTO, choose_way
 from flashtrain.distributed.sharded_strategy import ShardsCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, first_line, unknown
@@ -46,31 +37,36 @@ DATA, CONTEXT = "data", "context"
 class ContextParallelStrategy(ShardsCheckpoints):
     """Shards every sequence of a batch among `context_parallel_size` devices; the losses are exactly one device's.
 
+    The module's attention must be flashtrain.models.Attention (as in GPT2), or a transformers model's after
+    register_with_transformers. Any other attention is rejected in the first step. Learned positions must be those of
+    flashtrain.next_positions, without a cache: torch.arange would number a rank's tokens from 0, which nothing detects.
+    A mask is made from the whole sequence, `whole(batch, "documents")`.
+
     What training_step returns, or passes to manual_backward, counts as the mean over the rank's labels. The strategy
     weights it, so that gradients are those of the mean over all labels of the micro-batch, on all devices. It does the
     same to a floating scalar that a step logs with sync_dist=True. A step that does this itself calls
-    `mean_over_context`. A mask is made from the whole sequence, `whole(batch, "documents")`.
+    `mean_over_context`.
 
-    configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all devices); without it
-    each of the module's children is sharded, block by block if it has `blocks`.
+    The devices form a mesh data x context: ranks with one data index share their sequences, and FSDP2 shards the model
+    over all of them. configure_model shards the module over `self.device_mesh` (one dimension, data_parallel, all
+    devices); without it each of the module's children is sharded, block by block if it has `blocks`.
 
     Args:
         context_parallel_size: devices that share a sequence; None: all. Other devices hold other samples.
-        way: the context-parallel method: "all-to-all", "all-gather", "ring", "hybrid" or "auto" (ways.py).
-        layout: "balanced", "head-tail" or "contiguous" (layout.py).
+        method: the context-parallel method: "all-to-all", "all-gather", "ring", "hybrid" or "auto".
+        layout: who holds which tokens: "balanced", "head-tail" or "contiguous".
         tokens: the batch's tensor that gives the sequence's length; None: "tokens", or transformers' "input_ids".
         labels: the batch's labels (B, S), -100 for ignored; shifted, except those of a transformers model, which
             shifts them itself.
         documents: the batch's document ids, by which the work is balanced; None: ignore documents.
         causal: balance the work for causal attention.
-        timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute (watchdog.py). None:
-            no watchdog.
+        timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute. None: no watchdog.
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.
         save_distributed_checkpoint: as in ShardsCheckpoints. Either kind can be resumed on another number of devices
             and at another degree, and cannot run code.
         check_attention: in the first step of training, validation, test and prediction, reject a step without shared
-            attention, or with attention to one device's own part (sequence.py). False for a model whose tokens need
-            not see each other, or only those of their device.
+            attention, or with attention to one device's own part. False for a model whose tokens need not see each
+            other, or only those of their device.
 
     Raises:
         UserError: unknown names; a degree that does not fit the devices or heads, before anything is built; in a step,
@@ -83,7 +79,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         self,
         context_parallel_size: int | None = None,
         *,
-        way: str = AUTO,
+        method: str = AUTO,
         layout: str = "balanced",
         tokens: str | None = None,
         labels: str = "labels",
@@ -107,7 +103,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         if layout not in LAYOUTS:
             raise unknown("context layout", layout, LAYOUTS)
         self.context_parallel_size = context_parallel_size
-        self.way = way
+        self.method = method
         self.layout = layout
         self.causal = causal
         self.names = BatchNames(tokens or "tokens", labels, documents)
@@ -195,7 +191,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
 
     def _check_heads(self) -> None:
         for heads, kv_heads, head_dim in self._heads():
-            choose_way(self.way, degree=self._degree, heads=heads, kv_heads=kv_heads, head_dim=head_dim, held=1)
+            choose_method(self.method, Sizes(self._degree, heads, kv_heads, head_dim))
 
     def _heads(self) -> list[tuple[int, int, int]]:
         """(query heads, key/value heads, head dimension) of each kind of attention in the module."""
@@ -224,10 +220,10 @@ class ContextParallelStrategy(ShardsCheckpoints):
         if self._finds_tokens and isinstance(batch, Mapping) and "tokens" not in batch and "input_ids" in batch:
             self.names = self.names._replace(tokens="input_ids")
         if not self._compared:
-            same_everywhere(batch, self.names, self.context, self.root_device)
+            check_same_batch(batch, self.names, self.context, self.root_device)
             self._compared = True
-        part, self.sequence = deal_batch(
-            batch, self.context, self.names, layout=self.layout, way=self.way, causal=self.causal,
+        part, self.sequence = shard_batch(
+            batch, self.context, self.names, layout=self.layout, method=self.method, causal=self.causal,
             weigh=self._weight_among_all if self.data_ranks > 1 else None,
         )  # fmt: skip
         self.sequence.refuses_own_part = self.check_attention

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from flashtrain.distributed.context.layout import Layout, make_layout
-from flashtrain.distributed.context.ways import Traffic
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.traffic import Traffic
 from flashtrain_kernels import Mask
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.ranks import Team
@@ -32,7 +33,7 @@ class Place:
     def __init__(self, case: ContextCase, team: Team) -> None:
         self.case, self.team = case, team
         self.mask: Mask = case.mask._replace(queries=case.mask.queries.to(team.device))
-        self.layout: Callable[[str], Layout] = cache(lambda name: make_layout(name, case.mask, case.degree))
+        self.layout: Callable[[str], Layout] = cache(lambda name: LAYOUTS[name](case.mask, case.degree))
 
 
 class Attention(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashtrain.distributed.context.layout import visible_keys
+from flashtrain.distributed.context.work import visible_keys
 from flashtrain.errors import UserError
 from flashtrain_kernels import Mask
 from flashtrain_recipes.attention_benchmark.baselines.ours import mask_maker

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flashtrain.distributed.context.exchange import ContextGroup
+from flashtrain.distributed.context.group import ContextGroup
 
 _STUCK = timedelta(minutes=10)  # after which a rank that waits for the others fails
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashtrain.distributed.context.layout import attention_work, imbalance, visible_keys
+from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.harness.rows import Row

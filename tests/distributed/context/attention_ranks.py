@@ -13,17 +13,18 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from flashtrain.distributed.context import gather
-from flashtrain.distributed.context.attention import context_attention
-from flashtrain.distributed.context.exchange import ContextGroup
-from flashtrain.distributed.context.layout import Layout, balanced, make_layout
+from flashtrain.distributed.context import all_gather
+from flashtrain.distributed.context.attention import SharedAttention
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.layouts import LAYOUTS, balanced
+from flashtrain.distributed.context.methods import METHODS
 from flashtrain_kernels import documents_from_cu_seqlens, flash_attn_func, masks
 from flashtrain_kernels.masks import Mask
 
 LENGTH = 45  # odd: no degree and no block divides it
 SEED = 11
 SOFTCAP = 1.5
-WAYS = ("all-to-all", "all-gather", "ring", "hybrid")
 HEADS = {"MHA": 1, "GQA": 2, "MQA": None}  # query heads a key head
 
 
@@ -60,7 +61,7 @@ class Case(NamedTuple):
     """dropout: of the weights. layout: a name, or a block size. whole: what is seen comes in one piece. capped: scores
     are bounded, and a sink stands in every row."""
 
-    way: str
+    method: str
     mask: str
     heads: str = "MHA"
     degree: int = 4
@@ -74,29 +75,29 @@ class Case(NamedTuple):
         dropout = ", dropout" if self.dropout else ""
         whole = ", one piece" if self.whole else ""
         capped = ", softcap and sinks" if self.capped else ""
-        return f"{self.way}, {self.mask}, {self.heads}, {self.degree} ranks{extra}{dropout}{whole}{capped}"
+        return f"{self.method}, {self.mask}, {self.heads}, {self.degree} ranks{extra}{dropout}{whole}{capped}"
 
 
 def cases() -> Iterator[Case]:
     """Every case there is."""
-    for way, mask, heads in itertools.product(WAYS, MASKS, HEADS):
-        yield Case(way, mask, heads)
-    for way in WAYS:
+    for method, mask, heads in itertools.product(METHODS, MASKS, HEADS):
+        yield Case(method, mask, heads)
+    for method in METHODS:
         for mask in ("causal", "causal document", "shared question"):
-            yield Case(way, mask, "GQA", dropout=0.3)
-        yield Case(way, "blind ranks", layout="contiguous")
+            yield Case(method, mask, "GQA", dropout=0.3)
+        yield Case(method, "blind ranks", layout="contiguous")
         for mask in ("causal window", "shared question", "full window"):  # little of what others hold is seen
-            yield Case(way, mask, "GQA", layout="contiguous")
+            yield Case(method, mask, "GQA", layout="contiguous")
         for mask in ("causal", "full"):  # few runs a rank: calls of bands, without a mask
-            yield Case(way, mask, "GQA", layout="head-tail")
-            yield Case(way, mask, layout="contiguous")
+            yield Case(method, mask, "GQA", layout="head-tail")
+            yield Case(method, mask, layout="contiguous")
         for mask in ("causal", "causal window", "blind ranks"):
-            yield Case(way, mask, "GQA", capped=True)
-            yield Case(way, mask, "MQA", layout="contiguous", dropout=0.3, capped=True)
-        if way != "hybrid":
-            yield Case(way, "causal document", "GQA", degree=2)
-            yield Case(way, "causal", degree=2, dropout=0.3)  # several heads a rank, which go in pieces
-            yield Case(way, "causal document", degree=2)
+            yield Case(method, mask, "GQA", capped=True)
+            yield Case(method, mask, "MQA", layout="contiguous", dropout=0.3, capped=True)
+        if method != "hybrid":
+            yield Case(method, "causal document", "GQA", degree=2)
+            yield Case(method, "causal", degree=2, dropout=0.3)  # several heads a rank, which go in pieces
+            yield Case(method, "causal document", degree=2)
     for mask in ("causal document", "causal window"):
         yield Case("all-gather", mask, "GQA", whole=True)
 
@@ -104,14 +105,14 @@ def cases() -> Iterator[Case]:
 def layout_of(case: Case, mask: Mask) -> Layout:
     if case.layout.isdigit():
         return balanced(mask, case.degree, block=int(case.layout))
-    return make_layout(case.layout, mask, case.degree)
+    return LAYOUTS[case.layout](mask, case.degree)
 
 
 @cache
 def one_process(
     mask: str, heads: int, kv_heads: int, dropout: float, capped: bool
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """(q, k, v, sinks and out's gradient, out and the gradients of q, k, v and sinks): what every way must give."""
+    """(q, k, v, sinks and out's gradient, out and the gradients of q, k, v and sinks): what every method must give."""
     generator = torch.Generator().manual_seed(heads)
 
     def random(*shape: int) -> torch.Tensor:
@@ -135,17 +136,18 @@ def one_process(
 def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far this rank's output and gradients are from one process's."""
     mask = mask_of(case.mask)
-    heads = 6 if case.way == "hybrid" else 4
+    heads = 6 if case.method == "hybrid" else 4
     kv_heads = heads // (HEADS[case.heads] or heads)
     (*whole, sinks, dout), (*exact, to_sinks) = one_process(case.mask, heads, kv_heads, case.dropout, case.capped)
     layout = layout_of(case, mask)
-    gather.PIECE_BYTES = 1 << 28 if case.whole else 1
+    all_gather.PIECE_BYTES = 1 << 28 if case.whole else 1
     mine = [layout.shard(x, group.rank).requires_grad_() for x in whole]
     sink = sinks.clone().requires_grad_()
     capped = {"softcap": SOFTCAP, "sinks": sink} if case.capped else {}
-    out = context_attention(
-        *mine, layout=layout, group=group, mask=mask, way=case.way, dropout_p=case.dropout, dropout_seed=SEED, **capped
+    shared = SharedAttention(
+        mask, layout, group, *mine[:2], method=case.method, dropout=case.dropout > 0, softcap=case.capped
     )
+    out = shared(*mine, scale=0.5, dropout=case.dropout, seed=torch.tensor([SEED]), **capped)
     # What padding's output is given as a gradient must reach nothing.
     given = layout.shard(dout, group.rank, fill=7.0)
     *gradients, own = torch.autograd.grad(out, [*mine, sink], given, materialize_grads=True)
@@ -164,7 +166,7 @@ def drawn_seeds_agree(group: ContextGroup) -> bool:
     torch.manual_seed(torch_seed)
     x = torch.ones(1, LENGTH, 4, 4, dtype=torch.float64)
     mine = [layout.shard(x, group.rank)] * 3
-    out = context_attention(*mine, layout=layout, group=group, mask=mask, way="ring", dropout_p=0.4)
+    out = SharedAttention(mask, layout, group, *mine[:2], method="ring", dropout=True)(*mine, scale=0.5, dropout=0.4)
     torch.manual_seed(100)
     seed = torch.randint(0, 2**63 - 1, (1,))
     expected = flash_attn_func(x, x, x, 0.4, mask=mask, dropout_seed=seed)

@@ -309,11 +309,13 @@ def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextPar
 def four(folder: Path) -> None:
     """What each of four ranks does, FOLDER/RANK.json, and then hangs."""
     quiet()
-    found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(way="all-to-all"))}
+    found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(method="all-to-all"))}
     # Two data ranks with a row each are one process with both.
-    found["dp2 x cp2"] = whole_model(folder, 1, devices=4, strategy=strategy(2, way="ring"))
+    found["dp2 x cp2"] = whole_model(folder, 1, devices=4, strategy=strategy(2, method="ring"))
     for kind in ("selective", "full"):
-        found[kind] = whole_model(folder, ROWS, MemorySavings(kind), devices=4, strategy=strategy(4, way="all-gather"))
+        found[kind] = whole_model(
+            folder, ROWS, MemorySavings(kind), devices=4, strategy=strategy(4, method="all-gather")
+        )
     found["begun"] = begun(folder, 3, devices=4, strategy=strategy(4))
     found["attention"] = attention_ranks.found()
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from unshared_models import UNSHARED, ByHand
 
 import flashtrain
-from flashtrain.distributed.context.layout import make_layout
-from flashtrain.distributed.context.sequence import AttentionCheck, ContextSequence
+from flashtrain.distributed.context.attention_check import AttentionCheck
+from flashtrain.distributed.context.layouts import contiguous
+from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError
 from flashtrain.models.attention import flash_attention
 from flashtrain.models.cache import spread_over
@@ -49,8 +50,7 @@ def test_a_step_that_steps_its_optimiser_itself_is_refused_before_it_does(two):
 
 def sequence(degree: int = 2) -> ContextSequence:
     group: Any = SimpleNamespace(size=degree, rank=0)
-    layout = make_layout("contiguous", masks.causal(SEQUENCE), degree)
-    return ContextSequence(layout, group, tokens=ROWS * SEQUENCE)
+    return ContextSequence(contiguous(masks.causal(SEQUENCE), degree), group, tokens=ROWS * SEQUENCE)
 
 
 def tokens(*shape: int) -> torch.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.distributed.context.layout import balanced, contiguous, head_tail
-from flashtrain.distributed.context.local_attention import CAUSAL, FULL, BandCall, local_part
+from flashtrain.distributed.context.layouts import balanced, contiguous, zigzag
+from flashtrain.distributed.context.local_mask import CAUSAL, FULL, BandCall, local_part
 from flashtrain_kernels import Mask, masks
 
 
@@ -25,7 +25,7 @@ def seen(calls: tuple[BandCall, ...], queries: torch.Tensor, keys: torch.Tensor)
 
 @pytest.mark.parametrize("length", [48, 45])
 @pytest.mark.parametrize("degree", [2, 3, 4])
-@pytest.mark.parametrize("make", [head_tail, contiguous])
+@pytest.mark.parametrize("make", [zigzag, contiguous])
 @pytest.mark.parametrize("kind", ["causal", "full"])
 def test_a_rank_with_few_runs_needs_no_mask_against_any_keys(length, degree, make, kind) -> None:
     mask = {"causal": masks.causal, "full": masks.full}[kind](length)
@@ -64,8 +64,7 @@ def test_documents_many_runs_and_positions_keep_their_mask() -> None:
 
 def test_plain_sequences_are_dealt_in_few_runs_where_that_is_even() -> None:
     causal, full = masks.causal(4096), masks.full(4096)
-    assert torch.equal(balanced(causal, 4).tokens, head_tail(causal, 4).tokens)
+    assert torch.equal(balanced(causal, 4).tokens, zigzag(causal, 4).tokens)
     assert torch.equal(balanced(full, 4).tokens, contiguous(full, 4).tokens)
-    assert balanced(causal, 4).name == "balanced"
     assert causal.band == CAUSAL
     assert full.band == FULL

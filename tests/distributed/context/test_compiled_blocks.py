@@ -13,7 +13,7 @@ from strategy_ranks import CONTEXT, VOCABULARY, Loaders, trainer
 from unshared_models import OfTransformers
 
 import flashtrain
-from flashtrain.distributed.context.heads import HeadsAndRings
+from flashtrain.distributed.context.ulysses import Ulysses
 from flashtrain.integrations import register_with_transformers
 from flashtrain.models import GPT2, GPT2Config, MemorySavings
 from flashtrain.tasks import LanguageModel
@@ -40,7 +40,7 @@ def trained(folder: Path, kind: str, compiled: bool) -> Record:
     model = GPT2(replace(config, layers=LAYERS, embed=32, ffn=48, heads=4, kv_heads=2))
     model.save_memory(MemorySavings(kind))
     record = Record()
-    one = flashtrain.ContextParallelStrategy(way="ring", timeout_seconds=None)
+    one = flashtrain.ContextParallelStrategy(method="ring", timeout_seconds=None)
     fit = trainer(folder, max_steps=STEPS, devices=1, strategy=one, callbacks=[record])
     try:
         fit.fit(LanguageModel(model, document_mask=True, compile=compiled), Loaders(40))
@@ -56,8 +56,8 @@ def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, 
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     calls = []
-    forward = HeadsAndRings.forward
-    monkeypatch.setattr(HeadsAndRings, "forward", lambda *given: (calls.append(1), forward(*given))[1])
+    forward = Ulysses.forward
+    monkeypatch.setattr(Ulysses, "forward", lambda *given: (calls.append(1), forward(*given))[1])
     expected = trained(tmp_path, kind, compiled=False).losses
     compile_ = torch.compile
 
@@ -88,7 +88,7 @@ def test_layers_of_a_transformers_model_compile_around_attention(tmp_path):
             if compiled:
                 layer.compile(backend="aot_eager")
         record = Record()
-        one = flashtrain.ContextParallelStrategy(way="ring", timeout_seconds=None)
+        one = flashtrain.ContextParallelStrategy(method="ring", timeout_seconds=None)
         task = strategy_ranks.of(model, strategy_ranks.PlainTask())
         try:
             trainer(tmp_path, max_steps=STEPS, devices=1, strategy=one, callbacks=[record]).fit(task, Loaders(40))

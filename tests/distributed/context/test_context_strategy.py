@@ -12,7 +12,7 @@ import torch
 from strategy_ranks import PlainTask, begun, our_task, trainer, twenty_steps, whole_model
 
 import flashtrain
-from flashtrain.distributed.context.sequence import BatchNames, deal_batch
+from flashtrain.distributed.context.batch import BatchNames, shard_batch
 from flashtrain.distributed.context.watchdog import EXIT_CODE, Beat, Record
 from flashtrain.errors import UserError
 
@@ -97,11 +97,11 @@ def test_settings_that_do_not_exist_are_refused(options, message):
     ("size", "way", "message"),
     [
         (3, "auto", r"context_parallel=3 on 8 devices\. .* 1, 2, 4, 8"),
-        (8, "all-to-all", r"all-to-all with 4 heads on 8 ranks\. Use a degree that divides the heads \(2, 4\)"),
+        (8, "all-to-all", r"all-to-all with 4 heads on 8 ranks\. Use .* \(the heads divide by 2, 4\)"),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused_before_anything_is_built(size, way, message):
-    strategy = flashtrain.ContextParallelStrategy(size, way=way)
+    strategy = flashtrain.ContextParallelStrategy(size, method=way)
     strategy.parallel_devices = [torch.device("cpu")] * 8
     strategy._lightning_module = PlainTask()
     with pytest.raises(UserError, match=message):
@@ -120,7 +120,7 @@ def test_a_batch_is_dealt_by_name():
         "tokens": torch.arange(16).view(1, 16), "labels": torch.arange(1, 17).view(1, 16), "weight": torch.ones(3),
         "name": "text",
     }  # fmt: skip
-    part, sequence = deal_batch(batch, Alone(), BatchNames(), layout="contiguous")
+    part, sequence = shard_batch(batch, Alone(), BatchNames(), layout="contiguous")
     assert torch.equal(part["tokens"], torch.arange(8).view(1, 8))
     assert torch.equal(part["labels"], torch.arange(1, 9).view(1, 8))
     assert part["weight"] is batch["weight"]
@@ -137,9 +137,9 @@ def test_work_is_balanced_by_the_documents_of_transformers_batches(told):
         "position_ids": torch.cat([torch.arange(30), torch.arange(34)])[None],
         "cu_seq_lens_q": torch.tensor([0, 30, 64]),
     }
-    expected, _ = deal_batch({"tokens": ids, "documents": ids}, Alone(), BatchNames())
-    found, _ = deal_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames())
-    plain, _ = deal_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames(documents=None))
+    expected, _ = shard_batch({"tokens": ids, "documents": ids}, Alone(), BatchNames())
+    found, _ = shard_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames())
+    plain, _ = shard_batch({"tokens": ids, told: given[told]}, Alone(), BatchNames(documents=None))
     assert torch.equal(found["tokens"], expected["tokens"])
     assert not torch.equal(found["tokens"], plain["tokens"])
 
@@ -147,10 +147,10 @@ def test_work_is_balanced_by_the_documents_of_transformers_batches(told):
 def test_losses_are_weighted_by_the_labels_that_count():
     labels = torch.full((1, 16), -100)
     labels[:, 6:14] = 3
-    part, sequence = deal_batch({"tokens": labels, "labels": labels}, Alone(), BatchNames(), layout="contiguous")
+    part, sequence = shard_batch({"tokens": labels, "labels": labels}, Alone(), BatchNames(), layout="contiguous")
     assert sequence.weight == 2 * 2 / 8
     # Without a single label a rank computes one, for nothing: its mean would be 0 / 0.
-    part, sequence = deal_batch(
+    part, sequence = shard_batch(
         {"tokens": labels, "labels": labels.roll(8, 1).masked_fill(torch.arange(16) < 8, -100)},
         Alone(), BatchNames(), layout="contiguous",
     )  # fmt: skip
@@ -167,7 +167,7 @@ def test_losses_are_weighted_by_the_labels_that_count():
 )
 def test_a_batch_that_cannot_be_dealt_says_why(batch, message):
     with pytest.raises(UserError, match=message):
-        deal_batch(batch, Alone(), BatchNames())
+        shard_batch(batch, Alone(), BatchNames())
 
 
 class WithOwnParameter(PlainTask):

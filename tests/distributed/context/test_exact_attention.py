@@ -1,19 +1,19 @@
-"""Attention over four gloo ranks is one process's, in float64: outputs, dQ, dK and dV, every way and mask."""
+"""Attention over four gloo ranks is one process's, in float64: outputs, dQ, dK and dV, every method and mask."""
 
 from __future__ import annotations
 
 import pytest
-from attention_ranks import WAYS, cases
+from attention_ranks import METHODS, cases
 
 EXACT = 1e-12
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_case_is_exact_on_every_rank(four, way):
+@pytest.mark.parametrize("method", METHODS)
+def test_every_case_is_exact_on_every_rank(four, method):
     wrong = [
         f"{case}: rank {rank}: {what} is off by {error:.1e}"
         for case in cases()
-        if case.way == way
+        if case.method == method
         for rank, of_rank in enumerate(four.found("attention"))
         for what, error in of_rank[str(case)].items()
         if not error <= EXACT  # NaN is wrong too

@@ -1,4 +1,4 @@
-"""What sharing attention takes of a rank's memory, by way."""
+"""What sharing attention takes of a rank's memory, by method."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flashtrain.distributed.context import heads, local_attention
-from flashtrain.distributed.context.exchange import Transfer
+from flashtrain.distributed.context import local_attention, ring
+from flashtrain.distributed.context.exchange_memory import exchange_bytes
 from flashtrain.distributed.context.local_attention import Scores
-from flashtrain.distributed.context.ways import AUTO, WAYS, choose_way, exchange_bytes
+from flashtrain.distributed.context.methods import AUTO, METHODS, choose_method
+from flashtrain.distributed.context.traffic import Sizes
+from flashtrain.distributed.context.transfers import Transfer
 
 
-def needed(way: str, held: int, degree: int, heads: int = 16, kv_heads: int = 4, head_dim: int = 64) -> int:
-    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    choice = choose_way(way, degree=degree, held=held, **shape)
-    return exchange_bytes(choice, held=held, degree=degree, **shape)
+def needed(method: str, held: int, degree: int, heads: int = 16, kv_heads: int = 4) -> int:
+    return exchange_bytes(choose_method(method, Sizes(degree, heads, kv_heads, 64, held)))
 
 
 def test_one_rank_exchanges_nothing():
     assert needed(AUTO, 1024, 1) == 0
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_it_is_proportional_to_the_tokens_held(way):
-    heads = 12 if way == "hybrid" else 16
-    assert needed(way, 4096, 8, heads) == 4 * needed(way, 1024, 8, heads)
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_proportional_to_the_tokens_held(method):
+    heads = 12 if method == "hybrid" else 16
+    assert needed(method, 4096, 8, heads) == 4 * needed(method, 1024, 8, heads)
 
 
 class Peak(TorchDispatchMode):
@@ -65,18 +65,18 @@ def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int
             return [torch.zeros_like(x) for x in tensors[1:4]]
         return torch.zeros_like(q), torch.zeros(lse.shape)
 
-    monkeypatch.setattr(heads.Ring, "_send_on", lambda ring, x, tag: Transfer(torch.zeros_like(x), x, []))
+    monkeypatch.setattr(ring.Ring, "_send_on", lambda _, x, tag: Transfer(torch.zeros_like(x), x, []))
     monkeypatch.setattr(local_attention, "forward", of_kernel)
     monkeypatch.setattr(local_attention, "backward", of_kernel)
-    monkeypatch.setattr(heads.dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(ring.dist, "get_rank", lambda group: 0)
     q, out, dout = (torch.zeros(1, 2048, 16, 64, dtype=torch.bfloat16) for _ in range(3))
     k, v = (torch.zeros(1, 2048, kv_heads, 64, dtype=torch.bfloat16) for _ in range(2))
     lse = torch.zeros(1, 16, 2048)
-    ring = heads.Ring(None, [[]] * 3)
+    three = ring.Ring(None, [[]] * 3)
     with Peak() as forward:
-        ring.forward(q, k, v, Scores(0.1))
+        three.forward(q, k, v, Scores(0.1))
     with Peak() as backward:
-        ring.backward(dout, q, k, v, out, lse, Scores(0.1))
+        three.backward(dout, q, k, v, out, lse, Scores(0.1))
     of_layer = q.nbytes  # dQ as the kernel gives it, which is counted with the layer
     estimated = needed("ring", 2048, 3, kv_heads=kv_heads) + of_layer
     assert backward.most == pytest.approx(estimated, rel=0.02)

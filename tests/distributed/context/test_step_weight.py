@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashtrain.distributed.context.layout import make_layout
+from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
 from flashtrain.models.cache import mean_over_context, spread_over
@@ -23,7 +23,7 @@ WEIGHT = 0.5  # of a rank that holds 1 of 4 labels, where two share them
 def test_a_steps_loss_is_weighted_once(logs: str, returns_the_mean: bool, named: bool) -> None:
     group: Any = SimpleNamespace(size=2, rank=0)
     strategy = ContextParallelStrategy(context_parallel_size=2, timeout_seconds=None)
-    strategy.sequence = ContextSequence(make_layout("contiguous", masks.causal(8), 2), group, counted=(1, 4))
+    strategy.sequence = ContextSequence(contiguous(masks.causal(8), 2), group, counted=(1, 4))
     loss = torch.tensor(3.0, requires_grad=True)
     with spread_over(strategy.sequence):
         if logs != "nothing":

@@ -12,7 +12,7 @@ import torch
 from filelock import FileLock
 from tiny_runs import checkout_environment, flashtrain_command
 
-from flashtrain.distributed.context.ways import traffic
+from flashtrain.distributed.context.traffic import Sizes, traffic
 from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
 
@@ -80,9 +80,9 @@ def test_sums_are_right(runs) -> None:
         assert row["one_device_ms"] == pytest.approx(
             row["one_device_forward_ms"] + row["one_device_backward_ms"], abs=1e-3
         )
-    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 16, "bytes_each": 4}
+    sizes = Sizes(degree=2, heads=4, kv_heads=2, head_dim=16, held=48, bytes_each=4)
     (ring,) = (row for row in rows(runs, "full") if row["way"] == "ring" and row["seqlen"] == 96)
-    assert ring["sent_mib"] == pytest.approx(traffic(48, 2, 1, False, **sizes).total / 2**20, abs=1e-3)
+    assert ring["sent_mib"] == pytest.approx(traffic(sizes, 1, gathers=False).total / 2**20, abs=1e-3)
 
 
 def test_a_length_that_one_device_does_not_measure_is_computed_from_its_rate_and_marked(runs) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.distributed.context import local_attention
-from flashtrain.distributed.context.layout import LAYOUTS
-from flashtrain.distributed.context.ways import WAYS
+from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.methods import METHODS
 from flashtrain.errors import UserError
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_kernels import masks
@@ -41,7 +41,7 @@ def test_every_way_and_layout_is_measured_under_a_title_of_its_own() -> None:
     found = ContextBenchmark(asked(), CPU).make_baselines()
     titles = {one.title for one in found}
     assert len(titles) == len(found)
-    assert all(any(name in title for title in titles) for name in (*WAYS, *LAYOUTS))
+    assert all(any(name in title for title in titles) for name in (*METHODS, *LAYOUTS))
 
 
 def test_degrees_are_those_that_the_devices_can_hold() -> None:

@@ -9,7 +9,8 @@ from typing import get_args
 from torch import Tensor
 
 from flashtrain.distributed.context.attention import SharedAttention
-from flashtrain.distributed.context.ways import ALL_TO_ALL, choose_way
+from flashtrain.distributed.context.methods import ULYSSES, choose_method
+from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.errors import UserError
 from flashtrain.settings.options import ContextLayout
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
@@ -22,17 +23,16 @@ class Flashtrain(ContextBaseline):
 
     def refuses(self, case: ContextCase) -> str | None:
         one = case.attention
-        sizes = {"heads": one.heads, "kv_heads": one.kv_heads, "head_dim": one.head_dim}
         try:
-            choose_way(self.way, degree=case.degree, held=1, **sizes)
+            choose_method(self.way, Sizes(case.degree, one.heads, one.kv_heads, one.head_dim))
         except UserError as error:
             return str(error)
         return None
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
         layout = place.layout(self.layout)
-        shared = SharedAttention(place.mask, layout, place.team.group, q, k, way=self.way, dropout=False)
-        call = partial(shared.__call__, softmax_scale=place.case.attention.scale)
+        shared = SharedAttention(place.mask, layout, place.team.group, q, k, method=self.way, dropout=False)
+        call = partial(shared.__call__, scale=place.case.attention.scale)
         return Attention(call, shared.choice.traffic, shared.choice.heads_degree)
 
 
@@ -43,5 +43,5 @@ def baselines(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list
         Flashtrain("flashtrain", way, layout)
         for way in WAYS
         if ways is None or way in ways
-        for layout in (chosen[:1] if way == ALL_TO_ALL else chosen)
+        for layout in (chosen[:1] if way == ULYSSES else chosen)
     ]

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flashtrain.distributed.context import local_attention
-from flashtrain.distributed.context.exchange import take
+from flashtrain.distributed.context.indexing import take
 from flashtrain.distributed.context.layout import Layout
-from flashtrain.distributed.context.local_attention import Part, Scores, local_part, planned
-from flashtrain.distributed.context.ways import Traffic
+from flashtrain.distributed.context.local_attention import Scores
+from flashtrain.distributed.context.local_mask import Part, local_part, planned
+from flashtrain.distributed.context.traffic import Traffic
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 
 # torch 2.13 renamed both and warns at the old names.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.distributed.context.exchange import ascending, inverse, put, take
+from flashtrain.distributed.context.indexing import ascending, inverse, put, take
 
 B, M, HEADS, D = 2, 11, 3, 8
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32)

@@ -1,0 +1,195 @@
+"""The all-gather: each rank computes its own queries against keys that it gathered from the other ranks.
+
+B batch, n tokens a rank holds, S sequence, p keys it has after the exchange, m tokens it gets and w it gives, R ranks,
+H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flashtrain.distributed.context import local_attention
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.indexing import ascending, inverse, put, take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.local_attention import Scores, summing_dtype
+from flashtrain.distributed.context.local_mask import Part, local_part
+from flashtrain.distributed.context.needed_keys import Needed
+from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer, overlapped, pieces_of
+from flashtrain_kernels import Mask
+
+# What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
+# backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250 MiB take there and back.
+PIECE_BYTES = 256 << 20
+# torch 2.13 renamed both and warns at the old names.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class AllGather:
+    """Gathers all keys and values, some heads at a time: the next heads arrive while these are computed.
+
+    This is Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2). The gradients of
+    keys and values are summed over the ranks by a reduce-scatter in float32.
+
+    Args:
+        layout: which rank holds which tokens.
+        group: the ranks that share the sequence.
+        mask: the mask of the whole sequence.
+        plan: makes a part of the mask ready for the kernels.
+    """
+
+    def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Callable[[Part], Part]) -> None:
+        device = mask.queries.device
+        self.group = group.group
+        self.size = group.size
+        self.places = layout.places.to(device)
+        tokens = layout.tokens.flatten(1).to(device)
+        self.held_tokens = tokens.clamp(min=0)
+        self.padding = (tokens < 0)[..., None, None, None] if layout.padding else None
+        self.part = plan(local_part(mask, layout.tokens[:, group.rank], None))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """See Method. The log-sum-exp is of this rank's tokens, (B, H, n)."""
+        outs, lses = [], []
+        for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
+            first_head = piece.queries.start
+            out, lse = local_attention.forward(q[:, :, piece.queries], keys, values, self.part, scores, first_head)
+            out, lse = scores.with_sinks(out, lse, first_head)
+            outs.append(out)
+            lses.append(lse)
+        return torch.cat(outs, 2), torch.cat(lses, 1)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Method."""
+        scores.add_sink_gradients(dout, out, lse, 0)
+        dqs: list[Tensor] = []
+        sums: list[Transfer] = []
+        for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
+            own = piece.queries
+            of_heads = dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous()
+            dq, dk, dv = local_attention.backward(*of_heads, self.part, scores, own.start)
+            dqs.append(dq)
+            if sums:
+                sums[-1].wait()  # it was summed while this piece was computed: what was sent is no longer needed
+            sums.append(self._reduce(dk, dv))
+        dks, dvs = zip(*(x.result() for x in sums), strict=True)
+        return torch.cat(dqs, 2), torch.cat(dks, 2).to(k.dtype), torch.cat(dvs, 2).to(v.dtype)
+
+    def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
+        """The heads that go together; the same on every rank."""
+        return pieces_of(q.shape[2], k.shape[2])
+
+    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
+        """Start gathering some heads of all keys and values; the result is both in order, (B, S, heads, D)."""
+        held = torch.stack((k[:, :, piece.keys], v[:, :, piece.keys]), 2)
+        gathered = held.new_empty((self.size * held.shape[0], *held.shape[1:]))
+        work = _all_gather(gathered, held, group=self.group, async_op=True)
+        return Transfer(gathered, held, [work], self._in_order)
+
+    def _in_order(self, gathered: Tensor) -> Sequence[Tensor]:
+        of_ranks = gathered.unflatten(0, (self.size, -1)).movedim(0, 1)
+        return take(of_ranks.flatten(1, 2), self.places).unbind(2)
+
+    def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
+        """Start summing gradients (B, S, heads, D) over the ranks; the result is both of this rank's tokens."""
+        summed = take(torch.stack((keys, values), 2), self.held_tokens).to(summing_dtype(keys.dtype))
+        if self.padding is not None:
+            summed = summed.masked_fill(self.padding, 0)
+        sent = summed.unflatten(1, (self.size, -1)).movedim(1, 0).flatten(0, 1).contiguous()
+        received = sent.new_empty((sent.shape[0] // self.size, *sent.shape[1:]))
+        work = _reduce_scatter(received, sent, group=self.group, async_op=True)
+        return Transfer(received, sent, [work], lambda x: x.unbind(2))
+
+
+class AllGatherNeeded(AllGather):
+    """Gathers only the keys and values that this rank's queries see: of packed documents few.
+
+    This is MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention). One
+    exchange has parts of unequal size; large ones go some heads at a time. Gradients go back in the kernels' dtype, are
+    summed in at least float32, rank by rank, and rounded once.
+
+    Args:
+        layout: which rank holds which tokens.
+        group: the ranks that share the sequence.
+        mask: the mask of the whole sequence.
+        plan: makes a part of the mask ready for the kernels.
+        needed: which keys each rank needs of each other one.
+    """
+
+    # A rank's own keys and gradients are copied straight to their places: apart from the kernels, copies of whole
+    # tensors would take most of the time.
+
+    def __init__(
+        self, layout: Layout, group: ContextGroup, mask: Mask, plan: Callable[[Part], Part], needed: Needed
+    ) -> None:
+        device, rank = mask.queries.device, group.rank
+        self.group = group.group
+        given = [torch.from_numpy(needed[other][rank]) for other in range(group.size)]
+        self.gives = [len(places) for places in given]
+        self.gets = [len(places) for places in needed[rank]]
+        self.largest = max(sum(len(places) for places in of_rank) for of_rank in needed)
+        self.sent = torch.cat(given).to(device)
+        # What others see of this rank's tokens, each once, and where in that what each of them brings belongs.
+        wanted, which = torch.cat(given).unique(return_inverse=True)
+        self.wanted, self.which = wanted.to(device), which.to(device).split(self.gives)
+        own = layout.tokens[:, rank]
+        others = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(needed[rank])]
+        keys = torch.cat([own, *others], 1)
+        order = ascending(keys)
+        back = inverse(order, keys.shape[1]).to(device)
+        self.own, self.others = back[:, : layout.held], back[:, layout.held :]
+        self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
+
+    def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
+        coming = self.largest * 2 * k[:, 0].nbytes  # keys and values, to the rank that gets most
+        return pieces_of(q.shape[2], k.shape[2], min(MAX_PIECES, 1 + coming // PIECE_BYTES))
+
+    def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
+        """Start fetching some heads of other ranks' keys and values; the result is all needed ones (B, p, heads, D)."""
+        own = k[:, :, piece.keys], v[:, :, piece.keys]
+        sent = torch.stack([x.index_select(1, self.sent) for x in own], 2)
+        needed = self.own.shape[1] + self.others.shape[1]
+        found = [x.new_empty((x.shape[0], needed, *x.shape[2:])) for x in own]
+        transfer = self._exchange(sent.movedim(1, 0), self.gives, self.gets, partial(self._completed, found))
+        for keys, x in zip(found, own, strict=True):
+            put(keys, self.own, x)
+        return transfer
+
+    def _completed(self, found: list[Tensor], received: Tensor) -> list[Tensor]:
+        """Own keys and values, completed by what came: received (m, B, 2, heads, D)."""
+        for keys, x in zip(found, received.movedim(0, 1).unbind(2), strict=True):
+            put(keys, self.others, x)
+        return found
+
+    def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
+        """Start sending gradients (B, p, heads, D) to the ranks that hold their tokens."""
+        away = torch.stack([take(x, self.others) for x in (keys, values)], 2)
+        own: list[Tensor] = []
+        transfer = self._exchange(away.movedim(1, 0), self.gets, self.gives, partial(self._summed, own))
+        own += [take(x, self.own) for x in (keys, values)]
+        return transfer
+
+    def _summed(self, own: list[Tensor], received: Tensor) -> list[Tensor]:
+        """Own gradients plus those of each rank, received (w, B, 2, heads, D): deterministic, in the ranks' order."""
+        arrived = received.movedim(0, 1).split(self.gives, 1)
+        for index, x in enumerate(own):
+            total = x.index_select(1, self.wanted).to(summing_dtype(x.dtype))
+            for places, part in zip(self.which, arrived, strict=True):
+                total.index_add_(1, places, part[:, :, index].to(total.dtype))
+            x.index_copy_(1, self.wanted, total.to(x.dtype))
+        return own
+
+    def _exchange(self, x: Tensor, gives: list[int], gets: list[int], finish: Callable[[Tensor], object]) -> Transfer:
+        """Start sending the first gives[0] of x to rank 0 and so on; what comes is in the ranks' order."""
+        sent = x.contiguous()
+        received = sent.new_empty((sum(gets), *sent.shape[1:]))
+        work = dist.all_to_all_single(received, sent, gets, gives, group=self.group, async_op=True)
+        return Transfer(received, sent, [work], finish)

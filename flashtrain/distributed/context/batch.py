@@ -1,0 +1,156 @@
+"""Sharding a batch among the ranks that share its sequences.
+
+Shapes: B batch, S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.layouts import LAYOUTS
+from flashtrain.distributed.context.methods import AUTO
+from flashtrain.distributed.context.sequence import IGNORED, ContextSequence
+from flashtrain.errors import UserError
+from flashtrain_kernels import Mask, masks
+
+
+class BatchNames(NamedTuple):
+    """The names of a batch's tensors.
+
+    Attributes:
+        tokens: of (B, S, ...), which gives the sequence's length.
+        labels: of (B, S), with -100 for ignored.
+        documents: of document ids (B, S), by which the work is balanced. A batch without them is balanced by
+            transformers' cu_seq_lens_q, or by position_ids that restart; None: by neither.
+    """
+
+    tokens: str = "tokens"
+    labels: str = "labels"
+    documents: str | None = "documents"
+
+
+def shard_batch(
+    batch: Any,
+    group: ContextGroup,
+    names: BatchNames,
+    *,
+    layout: str = "balanced",
+    method: str = AUTO,
+    causal: bool = True,
+    weigh: Callable[[Any, Any], Any] | None = None,
+) -> tuple[dict[str, Any], ContextSequence]:
+    """Shard a batch among the ranks of a group.
+
+    A rank without any label computes one, with weight 0, because it must take part in the backward.
+
+    Args:
+        batch: tensors by name, the same on all ranks of the group. Tensors (B, S, ...) are sharded; their padding is
+            0, that of labels -100. Others stay whole.
+        group: the ranks that share the sequence.
+        names: the names of the batch's tensors.
+        layout: a name of LAYOUTS.
+        method: the context-parallel method.
+        causal: what the work is balanced for; attention is exact for any mask.
+        weigh: as ContextSequence's.
+
+    Returns:
+        (this rank's part of the batch, the sharded sequence).
+
+    Raises:
+        UserError: the batch lacks the named tensors.
+    """
+    tokens = _tokens(batch, names)
+    length = tokens.shape[1]
+    sharding = LAYOUTS[layout](_cost_mask(batch, names, length, causal), group.size)
+    part: dict[str, Any] = dict(batch)
+    whole: dict[str, Tensor] = {}
+    for name, x in batch.items():
+        if isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == tokens.shape[:2]:
+            whole[name] = x
+            part[name] = sharding.shard(x, group.rank, fill=IGNORED if name == names.labels else 0)
+    counted = _counted(whole.get(names.labels), part, names, sharding, group)
+    size = tokens.shape[0] * length
+    return part, ContextSequence(sharding, group, method=method, whole=whole, counted=counted, tokens=size, weigh=weigh)
+
+
+def check_same_batch(batch: Mapping[str, Any], names: BatchNames, group: ContextGroup, device: torch.device) -> None:
+    """Check that all ranks of the group got the same tokens. Every rank must call it.
+
+    Args:
+        batch: tensors by name.
+        group: the ranks that share the sequence.
+        names: the names of the batch's tensors.
+        device: where the ranks compare.
+
+    Raises:
+        UserError: they did not.
+    """
+    tokens = _tokens(batch, names).to(device=device, dtype=torch.float64)
+    # A sum that depends on the order of the tokens; equal tokens give equal bits on every rank.
+    order = torch.arange(1, tokens.numel() + 1, device=device, dtype=torch.float64).sin()
+    mine = torch.stack((tokens.new_tensor(tokens.shape[1]), tokens.sum(), tokens.flatten() @ order))
+    found = [torch.empty_like(mine) for _ in range(group.size)]
+    torch.distributed.all_gather(found, mine, group=group.group)
+    other = next((rank for rank, one in enumerate(found) if not torch.equal(one, found[0])), None)
+    if other is not None:
+        raise UserError(
+            f"ranks {group.ranks[0]} and {group.ranks[other]} share a sequence but got different batches. Make the "
+            "sampler with the strategy's distributed_sampler_kwargs (num_replicas is the number of data ranks, not of "
+            "devices), and use the same seed on every rank."
+        )
+
+
+def _tokens(batch: Any, names: BatchNames) -> Tensor:
+    if not isinstance(batch, Mapping):
+        raise UserError(
+            f"a batch of type {type(batch).__name__} under context parallelism. Expected a dictionary with "
+            f"'{names.tokens}' (B, S)."
+        )
+    tokens = batch.get(names.tokens)
+    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+        raise UserError(
+            f"a batch without '{names.tokens}' (B, S): it has {', '.join(map(str, batch)) or 'nothing'}. Name its "
+            "tokens: ContextParallelStrategy(tokens=...)."
+        )
+    return tokens
+
+
+def _cost_mask(batch: Mapping[str, Any], names: BatchNames, length: int, causal: bool) -> Mask:
+    documents = None if names.documents is None else _documents(batch, names.documents, length)
+    if documents is not None:
+        return masks.document(documents, causal=causal)
+    return masks.causal(length) if causal else masks.full(length)
+
+
+def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | None:
+    """Document ids (B, S) on the host; None where the batch says nothing of documents."""
+    ids, bounds, positions = (batch.get(key) for key in (name, "cu_seq_lens_q", "position_ids"))
+    if isinstance(ids, Tensor):
+        return ids.cpu()
+    if isinstance(bounds, Tensor) and bounds.dim() == 1 and int(bounds[-1]) % length == 0:
+        ends = torch.arange(int(bounds[-1]))
+        return torch.bucketize(ends, bounds.cpu().long(), right=True).view(-1, length)
+    if isinstance(positions, Tensor) and positions.dim() == 2 and positions.shape[1] == length:
+        breaks = positions.cpu().diff(dim=1) != 1
+        if breaks.any():
+            return torch.nn.functional.pad(breaks.cumsum(1), (1, 0))
+    return None
+
+
+def _counted(
+    labels: Tensor | None, part: dict[str, Any], names: BatchNames, layout: Layout, group: ContextGroup
+) -> tuple[int, int]:
+    """The labels that count, on this rank and on all of the group; without labels, the tokens without padding."""
+    if labels is None:
+        return int((layout.tokens[:, group.rank] >= 0).sum()), layout.tokens.shape[0] * layout.seqlen
+    here = part[names.labels]
+    count = int((here != IGNORED).sum())
+    if count == 0:
+        part[names.labels] = here.index_fill(1, torch.tensor([0], device=here.device), 0)
+    return count, int((labels != IGNORED).sum())

@@ -1,0 +1,60 @@
+"""The memory that communication takes on one rank.
+
+It is counted from the code of ulysses.py, ring.py and all_gather.py. It is within 10% of the traced peaks of four gloo
+ranks on a CPU (MHA and GQA; without the kernels' own memory and gloo's copies; for ulysses in one piece: memory of
+several pieces was only counted).
+"""
+
+from __future__ import annotations
+
+import math
+
+from flashtrain.distributed.context.methods import ALL_GATHER, Choice
+from flashtrain.distributed.context.traffic import GRADIENT_BYTES, Sizes
+from flashtrain.distributed.context.transfers import pieces_of
+
+MASK_BYTES = 4 * (7 + 5)  # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens
+SUM_BYTES = 4  # the gradients of a ring's queries are summed in float32
+
+
+def exchange_bytes(choice: Choice) -> int:
+    """Bytes for communication on one rank at the peak of a layer's attention, which is in its backward.
+
+    They are freed before the next layer. The forward needs fewer: no gradients, and a ring merges partial results in
+    place.
+
+    Args:
+        choice: the context-parallel method, chosen for the sizes of the attention.
+    """
+    degree, heads, kv_heads, head_dim, held, bytes_each = choice.sizes
+    if degree == 1:
+        return 0
+    whole = held * degree * MASK_BYTES
+    queries = held * heads * head_dim
+    if choice.method == ALL_GATHER:
+        return whole + _gathered(choice.sizes) + queries * bytes_each
+    numbers = 2 * held * math.lcm(kv_heads, choice.heads_degree) * head_dim  # of keys and values, heads repeated
+    divided = choice.heads_degree > 1
+    # Among the ranks that divide the heads: q, k, v, output and its gradient go there, three gradients come back.
+    there, back = (3 * queries + numbers) * bytes_each * divided, (queries + numbers) * bytes_each * divided
+    peak = 2 * there + 3 * back
+    if choice.heads_degree == degree:
+        # Each rank's own heads go in pieces: one at hand, one coming, and of those that left what came in return.
+        own = math.lcm(kv_heads, degree) // degree
+        pieces = len(pieces_of(own, own))
+        peak = peak if pieces == 1 else max(3 * back, (4 * there + 3 * back) // pieces + back)
+    else:
+        # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming.
+        ring = 3 * numbers * bytes_each + 2 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
+        peak = max(peak, ring + 2 * there)
+    return whole + peak
+
+
+def _gathered(sizes: Sizes) -> int:
+    pieces = len(pieces_of(sizes.kv_heads, sizes.kv_heads))
+    # Of one piece's keys and values, all ranks'.
+    numbers = 2 * sizes.held * sizes.degree * (sizes.kv_heads // pieces) * sizes.head_dim
+    # This piece as gathered, joined and in order, its gradients, and the next one. In float32 its gradients whole,
+    # sharded and without padding, and the sums for this rank's tokens of every piece.
+    sums = pieces * numbers // sizes.degree
+    return 5 * numbers * sizes.bytes_each + (3 * numbers + sums) * GRADIENT_BYTES

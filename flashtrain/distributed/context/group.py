@@ -1,0 +1,52 @@
+"""The ranks that share a sequence, and their division into ranks that share heads and rings.
+
+R ranks (the degree), U of them dividing the heads (neighbours, which sit on one host), R / U rings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+
+class ContextGroup:
+    """The process group whose ranks share a sequence, and its subgroups, which are made when first needed.
+
+    Rank r = ring * U + place: the U ranks with one `ring` index divide the heads, the R / U ranks with one `place` pass
+    keys and values around.
+
+    Args:
+        group: a torch.distributed process group; None: all ranks.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = dist.group.WORLD if group is None else group
+        self.size = dist.get_world_size(self.group)
+        self.rank = dist.get_rank(self.group)
+        self.ranks = dist.get_process_group_ranks(self.group)
+        self._parts: dict[int, tuple[Any, Any]] = {}
+
+    def parts(self, heads_degree: int) -> tuple[Any, Any]:
+        """This rank's subgroups for U = heads_degree, a divisor of R.
+
+        Where new groups are needed, every rank of the job must call this at the same point (NCCL may split the
+        communicator of all of them).
+
+        Returns:
+            (the group that divides the heads, the group that forms a ring).
+        """
+        if heads_degree not in self._parts:
+            self._parts[heads_degree] = self._split(heads_degree)
+        return self._parts[heads_degree]
+
+    def _split(self, heads_degree: int) -> tuple[Any, Any]:
+        if heads_degree == self.size:
+            return self.group, None
+        if heads_degree == 1:
+            return None, self.group
+        ring, place = divmod(self.rank, heads_degree)
+        heads = [self.ranks[ring * heads_degree + other] for other in range(heads_degree)]
+        around = [self.ranks[other * heads_degree + place] for other in range(self.size // heads_degree)]
+        # Each rank names its own two groups only; it need not know those of other context groups.
+        return tuple(dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around))

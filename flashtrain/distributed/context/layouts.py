@@ -1,0 +1,133 @@
+"""The layouts by name, made by what a mask costs: how many keys each query sees.
+
+A layout depends on the mask and the degree alone, and is computed on the host: every rank computes the same one without
+communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from flashtrain.distributed.context.balance import APART, SAME, SHARED, Run, assign, is_even
+from flashtrain.distributed.context.layout import Layout, layout_of
+from flashtrain.distributed.context.local_mask import CAUSAL, FULL
+from flashtrain.distributed.context.work import visible_keys
+from flashtrain_kernels.masks import START, Mask
+
+MIN_BLOCK = 128  # the largest tile of queries that a kernel takes
+MAX_BLOCK = 2048
+BLOCKS_A_RANK = 64
+MAX_APART = 8  # documents that are divided one after the other; then all above half the length at once, and so on
+FINER = (1, 2, 4)  # divisors of the usual block size, tried one by one until the work is even
+WHOLE_BLOCKS = 2  # a document of up to this many blocks is short: it stays on one rank if the work stays even
+
+
+def contiguous(mask: Mask, degree: int) -> Layout:
+    """The layout in which rank r holds the r-th run of tokens; under a causal mask the last rank works longest."""
+    held = -(-mask.seqlen_k // degree)
+    runs = [[_run(rank, held, mask.seqlen_k)] for rank in range(degree)]
+    return layout_of([runs], mask.seqlen_k, held)
+
+
+def zigzag(mask: Mask, degree: int) -> Layout:
+    """The layout of 2R chunks in which rank r holds chunks r and 2R - 1 - r: even for one causal sequence only."""
+    chunk = -(-mask.seqlen_k // (2 * degree))
+    runs = [[_run(number, chunk, mask.seqlen_k) for number in (rank, 2 * degree - 1 - rank)] for rank in range(degree)]
+    return layout_of([runs], mask.seqlen_k, chunk)
+
+
+def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
+    """The layout of pieces assigned by what their queries see: even for any mask, and for packed documents.
+
+    Args:
+        mask: the mask of the whole sequence; best on the host, where it is read.
+        degree: the number of ranks, R.
+        block: tokens that are assigned together, fewer at the ends of long documents. None: up to 2048, about 64 blocks
+            a rank; for plain causal and full masks the layouts zigzag and contiguous, as even and the fastest for the
+            kernels.
+    """
+    length = mask.seqlen_k
+    if block is None and mask.band in PLAIN and length % (2 * degree) == 0:
+        return PLAIN[mask.band](mask, degree)
+    costs, starts = visible_keys(mask).cpu().numpy(), mask.queries[START].cpu().numpy()
+    first = _block(length, degree)
+    tried = [max(1, first // finer) for finer in FINER] if block is None else [block]
+    layout, least = None, 0
+    for size in tried:
+        rows, work = _assign(costs, starts, degree, size)
+        if layout is None or max(work) < least:
+            layout, least = layout_of(rows, length, size), max(work)
+        if is_even(work):
+            break
+    assert layout is not None
+    return layout
+
+
+def _assign(costs: np.ndarray, starts: np.ndarray, degree: int, block: int) -> tuple[list[list[list[Run]]], list[int]]:
+    """(the runs of each row's ranks, the ranks' work), for blocks of this size. costs, starts: (rows, S)."""
+    room = -(-costs.shape[1] // degree)
+    rows = []
+    work = [0] * degree
+    for of_tokens, of_documents in zip(costs, starts, strict=True):
+        edges = _edges(of_documents, block)
+        runs, work = assign(of_tokens, edges, _bonds(of_documents, edges, block, room), room, work)
+        rows.append(runs)
+    return rows, work
+
+
+def _block(length: int, degree: int) -> int:
+    """The usual block: a power of two, some BLOCKS_A_RANK a rank; if there is one, one that leaves no padding."""
+    wanted = max(1, length // (degree * BLOCKS_A_RANK))
+    block = 1 << (wanted.bit_length() - 1)
+    block = min(max(block, MIN_BLOCK), MAX_BLOCK)
+    while block > 1 and length < 2 * degree * block:  # so short a sequence: at least two blocks a rank
+        block //= 2
+    smaller = block
+    while smaller > 1 and length % (degree * smaller):
+        smaller //= 2
+    return smaller if length % (degree * smaller) == 0 and smaller >= min(block, MIN_BLOCK) else block
+
+
+def _edges(starts: np.ndarray, block: int) -> np.ndarray:
+    """(pieces + 1,) ascending: 0, every multiple of `block`, where long documents begin and end, and S."""
+    # A document whose end lies in another's block would be fetched whole by the rank that holds that block.
+    length = len(starts)
+    begins = np.unique(starts)
+    ends = np.append(begins[1:], length)
+    long = ends - begins > WHOLE_BLOCKS * block
+    return np.unique(np.concatenate((np.arange(0, length, block), begins[long], ends[long], [length])))
+
+
+def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list[np.ndarray]:
+    """What holds each piece to the one before it, in several strengths: `bonds` of balance.assign."""
+    # In the first, every document that a rank has room for stays together. In each of the next the longest of those is
+    # divided, and further down all above half the length, a quarter of it and so on.
+    first = edges[:-1]
+    owner = starts[first]
+    long = np.bincount(starts, minlength=len(starts) + 1)[owner]
+    short = WHOLE_BLOCKS * block
+    shared = (owner < first) & (long <= short)
+    same = np.concatenate(([False], owner[1:] == owner[:-1])) & (long > short)
+    lengths = np.unique(long[same & (long <= room)])[::-1].tolist()
+    tried, limit = lengths[:MAX_APART], lengths[MAX_APART] if len(lengths) > MAX_APART else 0
+    while limit > short:
+        tried.append(limit)
+        limit //= 2
+    weak = np.where(shared, SHARED, APART)
+    return [*(np.where(same & (long <= limit), SAME, weak) for limit in tried), weak]
+
+
+def _run(number: int, size: int, length: int) -> Run:
+    """The run of this number, of so many tokens each, as far as there are any."""
+    return min(number * size, length), min((number + 1) * size, length)
+
+
+# Layouts that are even for masks without documents.
+PLAIN: dict[tuple[int, int] | None, Callable[[Mask, int], Layout]] = {CAUSAL: zigzag, FULL: contiguous}
+LAYOUTS: dict[str, Callable[[Mask, int], Layout]] = {
+    "balanced": balanced,
+    "head-tail": zigzag,
+    "contiguous": contiguous,
+}

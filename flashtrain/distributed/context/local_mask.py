@@ -1,0 +1,168 @@
+"""The part of a mask that one rank computes, in the form that the kernels compute fastest.
+
+For a plain causal, full or window mask this is a band, which is faster than the same mask as data. A rank that holds a
+few runs of neighbouring tokens has such bands: each run sees all keys before it, and itself causally.
+
+Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys held (of the ranks that divide the heads), in
+ascending order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, SEQUENCE, Mask
+
+FULL, CAUSAL = (-1, -1), (-1, 0)  # windows
+MAX_CALLS = 4  # more are small ones, which leave the device idle between them
+NOWHERE = 2**30 - 1  # the position of a padding key: past every interval (positions stay below 2^30)
+
+
+class BandCall(NamedTuple):
+    """One call of the kernels without a mask.
+
+    Attributes:
+        queries: which of the queries that are held.
+        keys: how many of the keys that are held, from the first on.
+        window: flash-attn's (left, right), aligned to the last query and the last key.
+    """
+
+    queries: slice
+    keys: int
+    window: tuple[int, int]
+
+
+Part = Mask | tuple[BandCall, ...]
+
+
+def numbered(mask: Mask, batch: int) -> Mask:
+    """The mask with rows that count their sequences on from row to row, as dropout's random numbers need it."""
+    # flash_attn_func numbers a shared mask itself, but a part of a mask no longer shows how many sequences there are.
+    # There is no band: only a mask tells the kernels which sequence and positions a part is of.
+    if batch == 1 or mask.queries.shape[1] != 1:
+        return mask._replace(band=None)
+    rows = mask.queries.expand(-1, batch, -1).clone()
+    row = torch.arange(batch, device=rows.device, dtype=torch.int32)[:, None]
+    rows[SEQUENCE] += row * (mask.queries[SEQUENCE].amax() + 1)
+    return Mask(rows, None, mask.seqlen_k)
+
+
+def local_part(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool = False) -> Part:
+    """The part of a mask that these queries and keys have.
+
+    Args:
+        mask: the mask of the whole sequence.
+        queries: (Bl, m) positions in the sequence, ascending, then -1 for padding, which sees nothing; None: all.
+        keys: (Bl, p) likewise; padding is seen by nothing.
+        positions: whether the result must keep the keys' positions, as dropout needs.
+
+    Returns:
+        A few calls without a mask, where there are such; queries in none of them see nothing. Otherwise a mask.
+    """
+    calls = None
+    if mask.band is not None and not positions and mask.queries.shape[2] == mask.seqlen_k:
+        calls = _calls(mask.band, _places(queries, mask.seqlen_k), _places(keys, mask.seqlen_k), mask.seqlen_k)
+    return calls if calls is not None else _select(mask, queries, keys, positions=positions)
+
+
+def planned(part: Part, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> Part:
+    """The part made ready for the kernels (Mask.planned), for every layer of this head dimension and dtype.
+
+    Args:
+        part: of `local_part`.
+        head_dim: D.
+        dtype: the dtype of q, k and v.
+        rich: whether weights are dropped.
+        softcap: whether scores are bounded.
+    """
+    return part.planned(head_dim, dtype, rich=rich, softcap=softcap) if isinstance(part, Mask) else part
+
+
+def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool) -> Mask:
+    """The mask of some queries and some keys: Mask.select with rows of their own, and padding."""
+    # Ascending keys make an interval of positions an interval of indices below p, and then the kernels have no
+    # positions to load. Dropout needs the positions.
+    rows = mask.queries
+    bounds = (LOW, HIGH, LOW2, HIGH2)[: len(rows) - 3]  # of one interval or two
+    if queries is not None:
+        rows = _gathered(rows, queries.clamp(min=0).to(rows.device))
+        hidden = (queries < 0).to(rows.device).expand(rows.shape[1], -1)
+        for bound in bounds:
+            rows[bound] = rows[bound].masked_fill(hidden, 0)
+    if keys is None:
+        return mask if queries is None else Mask(rows, None, mask.seqlen_k)
+    held = keys.to(rows.device)
+    held = torch.where(held < 0, NOWHERE, held).to(torch.int32)
+    if rows.shape[1] != held.shape[0]:
+        batch = max(rows.shape[1], held.shape[0])
+        rows, held = rows.expand(-1, batch, -1), held.expand(batch, -1)
+    rows, held = rows.clone(), held.contiguous()
+    for bound in bounds:
+        rows[bound] = rows[bound].clamp(max=mask.seqlen_k)  # no interval reaches the padding
+        if not positions:
+            rows[bound] = torch.searchsorted(held, rows[bound].contiguous(), out_int32=True)
+    return Mask(rows, held if positions else None, keys.shape[1])
+
+
+def _gathered(rows: Tensor, index: Tensor) -> Tensor:
+    """A copy of rows (5 or 7, Bm, S) at index (Bl, m): (5 or 7, max(Bm, Bl), m)."""
+    if index.shape[0] == 1:
+        return rows.index_select(2, index[0])
+    batch = max(rows.shape[1], index.shape[0])
+    return rows.expand(-1, batch, -1).gather(2, index.expand(rows.shape[0], batch, -1))
+
+
+def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:
+    """The real tokens (m,); None where the rows of a batch hold different ones."""
+    if tokens is None:
+        return np.arange(length)
+    if tokens.shape[0] != 1:
+        return None
+    held = tokens[0].cpu().numpy()
+    return held[held >= 0]
+
+
+def _calls(
+    band: tuple[int, int], queries: np.ndarray | None, keys: np.ndarray | None, length: int
+) -> tuple[BandCall, ...] | None:
+    """The calls that a band falls into; None where they are not few."""
+    if queries is None or keys is None:
+        return None
+    if len(queries) == len(keys) == length or band == FULL:
+        return (BandCall(slice(0, len(queries)), len(keys), band),) if len(queries) and len(keys) else ()
+    if band != CAUSAL:
+        return None
+    calls: list[BandCall] = []
+    for start, stop in _runs(queries):
+        first, last = (int(np.searchsorted(keys, queries[place], side="right")) for place in (start, stop - 1))
+        if first == last:
+            call = BandCall(slice(start, stop), last, FULL)
+        elif last - first == stop - start - 1 and first and keys[first - 1] == queries[start]:
+            call = BandCall(slice(start, stop), last, CAUSAL)
+        else:
+            return None
+        if call.keys:
+            _add(calls, call)
+    return tuple(calls) if len(calls) <= MAX_CALLS else None
+
+
+def _runs(queries: np.ndarray) -> list[tuple[int, int]]:
+    """The runs of neighbouring tokens, (start, stop) each."""
+    if not len(queries):
+        return []
+    cuts = np.flatnonzero(np.diff(queries) != 1) + 1
+    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(queries)], strict=True))
+
+
+def _add(calls: list[BandCall], call: BandCall) -> None:
+    """Add a call, or make the last one longer where both are one."""
+    if calls and calls[-1].window == call.window and calls[-1].queries.stop == call.queries.start:
+        grown = call.queries.stop - call.queries.start if call.window == CAUSAL else 0
+        if calls[-1].keys + grown == call.keys:
+            calls[-1] = BandCall(slice(calls[-1].queries.start, call.queries.stop), call.keys, call.window)
+            return
+    calls.append(call)

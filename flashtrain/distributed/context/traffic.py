@@ -1,0 +1,68 @@
+"""How many bytes a rank sends under each context-parallel method."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+GRADIENT_BYTES = 4  # gradients of keys and values that are summed on the way are float32
+
+
+class Sizes(NamedTuple):
+    """The sizes of one attention that ranks share.
+
+    Attributes:
+        degree: R, the ranks that share a sequence.
+        heads: H, the query heads.
+        kv_heads: K, the key/value heads.
+        head_dim: D, the head dimension.
+        held: n, the tokens that a rank holds of all rows of its batch.
+        bytes_each: bytes of an element of q, k and v.
+    """
+
+    degree: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    held: int = 1
+    bytes_each: int = 2
+
+
+class Traffic(NamedTuple):
+    """Bytes that the busiest rank sends for one layer, in the forward and in the backward pass."""
+
+    forward: int
+    backward: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of both passes."""
+        return self.forward + self.backward
+
+
+def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
+    """What one rank sends.
+
+    Args:
+        sizes: of the attention.
+        heads_degree: ranks that divide the heads (ulysses: the degree; ring: 1; hybrid: between). The others form
+            rings.
+        gathers: whether all keys and values are gathered instead.
+    """
+    # The backward sends all of it again, and the gradients back, those of keys and values in float32 if they are summed
+    # on the way.
+    degree, heads, kv_heads, head_dim, held, bytes_each = sizes
+    token = head_dim * bytes_each
+    gradient = head_dim * GRADIENT_BYTES
+    if gathers:
+        others = (degree - 1) * held * 2 * kv_heads
+        return Traffic(others * token, others * (token + gradient))
+    copies = math.lcm(kv_heads, heads_degree)  # key/value heads that are repeated so that every rank gets some
+    away = held * (heads_degree - 1) / heads_degree
+    around = held * 2 * copies  # a ring passes on the tokens of the ranks that divide the heads, a share of the heads
+    steps = degree // heads_degree - 1
+    forward = away * (2 * heads + 2 * copies) * token + steps * around * token
+    backward = away * (4 * heads + 4 * copies) * token
+    if steps:
+        backward += steps * around * token + (steps + 1) * around * gradient
+    return Traffic(int(forward), int(backward))

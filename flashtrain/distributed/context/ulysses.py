@@ -1,0 +1,175 @@
+"""Ulysses: every rank computes all tokens for some of the heads, with the unchanged kernel and mask.
+
+The exchange of tokens for heads is DeepSpeed-Ulysses' (Jacobs et al. 2023, arXiv 2309.14509).
+
+B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads, K key/value
+heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flashtrain.distributed.context.group import ContextGroup
+from flashtrain.distributed.context.indexing import ascending, inverse, take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.local_attention import Scores, summing_dtype
+from flashtrain.distributed.context.local_mask import Part, local_part
+from flashtrain.distributed.context.ring import Ring
+from flashtrain.distributed.context.transfers import Piece, Transfer, overlapped, pieces_of
+from flashtrain_kernels import Mask
+
+
+class Ulysses:
+    """Divides the heads over `heads_degree` neighbouring ranks, and passes keys and values around a ring of the others.
+
+    The hybrid of both is USP's (Fang and Zhao 2024, arXiv 2405.07719): 12 heads on 8 ranks as 4 x 2. With heads_degree
+    1 it is the ring alone.
+
+    Args:
+        layout: which rank holds which tokens.
+        group: the ranks that share the sequence.
+        heads_degree: the ranks that divide the heads, U.
+        mask: the mask of the whole sequence.
+        plan: makes a part of the mask ready for the kernels.
+        dropout: whether weights are dropped.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        group: ContextGroup,
+        heads_degree: int,
+        mask: Mask,
+        plan: Callable[[Part], Part],
+        *,
+        dropout: bool,
+    ) -> None:
+        self.degree = heads_degree
+        self.padded = layout.padding > 0
+        self.group, ring_group = group.parts(heads_degree)
+        device = mask.queries.device
+        rings = group.size // heads_degree
+        mine = group.rank // heads_degree
+        if rings == 1:
+            # All tokens come together: in the sequence's own order, without padding, under the mask itself.
+            self.order: Tensor | None = layout.places.to(device)
+            self.back: Tensor | None = inverse(self.order, layout.degree * layout.held)
+            self.ring = Ring(None, [plan(local_part(mask, None, None, positions=dropout))])
+            return
+        tokens = [_held_by(layout, ring, heads_degree) for ring in range(rings)]
+        order = ascending(tokens[mine])
+        together = heads_degree > 1
+        self.order = order.to(device) if together else None
+        self.back = inverse(order, order.shape[1]).to(device) if together else None
+        held = [each.gather(1, ascending(each)).to(device) for each in tokens]
+        parts = [plan(local_part(mask, held[mine], keys, positions=dropout)) for keys in held]
+        self.ring = Ring(ring_group, parts)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """See Method. The log-sum-exp is of this rank's heads and all their tokens, (B, H / U, m)."""
+        if self.degree == 1:
+            return self.ring.forward(q, k, v, scores)
+        k, v = self._repeated(k, v)
+        leaving: list[Transfer] = []
+        lses = []
+        for piece, own in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v)):
+            out, lse = self.ring.forward(*own, scores, self._first_head(q) + piece.queries.start)
+            self._leave(leaving, out)
+            lses.append(lse)
+        return self._of_tokens(leaving)[0], torch.cat(lses, 1)
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Method."""
+        if self.degree == 1:
+            return self.ring.backward(dout, q, k, v, out, lse, scores)
+        kv_heads = k.shape[2]
+        k, v = self._repeated(k, v)
+        leaving: list[Transfer] = []
+        # Exchanged anew instead of being saved: it costs a fraction of the computing, and no memory between the passes.
+        for piece, own in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v, out, dout)):
+            own_q, own_k, own_v, own_out, own_dout = own
+            first = self._first_head(q) + piece.queries.start
+            rows = lse[:, piece.queries].contiguous()
+            gradients = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, scores, first)
+            self._leave(leaving, *gradients)
+        dq, dk, dv = self._of_tokens(leaving)
+        return dq, _summed(dk, kv_heads), _summed(dv, kv_heads)
+
+    def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
+        """The pieces of a rank's own heads; one piece where a ring is busy with communication of its own."""
+        heads, kv_heads = q.shape[2] // self.degree, k.shape[2] // self.degree
+        if self.ring.size > 1:
+            return [Piece(slice(0, kv_heads), slice(0, heads))]
+        return pieces_of(heads, kv_heads)
+
+    def _first_head(self, q: Tensor) -> int:
+        return dist.get_rank(self.group) * (q.shape[2] // self.degree)
+
+    def _repeated(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Key/value heads repeated until every rank gets as many, each right for its query heads."""
+        heads = tensors[0].shape[2]
+        copies = math.lcm(heads, self.degree) // heads
+        return tuple(x if copies == 1 else x.repeat_interleave(copies, 2) for x in tensors)
+
+    def _to_heads(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, *like_q: Tensor) -> Transfer:
+        """Start exchanging this rank's tokens of all heads (B, n, heads, D) for all tokens of a piece of its heads."""
+        chosen = [(q, piece.queries), (k, piece.keys), (v, piece.keys), *((x, piece.queries) for x in like_q)]
+        apart = [x.unflatten(2, (self.degree, -1))[:, :, :, heads] for x, heads in chosen]
+        counts = [x.shape[3] for x in apart]
+        return self._exchange(torch.cat(apart, 3).movedim(2, 0), partial(self._of_heads, counts))
+
+    def _of_heads(self, counts: list[int], received: Tensor) -> Sequence[Tensor]:
+        """The tensors (B, m, heads of the piece, D), tokens ascending, of received (U, B, n, heads of all, D)."""
+        joined = received.movedim(0, 1).flatten(1, 2)
+        if self.order is not None:
+            joined = take(joined, self.order)
+        return joined.split(counts, 2)
+
+    def _leave(self, leaving: list[Transfer], *tensors: Tensor) -> None:
+        """Start the way back of tensors (B, m, heads of a piece, D), after that of the pieces before."""
+        if leaving:
+            leaving[-1].wait()  # it left while this piece was computed: what was sent is no longer needed
+        joined = torch.cat(tensors, 2) if len(tensors) > 1 else tensors[0]
+        if self.back is not None:
+            joined = _put_back(joined, self.back) if self.padded else take(joined, self.back)
+        parts = joined.unflatten(1, (self.degree, -1)).movedim(1, 0)
+        counts = [x.shape[2] for x in tensors]
+        leaving.append(self._exchange(parts, lambda received: received.split(counts, 3)))
+
+    def _of_tokens(self, transfers: list[Transfer]) -> list[Tensor]:
+        """The tensors (B, n, heads, D) of all pieces together."""
+        found = [transfer.result() for transfer in transfers]
+        return [torch.cat(parts, 3).movedim(0, 2).flatten(2, 3) for parts in zip(*found, strict=True)]
+
+    def _exchange(self, x: Tensor, finish: Callable[[Tensor], object]) -> Transfer:
+        """Start an exchange of x (U, ...): part u goes to rank u; part u of what is received comes from it."""
+        sent = x.contiguous()
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
+        return Transfer(received, sent, [work], finish)
+
+
+def _held_by(layout: Layout, ring: int, degree: int) -> Tensor:
+    """The tokens (Bl, U * n) of the ranks of one ring index, one rank after the other."""
+    return layout.tokens[:, ring * degree : (ring + 1) * degree].flatten(1)
+
+
+def _put_back(x: Tensor, back: Tensor) -> Tensor:
+    """x (B, m, heads, D) at the index `back` (Bl, length), and 0 where that is -1."""
+    return take(x, back.clamp(min=0)).masked_fill((back < 0)[..., None, None], 0)
+
+
+def _summed(gradient: Tensor, heads: int) -> Tensor:
+    """The gradient (B, n, heads, D) of heads, from that of their copies (B, n, copies * heads, D)."""
+    if gradient.shape[2] == heads:
+        return gradient
+    return gradient.unflatten(2, (heads, -1)).sum(3, dtype=summing_dtype(gradient.dtype)).to(gradient.dtype)

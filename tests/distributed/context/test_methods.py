@@ -1,0 +1,84 @@
+"""Which context-parallel method is taken, what it sends, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashtrain.distributed.context.layouts import balanced
+from flashtrain.distributed.context.methods import choose_method, gather_needed
+from flashtrain.distributed.context.traffic import Sizes, traffic
+from flashtrain.errors import UserError
+from flashtrain_kernels import masks
+
+HELD = 16384
+
+
+@pytest.mark.parametrize(
+    ("degree", "heads", "kv_heads", "method"),
+    [
+        (4, 12, 12, "all-to-all"),  # heads divide
+        (8, 12, 12, "hybrid"),  # 4 x 2
+        (8, 32, 1, "all-gather"),  # one key head is little to gather
+        (7, 12, 12, "all-gather"),  # no common divisor, and short
+        (2, 12, 12, "ring"),
+        (1, 12, 12, "all-to-all"),
+    ],
+)
+def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_says_why(degree, heads, kv_heads, method):
+    choice = choose_method("auto", Sizes(degree, heads, kv_heads, 64, HELD))
+    assert choice.method == method
+    assert choice.reason.startswith(method)
+    assert "\n" not in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("method", "length", "chosen"),
+    [
+        ("auto", 64, "all-gather"),  # four documents on four ranks
+        ("all-gather", 64, "all-gather"),
+        ("ring", 64, "ring"),
+        ("auto", 256, "all-to-all"),  # one document
+    ],
+)
+def test_where_little_is_seen_of_other_ranks_keys_only_that_is_gathered(method, length, chosen):
+    mask = masks.document(torch.arange(256)[None] // length, causal=True)
+    usual = choose_method(method, Sizes(4, 12, 12, 64, 64))
+    choice, needed = gather_needed(usual, method, mask, balanced(mask, 4))
+    assert choice.method == chosen
+    assert (needed is not None) == (chosen == "all-gather")
+    if needed is not None:
+        assert "of the 0% of other ranks' keys that are seen" in choice.reason
+        assert choice.traffic.total == 0
+
+
+def test_auto_takes_a_ring_where_gathering_is_too_much_and_heads_do_not_divide():
+    choice = choose_method("auto", Sizes(7, 12, 12, 128, 2**20))
+    assert choice.method == "ring"
+    assert "GiB" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("method", "degree", "message"),
+    [
+        ("all-to-all", 8, r"all-to-all with 12 heads on 8 ranks\. Use .* or hybrid, .* 2, 3, 4, 6, 12"),
+        ("hybrid", 4, "Use all-gather or ring or all-to-all"),
+        ("hybrid", 5, "Use all-gather or ring, or another number of ranks"),
+        ("rign", 4, "unknown context-parallel method 'rign'. Did you mean 'ring'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(method, degree, message):
+    with pytest.raises(UserError, match=message):
+        choose_method(method, Sizes(degree, 12, 12, 64))
+
+
+def test_traffic_is_what_is_sent():
+    sizes = Sizes(degree=4, heads=8, kv_heads=2, head_dim=16, held=100, bytes_each=2)
+    one = 100 * 16 * 2  # a head of the tokens held
+    # Three of the four quarters of q, out, and of keys and values repeated to four heads leave a rank.
+    assert traffic(sizes, 4, gathers=False).forward == 3 / 4 * (8 + 8 + 4 + 4) * one
+    assert traffic(sizes, 1, gathers=False).forward == 3 * 2 * 2 * one
+    assert traffic(sizes, 1, gathers=True).forward == 3 * 2 * 2 * one
+    # Gradients of keys and values are float32, and go round once more to come home.
+    assert traffic(sizes, 1, gathers=False).backward == (3 * 2 * 2 + 4 * 2 * 2 * 2) * one
+    assert traffic(sizes, 1, gathers=True).backward == (3 * 2 * 2 + 3 * 2 * 2 * 2) * one
