@@ -6,6 +6,7 @@ B batch, m queries and p keys that it has, H query heads, K key/value heads, D h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class Scores:
     sink_gradients: Tensor | None = None
 
     @property
-    def options(self) -> dict[str, float]:
+    def options(self) -> dict[str, Any]:
         """The kernels' options without dropout and sinks."""
         return {"softmax_scale": self.scale, "softcap": self.softcap}
 

@@ -80,7 +80,8 @@ class Ulysses:
         leaving: list[Transfer] = []
         lses = []
         for piece, own in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v)):
-            out, lse = self.ring.forward(*own, scores, self._first_head(q) + piece.queries.start)
+            own_q, own_k, own_v = own
+            out, lse = self.ring.forward(own_q, own_k, own_v, scores, self._first_head(q) + piece.queries.start)
             self._leave(leaving, out)
             lses.append(lse)
         return self._of_tokens(leaving)[0], torch.cat(lses, 1)
