@@ -1,4 +1,4 @@
-"""Sharding a model with FSDP2, and gathering its weights."""
+"""Sharding a model with FSDP2."""
 
 from __future__ import annotations
 
@@ -66,18 +66,6 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         return list(blocks)
     names = {name for part in module.modules() for name in getattr(part, LAYER_NAMES, None) or ()}
     return [part for part in module.modules() if type(part).__name__ in names]
-
-
-def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's unsharded weights on the CPU, for export, with the names of the uncompiled module.
-
-    Under FSDP2 every rank must call it; rank 0 gets the weights, the others an empty dictionary.
-    """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(module, options=options)
-    return {name.replace("_orig_mod.", ""): value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def _policy(precision: str) -> Any:

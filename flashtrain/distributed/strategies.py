@@ -1,26 +1,16 @@
-"""The Lightning strategies by name: auto, ddp, fsdp, context.
-
-To add another, enter its name and the function that builds it in `STRATEGIES`.
-"""
+"""The Lightning strategies by name: ddp, fsdp, context."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
-import torch
 from pytorch_lightning.strategies import DDPStrategy, Strategy
 from torch import nn
-from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
-
-from flashtrain.errors import unknown
 
 # MiB of gradients that are reduced together. Every bucket is a graph break in compiled code: with torch's 25 two H200s
 # trained GPT-2 124M at 0.92 of twice one GPU's speed, with 400 at 0.96 (recipes/results/gpt2-two-gpus-h200.json).
 BUCKET_MIB = 400
-SHARDING = ("fsdp", "context")  # the strategies that shard a model
 CHECKPOINTS = {"auto": None, "file": False, "sharded": True}  # ShardsCheckpoints' save_distributed_checkpoint
 
 
@@ -45,66 +35,24 @@ class DataParallelStrategy(DDPStrategy):
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
 
-def _fully_sharded(**options: Any) -> Strategy:
-    from flashtrain.distributed.sharded_strategy import FullyShardedStrategy
-
-    return FullyShardedStrategy(**options)
-
-
-def _context(**options: Any) -> Strategy:
-    from flashtrain.distributed.context.strategy import ContextParallelStrategy  # imported only if used: a dozen files
-
-    timeout = options.get("timeout_seconds")
-    if timeout is not None:
-        # The watchdog reports which rank is stuck, so it must end the job before a collective times out.
-        options["timeout"] = max(default_pg_timeout, timedelta(seconds=2 * timeout))
-    return ContextParallelStrategy(**options)
-
-
-STRATEGIES: dict[str, Callable[..., Strategy]] = {
-    "ddp": DataParallelStrategy,
-    "fsdp": _fully_sharded,
-    "context": _context,
-}
-
-
-def make_strategy(
-    name: str = "auto",
-    devices: int | str | list[int] = 1,
-    num_nodes: int = 1,
-    accelerator: str = "auto",
-    checkpoint: str = "file",
-    **options: Any,
-) -> Strategy | str:
-    """The strategy for Lightning's Trainer, which must get the same devices, num_nodes and accelerator.
+def make_strategy(name: str, checkpoint: str = "file", **options: Any) -> Strategy:
+    """Make the strategy for Lightning's Trainer.
 
     Args:
-        name: "ddp" has a copy of the model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards the model
-            (FSDP2); "context" also shards every sequence; "auto" is "ddp", or on one device Lightning's default.
-        devices: a number, "auto" or -1 for all, a list or "0,1" for certain ones.
-        num_nodes, accelerator: as the Trainer's.
+        name: "ddp", as "auto", has a copy of the model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards the
+            model (FSDP2); "context" also shards every sequence.
         checkpoint: of "fsdp" and "context", a key of CHECKPOINTS.
         options: of "context", ContextParallelStrategy's.
-
-    Raises:
-        UserError: an unknown name.
     """
-    count = device_count(devices, accelerator) * num_nodes
-    if name == "auto":
-        return "auto" if count == 1 else DataParallelStrategy()
-    if name not in STRATEGIES:
-        raise unknown("strategy", name, ("auto", *STRATEGIES))
-    if name in SHARDING:
-        options["save_distributed_checkpoint"] = CHECKPOINTS[checkpoint]
-    return STRATEGIES[name](**options)
+    if name in ("auto", "ddp"):
+        return DataParallelStrategy()
+    sharded = CHECKPOINTS[checkpoint]
+    if name == "fsdp":
+        from flashtrain.distributed.sharded_strategy import FullyShardedStrategy
 
+        return FullyShardedStrategy(save_distributed_checkpoint=sharded)
+    from flashtrain.distributed.context.strategy import (
+        ContextParallelStrategy,  # imported only if used: two dozen files
+    )
 
-def device_count(devices: int | str | list[int], accelerator: str = "auto") -> int:
-    """The number of devices per machine that a Trainer's `devices` stands for."""
-    if isinstance(devices, (list, tuple)):
-        return len(devices)
-    if isinstance(devices, str) and "," in devices:
-        return len([part for part in devices.split(",") if part.strip()])
-    if str(devices) in ("auto", "-1"):
-        return torch.cuda.device_count() if accelerator != "cpu" and torch.cuda.is_available() else 1
-    return int(devices)
+    return ContextParallelStrategy(save_distributed_checkpoint=sharded, **options)

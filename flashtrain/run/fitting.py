@@ -157,7 +157,7 @@ def make_trainer(
         accelerator=accelerator,
         devices=options.devices,
         num_nodes=options.nodes,
-        strategy=strategy_for(settings, accelerator, folder),
+        strategy=strategy_for(settings, folder),
         precision=hardware.precision,  # type: ignore[arg-type]
         max_steps=options.steps,
         max_epochs=-1,
@@ -174,21 +174,13 @@ def make_trainer(
     )
 
 
-def strategy_for(settings: Settings, accelerator: str, folder: Path) -> Strategy | str:
+def strategy_for(settings: Settings, folder: Path) -> Strategy | str:
     """The strategy of these settings; for one device Lightning's own, without importing flashtrain.distributed."""
-    options = settings.trainer
-    if settings.strategy == "auto" and options.devices in (1, "1") and options.nodes == 1:
+    if settings.strategy == "auto" and settings.trainer.ranks == 1:
         return "auto"
     from flashtrain.distributed.strategies import make_strategy
 
-    return make_strategy(
-        settings.strategy,
-        options.devices,
-        options.nodes,
-        accelerator,
-        options.checkpoint,
-        **strategy_options(settings, folder),
-    )
+    return make_strategy(settings.strategy, settings.trainer.checkpoint, **strategy_options(settings, folder))
 
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 from ranks import process_environment, run_script
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 HERE = Path(__file__).parent
 
@@ -29,6 +31,12 @@ def launch_once(script: str, tmp_path_factory: pytest.TempPathFactory, worker_id
             printed.write_text(f"{said}\nended with {code}")
     assert printed.read_text().endswith("ended with 0"), printed.read_text()[-6000:]
     return folder
+
+
+def full_state_dict(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The module's unsharded weights on the CPU, on rank 0. Every rank must call it."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return dict(get_model_state_dict(module, options=options))
 
 
 def of_ranks(folder: Path, count: int) -> list[Any]:

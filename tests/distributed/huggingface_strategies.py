@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 import transformers
+from distributed_ranks import full_state_dict
 from huggingface_fitting import SIZES, STEPS, Reads, fit
 from ranks import fork
 
-from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.training.checkpoint_callbacks import SaveLast
 
@@ -40,7 +40,7 @@ def scenario(folder: Path, name: str) -> None:
     reads.watch()
 
     def train(*callbacks, steps: int, resume: Path | None = None):
-        chosen = make_strategy(strategy, devices=2, accelerator="cpu")
+        chosen = make_strategy(strategy)
         options = {"devices": 2, "strategy": chosen, "max_steps": steps}
         return fit(folder, origin, *callbacks, lora=lora, resume=resume, **options)
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from distributed_ranks import full_state_dict
 from ranks import fork
 from tiny_training import TinyData, TinyTask, tiny_trainer
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from flashtrain.distributed import FullyShardedStrategy, full_state_dict
+from flashtrain.distributed.sharded_strategy import FullyShardedStrategy
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
 from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks

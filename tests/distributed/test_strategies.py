@@ -9,9 +9,6 @@ import torch
 from distributed_ranks import of_ranks
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
-from flashtrain.distributed import FullyShardedStrategy
-from flashtrain.distributed.strategies import DataParallelStrategy, device_count, make_strategy
-from flashtrain.errors import UserError
 from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint, weights_in
 
 
@@ -71,26 +68,3 @@ def test_ranks_agree_on_where_to_stop(two_ranks, tmp_path):
     assert mean_of(ranks, "losses") == pytest.approx(expected, rel=1e-4)
     # A loss that became NaN on the second rank ends both with the same line.
     assert [rank["message"].split(";")[0] for rank in ranks] == ["loss became nan at step 3"] * 2
-
-
-def test_auto_is_a_plain_device_for_one_and_ddp_for_more():
-    assert make_strategy("auto", devices=1, accelerator="cpu") == "auto"
-    assert isinstance(make_strategy("auto", devices=2, accelerator="cpu"), DataParallelStrategy)
-    assert isinstance(make_strategy("auto", devices=1, num_nodes=2, accelerator="cpu"), DataParallelStrategy)
-
-
-def test_ddp_and_fsdp_are_made_by_name():
-    assert isinstance(make_strategy("ddp", devices=2), DataParallelStrategy)
-    assert isinstance(make_strategy("fsdp", devices=2), FullyShardedStrategy)
-
-
-def test_a_misspelt_strategy_names_the_near_one():
-    with pytest.raises(UserError, match=r"unknown strategy 'fspd'\. Did you mean 'fsdp'"):
-        make_strategy("fspd")
-
-
-@pytest.mark.parametrize(
-    ("devices", "count"), [(1, 1), (4, 4), ("3", 3), ([0, 2], 2), ("0,1,3", 3), ("auto", 1), (-1, 1)]
-)
-def test_devices_are_counted_as_lightning_does(devices, count):
-    assert device_count(devices, accelerator="cpu") == count

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from distributed_ranks import full_state_dict
 from ranks import fork
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
-from flashtrain.distributed.sharding import full_state_dict
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.training import signals
@@ -50,7 +50,7 @@ def fit(
         folder,
         *callbacks,
         devices=2,
-        strategy=make_strategy(strategy, devices=2, accelerator="cpu"),
+        strategy=make_strategy(strategy),
         plugins=[AtomicCheckpointIO()],
         **options,
     )

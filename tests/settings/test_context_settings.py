@@ -13,7 +13,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.distributed.context.layouts import LAYOUTS
 from flashtrain.distributed.context.methods import AUTO, METHODS
 from flashtrain.distributed.context.strategy import ContextParallelStrategy
-from flashtrain.distributed.strategies import STRATEGIES, make_strategy
+from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.run.fitting import strategy_options
 from flashtrain.settings import options
@@ -22,7 +22,6 @@ from flashtrain.settings import options
 def test_the_names_are_those_that_are_built():
     assert (AUTO, *METHODS) == get_args(options.ContextWay)
     assert tuple(LAYOUTS) == get_args(options.ContextLayout)
-    assert ("auto", *STRATEGIES) == get_args(options.Strategy)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_only_language_models_share_sequences_are_sharded_and_write_text(recipe,
 def test_the_strategy_is_made_as_the_settings_say():
     words = ("trainer.devices=4", "context_parallel=2", "trainer.context_way=ring", "trainer.context_layout=head-tail")
     made = make_strategy(
-        "context", 4, **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200"), Path("run"))
+        "context", **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200"), Path("run"))
     )
     assert isinstance(made, ContextParallelStrategy)
     assert (made.context_parallel_size, made.method, made.layout) == (2, "ring", "head-tail")
@@ -100,8 +99,8 @@ def test_the_strategy_is_made_as_the_settings_say():
     masked = strategy_options(
         settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"), Path("run")
     )
-    assert make_strategy("context", 4, **masked).names.documents == "documents"
-    assert make_strategy("context", 4, **masked).watchdog is None
+    assert make_strategy("context", **masked).names.documents == "documents"
+    assert make_strategy("context", **masked).watchdog is None
     assert strategy_options(settings_of("trainer.strategy=ddp"), Path("run")) == {}
 
 
@@ -115,7 +114,7 @@ def test_slurm_starts_the_ranks_as_for_every_strategy(monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     made = make_strategy(
-        "context", 4, **strategy_options(settings_of("trainer.devices=4", "context_parallel=2"), Path("run"))
+        "context", **strategy_options(settings_of("trainer.devices=4", "context_parallel=2"), Path("run"))
     )
     trainer = pl.Trainer(accelerator="cpu", devices=4, strategy=made, logger=False, enable_checkpointing=False)
     environment = trainer.strategy.cluster_environment

@@ -18,10 +18,9 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.indexing import ascending, inverse, put, take
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
-from flashtrain.distributed.context.local_mask import Part, local_part
+from flashtrain.distributed.context.local_mask import LocalMasks
 from flashtrain.distributed.context.needed_keys import Needed
 from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer, overlapped, pieces_of
-from flashtrain_kernels import Mask
 
 # What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
 # backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250 MiB take there and back.
@@ -40,19 +39,18 @@ class AllGather:
     Args:
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
-        mask: the mask of the whole sequence.
-        plan: makes a part of the mask ready for the kernels.
+        local_masks: of the mask of the whole sequence.
     """
 
-    def __init__(self, layout: Layout, group: ContextGroup, mask: Mask, plan: Callable[[Part], Part]) -> None:
-        device = mask.queries.device
+    def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks) -> None:
+        device = local_masks.device
         self.group = group.group
         self.size = group.size
         self.places = layout.places.to(device)
         tokens = layout.tokens.flatten(1).to(device)
         self.held_tokens = tokens.clamp(min=0)
         self.padding = (tokens < 0)[..., None, None, None] if layout.padding else None
-        self.part = plan(local_part(mask, layout.tokens[:, group.rank], None))
+        self.part = local_masks.part(layout.tokens[:, group.rank], None)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """See Method. The log-sum-exp is of this rank's tokens, (B, H, n)."""
@@ -119,18 +117,15 @@ class AllGatherNeeded(AllGather):
     Args:
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
-        mask: the mask of the whole sequence.
-        plan: makes a part of the mask ready for the kernels.
+        local_masks: of the mask of the whole sequence.
         needed: which keys each rank needs of each other one.
     """
 
     # A rank's own keys and gradients are copied straight to their places: apart from the kernels, copies of whole
     # tensors would take most of the time.
 
-    def __init__(
-        self, layout: Layout, group: ContextGroup, mask: Mask, plan: Callable[[Part], Part], needed: Needed
-    ) -> None:
-        device, rank = mask.queries.device, group.rank
+    def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, needed: Needed) -> None:
+        device, rank = local_masks.device, group.rank
         self.group = group.group
         given = [torch.from_numpy(needed[other][rank]) for other in range(group.size)]
         self.gives = [len(places) for places in given]
@@ -146,7 +141,7 @@ class AllGatherNeeded(AllGather):
         order = ascending(keys)
         back = inverse(order, keys.shape[1]).to(device)
         self.own, self.others = back[:, : layout.held], back[:, layout.held :]
-        self.part = plan(local_part(mask, own.to(device), keys.gather(1, order).to(device)))
+        self.part = local_masks.part(own.to(device), keys.gather(1, order).to(device))
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
         coming = self.largest * 2 * k[:, 0].nbytes  # keys and values, to the rank that gets most

@@ -17,7 +17,7 @@ from flashtrain.distributed.context.all_gather import AllGather, AllGatherNeeded
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores
-from flashtrain.distributed.context.local_mask import Part, numbered, planned
+from flashtrain.distributed.context.local_mask import LocalMasks
 from flashtrain.distributed.context.methods import ALL_GATHER, AUTO, choose_method, gather_needed
 from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.ulysses import Ulysses
@@ -85,22 +85,17 @@ class SharedAttention:
         # Queries of later batches may see more keys and need another method. Its groups are made at the first batch,
         # because all ranks of the job must make them together.
         group.parts(self.choice.heads_degree)
-        if dropout:  # it draws by positions in the sequence
-            mask = numbered(mask, batch)
-        else:
+        if not dropout:  # it draws by positions in the sequence
             self.choice, needed = gather_needed(self.choice, method, mask, layout)
         self.group = group
-
-        def plan(part: Part) -> Part:
-            return planned(part, head_dim, q.dtype, rich=dropout, softcap=softcap)
-
+        local_masks = LocalMasks(mask, batch, head_dim, q.dtype, dropout=dropout, softcap=softcap)
         self.method: Method
         if needed is not None:
-            self.method = AllGatherNeeded(layout, group, mask, plan, needed)
+            self.method = AllGatherNeeded(layout, group, local_masks, needed)
         elif self.choice.method == ALL_GATHER:
-            self.method = AllGather(layout, group, mask, plan)
+            self.method = AllGather(layout, group, local_masks)
         else:
-            self.method = Ulysses(layout, group, self.choice.heads_degree, mask, plan, dropout=dropout)
+            self.method = Ulysses(layout, group, local_masks, self.choice.heads_degree)
         self.number = next(_numbers)
         _prepared[self.number] = self
 

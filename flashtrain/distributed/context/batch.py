@@ -42,7 +42,6 @@ def shard_batch(
     *,
     layout: str = "balanced",
     method: str = AUTO,
-    causal: bool = True,
     weigh: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[dict[str, Any], ContextSequence]:
     """Shard a batch among the ranks of a group.
@@ -56,7 +55,6 @@ def shard_batch(
         names: the names of the batch's tensors.
         layout: a name of LAYOUTS.
         method: the context-parallel method.
-        causal: what the work is balanced for; attention is exact for any mask.
         weigh: as ContextSequence's.
 
     Returns:
@@ -67,7 +65,7 @@ def shard_batch(
     """
     tokens = _tokens(batch, names)
     length = tokens.shape[1]
-    sharding = LAYOUTS[layout](_cost_mask(batch, names, length, causal), group.size)
+    sharding = LAYOUTS[layout](_cost_mask(batch, names, length), group.size)
     part: dict[str, Any] = dict(batch)
     whole: dict[str, Tensor] = {}
     for name, x in batch.items():
@@ -121,11 +119,10 @@ def _tokens(batch: Any, names: BatchNames) -> Tensor:
     return tokens
 
 
-def _cost_mask(batch: Mapping[str, Any], names: BatchNames, length: int, causal: bool) -> Mask:
+def _cost_mask(batch: Mapping[str, Any], names: BatchNames, length: int) -> Mask:
+    """A causal mask, by which the work is balanced; attention is exact for any mask."""
     documents = None if names.documents is None else _documents(batch, names.documents, length)
-    if documents is not None:
-        return masks.document(documents, causal=causal)
-    return masks.causal(length) if causal else masks.full(length)
+    return masks.causal(length) if documents is None else masks.document(documents, causal=True)
 
 
 def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | None:

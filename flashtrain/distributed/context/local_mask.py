@@ -39,7 +39,46 @@ class BandCall(NamedTuple):
 Part = Mask | tuple[BandCall, ...]
 
 
-def numbered(mask: Mask, batch: int) -> Mask:
+class LocalMasks:
+    """Makes the parts of one mask that ranks compute, ready for the kernels of every layer.
+
+    Args:
+        mask: the mask of the whole sequence.
+        batch: the number of rows, B.
+        head_dim: the head dimension, D.
+        dtype: the dtype of q, k and v.
+        dropout: whether weights are dropped.
+        softcap: whether scores are bounded.
+    """
+
+    def __init__(
+        self, mask: Mask, batch: int, head_dim: int, dtype: torch.dtype, *, dropout: bool = False, softcap: bool = False
+    ) -> None:
+        self.device = mask.queries.device
+        self._mask = _numbered(mask, batch) if dropout else mask
+        self._sizes, self._dropout, self._softcap = (head_dim, dtype), dropout, softcap
+
+    def part(self, queries: Tensor | None, keys: Tensor | None) -> Part:
+        """The part of the mask that some queries and keys have.
+
+        Args:
+            queries: (Bl, m) positions in the sequence, ascending, then -1 for padding, which sees nothing; None: all.
+            keys: (Bl, p) likewise; padding is seen by nothing.
+
+        Returns:
+            A few calls without a mask, where there are such; queries in none of them see nothing. Otherwise a mask.
+        """
+        mask, calls = self._mask, None
+        if mask.band is not None and mask.queries.shape[2] == mask.seqlen_k:
+            calls = _calls(mask.band, _places(queries, mask.seqlen_k), _places(keys, mask.seqlen_k), mask.seqlen_k)
+        if calls is not None:
+            return calls
+        # Dropout draws its numbers by position.
+        selected = _select(mask, queries, keys, positions=self._dropout)
+        return selected.planned(*self._sizes, rich=self._dropout, softcap=self._softcap)
+
+
+def _numbered(mask: Mask, batch: int) -> Mask:
     """The mask with rows that count their sequences on from row to row, as dropout's random numbers need it."""
     # flash_attn_func numbers a shared mask itself, but a part of a mask no longer shows how many sequences there are.
     # There is no band: only a mask tells the kernels which sequence and positions a part is of.
@@ -49,37 +88,6 @@ def numbered(mask: Mask, batch: int) -> Mask:
     row = torch.arange(batch, device=rows.device, dtype=torch.int32)[:, None]
     rows[SEQUENCE] += row * (mask.queries[SEQUENCE].amax() + 1)
     return Mask(rows, None, mask.seqlen_k)
-
-
-def local_part(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool = False) -> Part:
-    """The part of a mask that these queries and keys have.
-
-    Args:
-        mask: the mask of the whole sequence.
-        queries: (Bl, m) positions in the sequence, ascending, then -1 for padding, which sees nothing; None: all.
-        keys: (Bl, p) likewise; padding is seen by nothing.
-        positions: whether the result must keep the keys' positions, as dropout needs.
-
-    Returns:
-        A few calls without a mask, where there are such; queries in none of them see nothing. Otherwise a mask.
-    """
-    calls = None
-    if mask.band is not None and not positions and mask.queries.shape[2] == mask.seqlen_k:
-        calls = _calls(mask.band, _places(queries, mask.seqlen_k), _places(keys, mask.seqlen_k), mask.seqlen_k)
-    return calls if calls is not None else _select(mask, queries, keys, positions=positions)
-
-
-def planned(part: Part, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> Part:
-    """The part made ready for the kernels (Mask.planned), for every layer of this head dimension and dtype.
-
-    Args:
-        part: of `local_part`.
-        head_dim: D.
-        dtype: the dtype of q, k and v.
-        rich: whether weights are dropped.
-        softcap: whether scores are bounded.
-    """
-    return part.planned(head_dim, dtype, rich=rich, softcap=softcap) if isinstance(part, Mask) else part
 
 
 def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, positions: bool) -> Mask:

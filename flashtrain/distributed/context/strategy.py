@@ -6,8 +6,8 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 
 from flashtrain.distributed.context.attention_check import AttentionCheck
 from flashtrain.distributed.context.batch import BatchNames, check_same_batch, shard_batch
@@ -25,6 +26,7 @@ from flashtrain.distributed.context.methods import AUTO, choose_method
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.watchdog import Watchdog
+from flashtrain.distributed.context.weighted_means import weighted_logs, weighted_output
 from flashtrain.distributed.sharded_strategy import ShardsCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, first_line, unknown
@@ -59,7 +61,6 @@ class ContextParallelStrategy(ShardsCheckpoints):
         labels: the batch's labels (B, S), -100 for ignored; shifted, except those of a transformers model, which
             shifts them itself.
         documents: the batch's document ids, by which the work is balanced; None: ignore documents.
-        causal: balance the work for causal attention.
         timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute. None: no watchdog.
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.
         save_distributed_checkpoint: as in ShardsCheckpoints. Either kind can be resumed on another number of devices
@@ -84,13 +85,15 @@ class ContextParallelStrategy(ShardsCheckpoints):
         tokens: str | None = None,
         labels: str = "labels",
         documents: str | None = "documents",
-        causal: bool = True,
         timeout_seconds: float | None = 1800.0,
         on_failure: Callable[[str], None] | None = None,
         save_distributed_checkpoint: bool | None = True,
         check_attention: bool = True,
         **options: Any,
     ) -> None:
+        if timeout_seconds is not None:
+            # The watchdog reports which rank is stuck, so it must end the job before a collective times out.
+            options.setdefault("timeout", max(default_pg_timeout, timedelta(seconds=2 * timeout_seconds)))
         # The base class's sizes describe another mesh, which is never made.
         super().__init__(
             data_parallel_size=1,
@@ -98,14 +101,11 @@ class ContextParallelStrategy(ShardsCheckpoints):
             save_distributed_checkpoint=save_distributed_checkpoint,
             **options,
         )
-        if context_parallel_size is not None and context_parallel_size < 1:
-            raise UserError(f"context_parallel={context_parallel_size}: expected 1 or more.")
         if layout not in LAYOUTS:
             raise unknown("context layout", layout, LAYOUTS)
         self.context_parallel_size = context_parallel_size
         self.method = method
         self.layout = layout
-        self.causal = causal
         self.names = BatchNames(tokens or "tokens", labels, documents)
         self._finds_tokens = tokens is None
         self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds, on_failure=on_failure)
@@ -132,7 +132,8 @@ class ContextParallelStrategy(ShardsCheckpoints):
 
     @property
     def _degree(self) -> int:
-        return self.context_parallel_size or self.num_nodes * self.num_processes
+        size = self.context_parallel_size
+        return self.num_nodes * self.num_processes if size is None else size
 
     def setup_environment(self) -> None:
         """Check that the degree fits devices and heads; then join the ranks and make the mesh data x context."""
@@ -185,7 +186,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
 
     def _check_devices(self) -> None:
         world, degree = self.num_nodes * self.num_processes, self._degree
-        if world % degree:
+        if degree < 1 or world % degree:
             fitting = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
             raise UserError(f"context_parallel={degree} on {world} devices. Expected one of {fitting}.")
 
@@ -223,26 +224,22 @@ class ContextParallelStrategy(ShardsCheckpoints):
             check_same_batch(batch, self.names, self.context, self.root_device)
             self._compared = True
         part, self.sequence = shard_batch(
-            batch, self.context, self.names, layout=self.layout, method=self.method, causal=self.causal,
+            batch, self.context, self.names, layout=self.layout, method=self.method,
             weigh=self._weight_among_all if self.data_ranks > 1 else None,
         )  # fmt: skip
         self.sequence.refuses_own_part = self.check_attention
         return super().batch_to_device(part, device, dataloader_idx)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._mark(f"training step {self._module.global_step + 1}")
-        return self._weighted(self._step("training", super().training_step, *args, **kwargs))
+        return weighted_output(self.sequence, self._step("training", super().training_step, *args, **kwargs))
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._mark("a validation step")
         return self._step("validation", super().validation_step, *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._mark("a test step")
         return self._step("test", super().test_step, *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._mark("a prediction step")
         return self._step("prediction", super().predict_step, *args, **kwargs)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -252,12 +249,13 @@ class ContextParallelStrategy(ShardsCheckpoints):
         sequence = self.sequence
         if sequence is not None and not self._module.automatic_optimization:
             closure_loss = closure_loss if sequence.has_weighted(closure_loss) else closure_loss * sequence.weight
-        with self._spread():  # activation checkpointing computes blocks again
+        with spread_over(self.sequence):  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A step of the module with its sequence spread; the first of its kind is watched."""
-        with self._spread(), self._logged_over_labels():
+        """A step of the module with its sequence sharded; the first of its kind is checked."""
+        self._mark(f"{kind} at step {self._module.global_step + 1}")
+        with spread_over(self.sequence), weighted_logs(self._module, self.sequence):
             if kind in self._checked or not self.check_attention or self._degree == 1:
                 return step(*args, **kwargs)
             self._check = AttentionCheck(self.sequence, kind)
@@ -279,44 +277,6 @@ class ContextParallelStrategy(ShardsCheckpoints):
         torch.distributed.all_reduce(total, group=self._data_group)
         weight = self.world_size * here / total.clamp(min=1.0)[0]
         return weight if self.root_device.type == "cpu" else weight.float()
-
-    def _spread(self) -> AbstractContextManager[None]:
-        return spread_over(self.sequence)
-
-    @contextmanager
-    def _logged_over_labels(self) -> Iterator[None]:
-        """Within it, means that the module logs of all ranks are those over all labels."""
-        module, sequence = self.lightning_module, self.sequence
-        if module is None or sequence is None:
-            yield
-            return
-        log = module.log
-
-        def weighted(name: str, value: Any, *args: Any, **options: Any) -> None:
-            of_all = options.get("sync_dist", False) and options.get("reduce_fx", "mean") == "mean"
-            scalar = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
-            if of_all and scalar and not sequence.is_weighted:
-                value = value * sequence.weight
-            log(name, value, *args, **options)
-
-        module.log = weighted  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            del module.log
-
-    def _weighted(self, output: Any) -> Any:
-        sequence = self.sequence
-        if sequence is None:
-            return output
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        if sequence.has_weighted(loss):
-            return output
-        if isinstance(output, Tensor):
-            return output * sequence.weight
-        if isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
-            return {**output, "loss": output["loss"] * sequence.weight}
-        return output
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 

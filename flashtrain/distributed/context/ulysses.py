@@ -20,10 +20,9 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.indexing import ascending, inverse, take
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
-from flashtrain.distributed.context.local_mask import Part, local_part
+from flashtrain.distributed.context.local_mask import LocalMasks
 from flashtrain.distributed.context.ring import Ring
 from flashtrain.distributed.context.transfers import Piece, Transfer, overlapped, pieces_of
-from flashtrain_kernels import Mask
 
 
 class Ulysses:
@@ -35,33 +34,22 @@ class Ulysses:
     Args:
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
+        local_masks: of the mask of the whole sequence.
         heads_degree: the ranks that divide the heads, U.
-        mask: the mask of the whole sequence.
-        plan: makes a part of the mask ready for the kernels.
-        dropout: whether weights are dropped.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        group: ContextGroup,
-        heads_degree: int,
-        mask: Mask,
-        plan: Callable[[Part], Part],
-        *,
-        dropout: bool,
-    ) -> None:
+    def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, heads_degree: int) -> None:
         self.degree = heads_degree
         self.padded = layout.padding > 0
         self.group, ring_group = group.parts(heads_degree)
-        device = mask.queries.device
+        device = local_masks.device
         rings = group.size // heads_degree
         mine = group.rank // heads_degree
         if rings == 1:
             # All tokens come together: in the sequence's own order, without padding, under the mask itself.
             self.order: Tensor | None = layout.places.to(device)
             self.back: Tensor | None = inverse(self.order, layout.degree * layout.held)
-            self.ring = Ring(None, [plan(local_part(mask, None, None, positions=dropout))])
+            self.ring = Ring(None, [local_masks.part(None, None)])
             return
         tokens = [_held_by(layout, ring, heads_degree) for ring in range(rings)]
         order = ascending(tokens[mine])
@@ -69,8 +57,7 @@ class Ulysses:
         self.order = order.to(device) if together else None
         self.back = inverse(order, order.shape[1]).to(device) if together else None
         held = [each.gather(1, ascending(each)).to(device) for each in tokens]
-        parts = [plan(local_part(mask, held[mine], keys, positions=dropout)) for keys in held]
-        self.ring = Ring(ring_group, parts)
+        self.ring = Ring(ring_group, [local_masks.part(held[mine], keys) for keys in held])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """See Method. The log-sum-exp is of this rank's heads and all their tokens, (B, H / U, m)."""

@@ -129,7 +129,7 @@ def _fit(
     trainer = pl.Trainer(
         accelerator=accelerator,
         devices=settings.trainer.devices,
-        strategy=strategy_for(settings, accelerator, folder),
+        strategy=strategy_for(settings, folder),
         precision=hardware.precision,  # type: ignore[arg-type]
         max_steps=steps,
         use_distributed_sampler=False,

@@ -29,6 +29,7 @@ from unshared_models import UNSHARED
 
 import flashtrain
 from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.sharding import shard
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
 from flashtrain.models.cache import mean_over_context, whole
@@ -125,7 +126,7 @@ class DocumentTask(PlainTask):
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
-            flashtrain.distributed.shard(self.model, self.device_mesh)
+            shard(self.model, self.device_mesh)
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         mask = masks.document(whole(batch, "documents"), causal=True)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
@@ -121,6 +122,7 @@ def test_compiled_code_stays_compiled_and_what_it_shares_is_counted():
 def strategy(degree: int, **options: Any) -> flashtrain.ContextParallelStrategy:
     own = flashtrain.ContextParallelStrategy(degree, timeout_seconds=None, **options)
     own.sequence = sequence(degree)
+    own._lightning_module = pl.LightningModule()
     return own
 
 

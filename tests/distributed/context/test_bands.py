@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from flashtrain.distributed.context.layouts import balanced, contiguous, zigzag
-from flashtrain.distributed.context.local_mask import CAUSAL, FULL, BandCall, local_part
+from flashtrain.distributed.context.local_mask import CAUSAL, FULL, BandCall, LocalMasks, Part
 from flashtrain_kernels import Mask, masks
+
+
+def local_part(mask: Mask, queries: torch.Tensor | None, keys: torch.Tensor | None, **options: bool) -> Part:
+    return LocalMasks(mask, 1, 64, torch.float32, **options).part(queries, keys)
 
 
 def seen(calls: tuple[BandCall, ...], queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -52,12 +56,12 @@ def test_the_whole_of_a_window_is_one_call_and_a_part_of_it_a_mask() -> None:
     assert isinstance(local_part(mask, torch.arange(20)[None], None), Mask)
 
 
-def test_documents_many_runs_and_positions_keep_their_mask() -> None:
+def test_documents_many_runs_and_dropout_keep_their_mask() -> None:
     documents = masks.document(torch.arange(40)[None] // 20, causal=True)
     assert isinstance(local_part(documents, torch.arange(20)[None], None), Mask)
     scattered = balanced(masks.causal(40), 2, block=2).tokens[:, 0]
     assert isinstance(local_part(masks.causal(40), scattered, None), Mask)
-    assert isinstance(local_part(masks.causal(40), torch.arange(20)[None], None, positions=True), Mask)
+    assert isinstance(local_part(masks.causal(40), torch.arange(20)[None], None, dropout=True), Mask)
     rows = torch.stack([torch.arange(20), torch.arange(20, 40)])
     assert isinstance(local_part(masks.causal(40), rows, None), Mask)
 

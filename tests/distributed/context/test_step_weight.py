@@ -10,7 +10,7 @@ import torch
 
 from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.sequence import ContextSequence
-from flashtrain.distributed.context.strategy import ContextParallelStrategy
+from flashtrain.distributed.context.weighted_means import weighted_output
 from flashtrain.models.cache import mean_over_context, spread_over
 from flashtrain_kernels import masks
 
@@ -22,12 +22,11 @@ WEIGHT = 0.5  # of a rank that holds 1 of 4 labels, where two share them
 @pytest.mark.parametrize("returns_the_mean", [False, True])
 def test_a_steps_loss_is_weighted_once(logs: str, returns_the_mean: bool, named: bool) -> None:
     group: Any = SimpleNamespace(size=2, rank=0)
-    strategy = ContextParallelStrategy(context_parallel_size=2, timeout_seconds=None)
-    strategy.sequence = ContextSequence(contiguous(masks.causal(8), 2), group, counted=(1, 4))
+    sequence = ContextSequence(contiguous(masks.causal(8), 2), group, counted=(1, 4))
     loss = torch.tensor(3.0, requires_grad=True)
-    with spread_over(strategy.sequence):
+    with spread_over(sequence):
         if logs != "nothing":
             mean_over_context(loss if logs == "the mean" else loss.detach())
         output = mean_over_context(loss) if returns_the_mean else loss
-        weighted = strategy._weighted({"loss": output} if named else output)
+        weighted = weighted_output(sequence, {"loss": output} if named else output)
     assert float(weighted["loss"] if named else weighted) == 3.0 * WEIGHT

@@ -16,7 +16,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.indexing import take
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores
-from flashtrain.distributed.context.local_mask import Part, local_part, planned
+from flashtrain.distributed.context.local_mask import LocalMasks, Part
 from flashtrain.distributed.context.traffic import Traffic
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 
@@ -30,7 +30,7 @@ class PlainAllGather(ContextBaseline):
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
         layout, team, one = place.layout(self.layout), place.team, place.case.attention
-        part = planned(local_part(place.mask, layout.tokens[:, team.rank], None), one.head_dim, one.dtype)
+        part = LocalMasks(place.mask, 1, one.head_dim, one.dtype).part(layout.tokens[:, team.rank], None)
         gathered = _Gathered(layout, team.group.group, part, Scores(one.scale), team.device)
         sent = (place.case.degree - 1) * layout.held * 2 * one.kv_heads * one.head_dim * one.dtype.itemsize
         return Attention(lambda q, k, v: _Plain.apply(q, k, v, gathered), Traffic(sent, 2 * sent))
