@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
     from flashtrain.errors import UserError as UserError
     from flashtrain.models.attention import Attention as Attention
-    from flashtrain.models.cache import mean_over_context as mean_over_context
-    from flashtrain.models.cache import next_positions as next_positions
     from flashtrain.models.gpt2 import GPT2 as GPT2
-    from flashtrain.models.gpt2 import GPT2Config as GPT2Config
+    from flashtrain.models.gpt2_config import GPT2Config as GPT2Config
+    from flashtrain.models.sharded_sequence import mean_over_context as mean_over_context
+    from flashtrain.models.sharded_sequence import next_positions as next_positions
     from flashtrain.registry import register as register
     from flashtrain.tasks.language.task import LanguageModel as LanguageModel
     from flashtrain.training.throughput import Throughput as Throughput
@@ -58,7 +58,7 @@ _HOMES = {
     "plan": "command.calls",
     "Run": "command.calls",
     "GPT2": "models.gpt2",
-    "GPT2Config": "models.gpt2",
+    "GPT2Config": "models.gpt2_config",
     "Attention": "models.attention",
     "ChatDataModule": "data.chat_datamodule",
     "ContextParallelStrategy": "distributed.context.strategy",
@@ -66,8 +66,8 @@ _HOMES = {
     "TextDataModule": "data.datamodule",
     "Throughput": "training.throughput",
     "UserError": "errors",
-    "mean_over_context": "models.cache",
-    "next_positions": "models.cache",
+    "mean_over_context": "models.sharded_sequence",
+    "next_positions": "models.sharded_sequence",
     "register": "registry",
     "main": "__main__",
 }

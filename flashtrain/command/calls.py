@@ -37,7 +37,7 @@ from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, find_checkpoint, read_settings, read_summary, remove_unused
 from flashtrain.folders.run_lock import let_go, slurm_job
-from flashtrain.models.trained_decoders import generate as generate_tokens
+from flashtrain.models.generation import generate as generate_tokens
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.settings import TASK_MODES, Settings
@@ -145,7 +145,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
         run: as in evaluate; or a TrainedModel of flashtrain.load, whose model is used as it is now; or a model.
         prompt: a text; or a conversation, which is a list of messages, {"messages": [...], "tools": [...]}, or a text
             where the run's data are conversations. Of a model: tokens (B, S) int64.
-        max_new_tokens, options: temperature, top_k and seed as in flashtrain.models.trained_decoders.generate, by
+        max_new_tokens, options: temperature, top_k and seed as in flashtrain.models.generation.generate, by
             default the run's settings. Of a path other settings too, such as context.
 
     Returns:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from flashtrain.integrations.weight_files import Part
 from flashtrain.models.block import EPSILON
-from flashtrain.models.gpt2 import GPT2Config
+from flashtrain.models.gpt2_config import GPT2Config
 
 WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows than tokens
 

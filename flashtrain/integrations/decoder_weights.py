@@ -25,7 +25,9 @@ from flashtrain.integrations.weight_files import (
     read_folder,
     write_folder,
 )
-from flashtrain.models.gpt2 import GPT2, GPT2Config, round_up
+from flashtrain.models.block import round_up
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import GPT2Config
 
 
 def save_decoder(

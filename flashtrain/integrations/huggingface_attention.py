@@ -28,7 +28,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_architectures import refuse_other_architectures
 from flashtrain.integrations.huggingface_context import UNDER, holds_no_documents, inputs_of, share_sequences, whole_of
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
-from flashtrain.models.cache import SpreadSequence, spread_sequence
+from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.flash_attn import flash_attn_heads_first
 from flashtrain_kernels.masks import (
@@ -106,7 +106,7 @@ def settled(given: Any, hidden: Tensor, others: dict[str, Any], *, head_dim: int
 
     given: The layer's attention_mask; hidden: (B, S, E). Other masks, and those of sharded sequences, are unchanged.
     """
-    if spread_sequence() is not None or not isinstance(given, AttentionMask | None):
+    if sharded_sequence() is not None or not isinstance(given, AttentionMask | None):
         return given
     query = hidden.new_empty(0, 0, 0, head_dim, dtype=autocast_dtype(hidden.device.type))
     batch, seqlen = hidden.shape[:2]
@@ -179,7 +179,7 @@ def _within(requested: AttentionMask, documents: Documents, query: Tensor) -> At
         position, begin = rows[POSITION], torch.maximum(rows[START], start)
     number = ordinals(documents).to(torch.int32)
     mask = Mask(torch.stack((low, high, position, begin, number)), keys, requested.seqlen_k)
-    planned = mask.planned(query.shape[3], query.dtype) if spread_sequence() is None else mask
+    planned = mask.planned(query.shape[3], query.dtype) if sharded_sequence() is None else mask
     # Field by field: torch.compile (2.11) does not follow a slice of a tuple's subclass.
     return AttentionMask(requested.batch, requested.seqlen_q, requested.seqlen_k, mask=planned, bias=requested.bias)
 
@@ -254,7 +254,7 @@ def attention(
         UserError: Arguments that these kernels do not support.
     """
     _refuse(others)
-    spread = spread_sequence()
+    spread = sharded_sequence()
     within = "Cross" not in type(module).__name__ and not getattr(module, "is_cross_attention", False)
     query, key, value = _one_dtype(query, key, value)
     width, head_dim = value.shape[3], query.shape[3]
@@ -293,7 +293,7 @@ def attention(
 
 @torch.compiler.disable
 def _over_devices(
-    spread: SpreadSequence,
+    spread: ShardedSequence,
     module: nn.Module,
     query: Tensor,
     key: Tensor,

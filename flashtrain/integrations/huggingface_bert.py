@@ -31,8 +31,8 @@ from flashtrain.integrations.weight_files import (
     write_folder,
 )
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_encoder import BERT_EPSILON, BertConfig
-from flashtrain.models.gpt2 import round_up
+from flashtrain.models.bert_config import BERT_EPSILON, BertConfig
+from flashtrain.models.block import round_up
 
 PREFIX = "bert."  # before the encoder's and the pooler's names in a model with heads; absent in a bare BertModel
 NAMES = {
@@ -110,7 +110,7 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
     if architecture is None or differences_from_bert(config):
         return save_weights(model, folder)
     tensors = bert_tensors(model.state_dict(), config, prefix="" if architecture == "BertModel" else PREFIX)
-    write_folder(folder, bert_content(config, architecture, pad_token, model.token_table.dtype), tensors)
+    write_folder(folder, bert_content(config, architecture, pad_token, model.output_weight.dtype), tensors)
     return f"Hugging Face's BERT layout: transformers.{architecture}.from_pretrained reads it"
 
 

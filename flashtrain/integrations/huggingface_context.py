@@ -1,6 +1,6 @@
 """transformers' models under context parallelism, called as on one device.
 
-A model receives this device's tokens (models/cache.py). By itself it would count positions from 0, search packed
+A model receives this device's tokens (sharded_sequence.py). By itself it would count positions from 0, search packed
 documents and the largest position (dynamic rotary scaling) among these tokens alone, and shift labels within them. A
 hook before the forward of every model that is built for our attention, one around such rotary embeddings, and a loss
 function correct this. Without a sharded sequence they do nothing.
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
-from flashtrain.models.cache import SpreadSequence, spread_sequence
+from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 
 UNDER = "under context parallelism"
 # Layers whose tokens see each other by attention alone.
@@ -66,12 +66,12 @@ _WHOLE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _CHECKED: WeakSet[nn.Module] = WeakSet()
 
 
-def inputs_of(spread: SpreadSequence) -> Inputs | None:
+def inputs_of(spread: ShardedSequence) -> Inputs | None:
     """The latest model's inputs; None where no model was called since the batch was sharded."""
     return _INPUTS.get(spread)
 
 
-def whole_of(spread: SpreadSequence, part: Tensor) -> Tensor | None:
+def whole_of(spread: ShardedSequence, part: Tensor) -> Tensor | None:
     """All devices' parts (B, n) as (B, S); None for positions 0, 1, ..."""
     known = _WHOLE.setdefault(spread, WeakTensorKeyDictionary())
     if part not in known:
@@ -101,7 +101,7 @@ def share_sequences() -> None:
 
 
 def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    spread = spread_sequence()
+    spread = sharded_sequence()
     if not torch.compiler.is_compiling():
         given = len(args) > 1 or any(x is not None for name, x in kwargs.items() if "position_ids" in name)
         # A user's own forward may make positions of packed documents.
@@ -119,7 +119,7 @@ def _leave(model: nn.Module, args: Any, output: Any) -> None:
 
 @torch.compiler.disable
 def _shared(
-    spread: SpreadSequence, model: Any, args: tuple, kwargs: dict[str, Any]
+    spread: ShardedSequence, model: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
     """The arguments of a model's forward as keywords, with this device's positions added."""
     names = list(inspect.signature(model.forward).parameters)
@@ -145,7 +145,7 @@ def _shared(
 
 
 def _part_and_whole(
-    spread: SpreadSequence, given: Any, name: str, tokens: Tensor
+    spread: ShardedSequence, given: Any, name: str, tokens: Tensor
 ) -> tuple[Tensor, Tensor | None] | None:
     """This device's shard of an argument, and the whole; None where the argument is None."""
     if given is None:
@@ -157,12 +157,12 @@ def _part_and_whole(
         )
     if given.shape[1] == spread.held:
         return given, whole_of(spread, given)
-    part = spread.dealt(given)  # (1, S), which the strategy does not shard in a batch of several rows
+    part = spread.shard(given)  # (1, S), which the strategy does not shard in a batch of several rows
     _WHOLE[spread][part] = given
     return part, given
 
 
-def _check(model: nn.Module, spread: SpreadSequence, given: dict[str, Any]) -> None:
+def _check(model: nn.Module, spread: ShardedSequence, given: dict[str, Any]) -> None:
     """Raise UserError for inputs that a shard of a sequence does not support."""
     if model not in _CHECKED:
         _check_layers(model)
@@ -222,7 +222,7 @@ def _scales_with_length(module: nn.Module) -> bool:
 
 def _add_longest(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
     """Append the whole sequence's largest position to the arguments of rotary embeddings (x, position_ids, ...)."""
-    spread = spread_sequence()
+    spread = sharded_sequence()
     if spread is None:
         return None
     by_name = "position_ids" in kwargs
@@ -236,7 +236,7 @@ def _add_longest(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tupl
 
 
 def _drop_longest(module: nn.Module, args: tuple, output: Any) -> Any:
-    return None if spread_sequence() is None else tree_map(lambda x: x[:, :-1], output)
+    return None if sharded_sequence() is None else tree_map(lambda x: x[:, :-1], output)
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor
 
     @wraps(find)
     def in_whole(position_ids: Tensor) -> Tensor | None:
-        spread = spread_sequence()
+        spread = sharded_sequence()
         inputs = None if spread is None else inputs_of(spread)
         if spread is None or inputs is None or position_ids.shape[1] != spread.held:
             return _found_once(position_ids, find)
@@ -310,7 +310,7 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(loss)
     def of_whole(*args: Any, **kwargs: Any) -> Tensor:
-        spread = spread_sequence()
+        spread = sharded_sequence()
         if spread is None:
             return loss(*args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -26,8 +26,8 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers
 from flashtrain.integrations.huggingface_numbers import HuggingFaceShape, balance_of, flops_per_token, head_of, shape_of
-from flashtrain.models.cache import next_positions, spread_sequence
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask, linear_cross_entropy
 from flashtrain_kernels.environment import autocast_dtype
@@ -202,12 +202,14 @@ class HuggingFaceDecoder(Trainable):
         last_only: bool = False,
     ) -> Tensor:
         """Logits (B, S, V) for the token after each of tokens (B, S); cache and last_only as GPT2's."""
-        held = None if cache is None else cache.held
-        options: dict[str, Any] = {} if positions is None else {"position_ids": positions}
-        found = self.module(
-            input_ids=tokens, past_key_values=held, use_cache=held is not None, logits_to_keep=int(last_only), **options
-        )
-        return found.logits
+        options = {} if positions is None else {"position_ids": positions}
+        return self.module(
+            input_ids=tokens,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=int(last_only),
+            **options,
+        ).logits
 
     def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
         """The states (B, S, E) that lm_head reads; packed documents begin where positions (B, S) restart."""
@@ -254,10 +256,9 @@ class HuggingFaceDecoder(Trainable):
         return loss + self.balance.coefficient * balancing.to(loss.dtype)
 
     def new_cache(self, tokens: int | None = None) -> Any:
-        return Cache(self.module.config)
+        from transformers import DynamicCache
 
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
+        return DynamicCache(config=self.module.config)
 
     def flops_per_token(self, context: int | None = None) -> float:
         return flops_per_token(self.module, self.shape.context if context is None else context)
@@ -303,25 +304,6 @@ class HuggingFaceDecoder(Trainable):
         folders.fill_buffers(self.module, cpu)
 
 
-class Cache:
-    """transformers' cache of keys and values with KeyValueCache's interface."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        self.clear()
-
-    @property
-    def length(self) -> int:
-        """Tokens held."""
-        return self.held.get_seq_length()
-
-    def clear(self) -> None:
-        """Drop every token."""
-        from transformers import DynamicCache
-
-        self.held = DynamicCache(config=self.config)
-
-
 def _counted(tokens: Tensor) -> Tensor:
     """The positions (B, S) of tokens in their rows, also in rows that are sharded over devices."""
     return next_positions(tokens.shape[1], None, tokens.device).expand(tokens.shape[0], -1)
@@ -347,7 +329,7 @@ def _in_compute_type(module: nn.Module, given: Any, embedded: Tensor) -> Tensor:
 
 def _check_mask(mask: Mask, positions: Tensor | None) -> None:
     """Raise UserError unless the mask is the causal one of the documents in these positions."""
-    if spread_sequence() is not None and positions is not None:
+    if sharded_sequence() is not None and positions is not None:
         return  # the mask is of all tokens, and the positions are of this device's alone
     fits = positions is not None and mask.keys is None and mask.queries.shape[-2:] == positions.shape
     if fits and positions is not None:

@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from flashtrain.errors import UserError
-from flashtrain.models.block import SwiGLUFeedForward
-from flashtrain.models.memory_savings import MemorySavings, checkpointed, feed_forward_pieces
+from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
+from flashtrain.models.feed_forward import chunked_feed_forward
 
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # its names in transformers' layers
 
@@ -140,7 +140,7 @@ class Pieces:
             return (self.in_pieces if by_pieces else self.compute)(x, *rest, **named)
         gate, up, down = gated
         inner: Any = _Joined(gate, up)
-        return feed_forward_pieces(x, inner, down, SwiGLUFeedForward.name, self.chunk)
+        return chunked_feed_forward(x, inner, down, "swiglu", self.chunk)
 
     @torch.compiler.disable
     def in_pieces(self, x: Tensor, *rest: Any, **named: Any) -> Any:

@@ -18,7 +18,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_mask_rules as mask_rules
 from flashtrain.integrations.huggingface_context import UNDER, documents_of, inputs_of
 from flashtrain.integrations.huggingface_mask_rules import Rules
-from flashtrain.models.cache import SpreadSequence, spread_sequence
+from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.masks import Mask
 
@@ -90,7 +90,7 @@ def attention_mask(
     if isinstance(attention_mask, AttentionMask):
         return attention_mask
     function: MaskFunction = causal_mask_function if mask_function is None else mask_function
-    spread = spread_sequence()
+    spread = sharded_sequence()
     if spread is not None and q_length == kv_length:
         found = _of_whole(spread, None if use_vmap else function, batch_size, q_length, device)
         if found is not None:
@@ -123,7 +123,7 @@ def attention_mask(
 
 @torch.compiler.disable
 def _of_whole(
-    spread: SpreadSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
+    spread: ShardedSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
 ) -> AttentionMask | None:
     """The mask of all tokens of a sharded sequence, where transformers describes this device's; None for other tokens.
     function: None for the caller's own."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
-from flashtrain.models.cache import spread_sequence
+from flashtrain.models.sharded_sequence import sharded_sequence
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Balance(NamedTuple):
 
     def loss(self, router_logits: Sequence[Tensor], batch: int) -> Tensor:
         """router_logits: (tokens, experts) for each layer, or for each of its pieces in order. batch: B."""
-        spread, sums, first = spread_sequence(), [], 0
+        spread, sums, first = sharded_sequence(), [], 0
         if spread is not None:  # 1 for this device's tokens, 0 for padding
-            real = spread.dealt(torch.ones(batch, spread.length, device=router_logits[0].device)).flatten()
+            real = spread.shard(torch.ones(batch, spread.length, device=router_logits[0].device)).flatten()
         for logits in router_logits:
             chances = logits.flatten(0, -2).softmax(-1)
             chosen = torch.zeros_like(chances).scatter_(1, chances.topk(self.top, dim=-1).indices, 1.0)

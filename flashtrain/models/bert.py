@@ -11,28 +11,27 @@ V rows of the embedding table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.models.bert_encoder import BertConfig, BertEncoder
+from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.models.block import normalization, start_normal
-from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import linear_cross_entropy
+from flashtrain_kernels.loss_head import IGNORED
 
-IGNORED = -100  # a label of this value is not scored (torch's convention)
 BIAS_COLUMNS = 8  # added to the matrix for the bias: 16 bytes in a 16-bit type, so that the product stays aligned
-SCORED_AT_ONCE = 2048  # positions whose logits are stored at once
+SCORED_CHUNK = 2048  # positions whose logits are stored at once
 
 
 class MaskedLanguageHead(nn.Module):
     """Logits of all tokens at masked positions (Devlin et al. 2019): dense, GELU, norm, decoder.
 
-    The decoder is the token embedding, passed in at each call, plus a bias of its own (none without config.bias).
+    The decoder is the token embedding, passed to each call, plus a bias of its own (none without config.bias).
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -56,9 +55,16 @@ class MaskedLanguageHead(nn.Module):
         return logits
 
     def loss_sum(self, hidden: Tensor, table: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
-        """The sum of the cross-entropies in nats, a float32 scalar: hidden (M, E), table (V, E), labels (M,) int64.
+        """The sum of the cross-entropies, in nats.
 
-        Labels of -100 are ignored. chunk: positions whose logits are stored at once.
+        Args:
+            hidden: States of the encoder at the masked positions, (M, E).
+            table: Token embedding, (V, E).
+            labels: (M,) int64; -100 is ignored.
+            chunk: Positions whose logits are stored at once (None: the loss's own choice).
+
+        Returns:
+            A float32 scalar.
         """
         hidden = self.transform(hidden)
         if self.bias is not None:
@@ -66,16 +72,14 @@ class MaskedLanguageHead(nn.Module):
             ones = torch.cat((hidden.new_ones(1), hidden.new_zeros(BIAS_COLUMNS - 1)))
             hidden = torch.cat((hidden, ones.expand(hidden.shape[0], -1)), dim=1)
             table = torch.cat((table, F.pad(self.bias[:, None], (0, BIAS_COLUMNS - 1)).to(table.dtype)), dim=1)
-        return linear_cross_entropy(
-            hidden, table, labels, vocab_size=self.vocab_size, ignore_index=IGNORED, chunk=chunk, reduction="sum"
-        )
+        return linear_cross_entropy(hidden, table, labels, vocab_size=self.vocab_size, chunk=chunk, reduction="sum")
 
     @torch.no_grad()
     def correct(self, hidden: Tensor, table: Tensor, labels: Tensor) -> Tensor:
-        """How many labels (M,) have the highest logit, an int64 scalar; labels of -100 never do."""
+        """The number of labels (M,) with the highest logit, an int64 scalar; labels of -100 never count."""
         matches = [
-            (self(piece, table).argmax(-1) == label).sum()
-            for piece, label in zip(hidden.split(SCORED_AT_ONCE), labels.split(SCORED_AT_ONCE), strict=True)
+            (self(part, table).argmax(-1) == label).sum()
+            for part, label in zip(hidden.split(SCORED_CHUNK), labels.split(SCORED_CHUNK), strict=True)
         ]
         return torch.stack(matches).sum() if matches else labels.new_zeros(())
 
@@ -93,15 +97,15 @@ class Pooler(nn.Module):
 
 
 class MaskedScore(NamedTuple):
-    """Sums over a batch, scalars: cross-entropy in nats, labels with the highest logit, labels."""
+    """Sums over a batch, each a scalar tensor."""
 
-    loss_sum: Tensor
-    correct: Tensor
-    labels: Tensor
+    loss_sum: Tensor  # of the cross-entropies, in nats
+    correct: Tensor  # number of labels with the highest logit
+    labels: Tensor  # number of labels
 
 
 class Bert(Trainable):
-    """The encoder with the heads that its config selects; attention and residual as in BertEncoder."""
+    """The encoder with the heads that the config selects; for attention and residual see BertEncoder."""
 
     def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
@@ -110,7 +114,6 @@ class Bert(Trainable):
         self.masked_head = MaskedLanguageHead(config) if config.masked_head else None
         self.pooler = Pooler(config.embed, config.bias) if config.pooler else None
         self.next_sentence = nn.Linear(config.embed, 2, bias=config.bias) if config.next_sentence else None
-        self.savings = MemorySavings()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -119,39 +122,14 @@ class Bert(Trainable):
         if self.masked_head is not None and self.masked_head.bias is not None:
             nn.init.zeros_(self.masked_head.bias)
 
-    def save_memory(self, savings: MemorySavings) -> None:
-        """Use these savings of activation memory from now on; losses and gradients do not change."""
-        self.savings = savings
-        self.encoder.save_memory(savings)
-
-    @property
-    def recomputes_blocks(self) -> bool:
-        """Whether the backward recomputes whole blocks: see Trainable."""
-        return self.savings.checkpointing == "full" or self.savings.offload
-
-    def compile_blocks(self, **options: Any) -> bool:
-        """Compile each block by torch.compile with these options; checkpointing stays outside."""
-        self.encoder.compile_blocks(**options)
-        return True
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The encoder's blocks."""
-        return self.encoder.blocks
-
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
         """Logits (B, S, V) or (T, V); layout: the encoder's segments, lengths, cu_seqlens and positions."""
-        return self._head()(self.encoder(tokens, **layout), self.token_table)
-
-    @property
-    def token_table(self) -> Tensor:
-        """The token embedding (V, E), also the masked head's decoder."""
-        return self.encoder.token_embedding.weight
+        return self._head()(self.encoder(tokens, **layout), self.output_weight)
 
     @property
     def output_weight(self) -> Tensor:
-        """The output matrix (V, E): the token embedding. Optimizers for inner matrices alone exclude it."""
-        return self.token_table
+        """The token embedding (V, E), which is also the masked head's matrix."""
+        return self.encoder.token_embedding.weight
 
     def loss(  # type: ignore[override]  # only masked tokens have labels, and lengths or cu_seqlens describe rows
         self,
@@ -184,7 +162,7 @@ class Bert(Trainable):
         head = self._head()
         hidden = self.encoder(tokens, segments=segments, lengths=lengths, cu_seqlens=cu_seqlens, positions=positions)
         states = hidden.reshape(-1, hidden.shape[-1])
-        total = head.loss_sum(states.index_select(0, masked), self.token_table, labels, self.savings.loss_chunk)
+        total = head.loss_sum(states.index_select(0, masked), self.output_weight, labels, self.savings.loss_chunk)
         loss = total / _divisor(label_count, labels).to(total.dtype)
         if next_sentence is not None:
             logits = self.next_sentence_logits(hidden, cu_seqlens)
@@ -195,13 +173,13 @@ class Bert(Trainable):
 
     @torch.no_grad()
     def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **layout: Any) -> MaskedScore:
-        """Sums whose totals over all batches give exact loss and accuracy; arguments as in loss."""
+        """The sums of a batch, whose totals over all batches give exact loss and accuracy; arguments as in loss."""
         head = self._head()
         hidden = self.encoder(tokens, **layout)
         states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, masked)
         return MaskedScore(
-            head.loss_sum(states, self.token_table, labels, self.savings.loss_chunk),
-            head.correct(states, self.token_table, labels),
+            head.loss_sum(states, self.output_weight, labels, self.savings.loss_chunk),
+            head.correct(states, self.output_weight, labels),
             (labels != IGNORED).sum(),
         )
 
@@ -216,25 +194,22 @@ class Bert(Trainable):
     def _head(self) -> MaskedLanguageHead:
         return cast(MaskedLanguageHead, self.masked_head)
 
-    def parameter_count(self) -> int:
-        """All parameters; the decoder shares the token embedding, which is counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def flops(self, lengths: Sequence[int], masked: int = 0) -> float:
-        """FLOPs of a batch's forward and backward from the lengths of its sequences: see BertConfig.flops."""
-        return self.config.flops(lengths, masked)
-
     def flops_per_token(self, context: int | None = None) -> float:
         """FLOPs of one token's forward and backward in sequences of `context` tokens (None: the config's), 15% of them
-        masked. `flops` is exact for a batch's real lengths."""
+        masked; BertConfig.flops is exact for a batch's real lengths."""
         length = self.config.context if context is None else context
         return self.config.cost_per_token(0.15) + self.config.cost_per_pair() * length
 
 
 def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The states (N, E) of each sequence's first token: hidden (B, S, E), or (T, E) with cu_seqlens (N + 1,).
+    """The state of each sequence's first token; an empty sequence gives another token's state (set its label to -100).
 
-    An empty sequence gives another token's state: set its label to -100.
+    Args:
+        hidden: (B, S, E), or (T, E) of packed tokens.
+        cu_seqlens: (N + 1,), for packed tokens.
+
+    Returns:
+        (N, E).
     """
     if cu_seqlens is None:
         return hidden[:, 0]

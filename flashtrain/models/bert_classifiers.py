@@ -1,6 +1,6 @@
 """Classification heads on BERT's encoder, for sequences and for tokens.
 
-Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), L labels, E embedding width.
+Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), L labels.
 """
 
 from __future__ import annotations
@@ -12,92 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import at_least, one_of
-from flashtrain.models.bert import IGNORED, Pooler, first_tokens
+from flashtrain.models.bert import Pooler, first_tokens
 from flashtrain.models.bert_encoder import BertEncoder
-from flashtrain.models.block import INITIAL_STD
+from flashtrain.models.block import start_normal
+from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens
 from flashtrain.settings import options
+from flashtrain_kernels.loss_head import IGNORED
 
 POOLINGS = get_args(options.Pooling)
-
-
-def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The mean state (N, E) of each sequence's real tokens; 0 for an empty sequence.
-
-    hidden (B, S, E), with lengths (B,) where rows are padded; or (T, E) with cu_seqlens (N + 1,).
-    """
-    precise = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    if cu_seqlens is None:
-        if lengths is None:
-            return precise.mean(1).to(hidden.dtype)
-        real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-        total, count = (precise * real[..., None]).sum(1), lengths
-    else:
-        count = cu_seqlens.diff()
-        of = _sequence_of(hidden, cu_seqlens)
-        total = precise.new_zeros(len(count) + 1, hidden.shape[1]).index_add(0, of, precise)[:-1]
-    return (total / count.clamp(min=1)[:, None]).to(hidden.dtype)
-
-
-def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The maximum (N, E) of each component over a sequence's real tokens; arguments as mean_of_tokens.
-
-    The gradient goes to the first of equal maxima.
-    """
-    # amax's gradient goes to all elements equal to the result. Under torch.compile that can be none: the backward may
-    # compare states that were rounded differently.
-    if cu_seqlens is not None:
-        return _LARGEST(hidden, cu_seqlens)[0]
-    if lengths is None:
-        return hidden.max(1).values
-    real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-    return hidden.masked_fill(~real[..., None], -torch.inf).max(1).values.masked_fill((lengths == 0)[:, None], 0)
-
-
-def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """The index (T,) of each token's sequence; tokens past the last end get one more, which callers drop."""
-    index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
-    return torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
-
-
-# This is an operator so that its comparison sees the same rounded states whatever is compiled around it.
-torch.library.define(
-    "flashtrain::largest_of_sequences",
-    "(Tensor hidden, Tensor cu_seqlens) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-_LARGEST = torch.ops.flashtrain.largest_of_sequences.default
-
-
-@torch.library.impl("flashtrain::largest_of_sequences", ("cpu", "cuda"))
-def _largest(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """The maxima (N, E) and the tokens that have them, int64 (N, E); T for an empty sequence."""
-    tokens, embed = hidden.shape
-    of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
-    values = hidden.new_zeros(len(cu_seqlens), embed).scatter_reduce(0, of, hidden, "amax", include_self=False)
-    index = torch.arange(tokens, device=hidden.device, dtype=torch.int32)[:, None]
-    candidates = torch.where((hidden == values.gather(0, of)) | hidden.isnan(), index, tokens)
-    places = candidates.new_full((len(cu_seqlens), embed), tokens).scatter_reduce(0, of, candidates, "amin")
-    return values[:-1].contiguous(), places[:-1].long()
-
-
-@torch.library.register_fake("flashtrain::largest_of_sequences")
-def _largest_shapes(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (cu_seqlens.shape[0] - 1, hidden.shape[1])
-    return hidden.new_empty(shape), hidden.new_empty(shape, dtype=torch.int64)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.tokens = inputs[0].shape[0]
-
-
-def _spread(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
-    """Scatter the gradients to the maxima; those of empty sequences go to an extra row, which is dropped."""
-    (places,) = ctx.saved_tensors
-    return gradient.new_zeros(ctx.tokens + 1, gradient.shape[1]).scatter(0, places, gradient)[:-1], None
-
-
-torch.library.register_autograd("flashtrain::largest_of_sequences", _spread, setup_context=_save)
 
 
 class SequenceClassifier(nn.Module):
@@ -132,9 +54,10 @@ class SequenceClassifier(nn.Module):
         self.encoder = encoder
         self.multi_label = multi_label
         self.pooling = pooling
-        self.pooler = (pooler or _start(Pooler(config.embed, config.bias))) if pooling == "first" else None
+        # The encoder may be trained already: only new heads start with BERT's initialization.
+        self.pooler = (pooler or start_normal(Pooler(config.embed, config.bias))) if pooling == "first" else None
         self.dropout = nn.Dropout(dropout)
-        self.classifier = _start(nn.Linear(config.embed, labels))
+        self.classifier = start_normal(nn.Linear(config.embed, labels))
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
         """Logits (N, L) of tokens (B, S) or (T,); layout: the encoder's segments, lengths, cu_seqlens, positions."""
@@ -148,9 +71,13 @@ class SequenceClassifier(nn.Module):
         return self.classifier(self.dropout(pooled))
 
     def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
-        """The mean cross-entropy in nats, float32. labels: (N,) int64 classes, or (N, L) of 0 and 1 with multi_label.
+        """The mean cross-entropy in nats, a float32 scalar.
 
-        A class of -100, or a row that contains -100, is ignored.
+        Args:
+            tokens: (B, S) or (T,).
+            labels: Classes (N,) int64, or (N, L) of 0 and 1 with multi_label. A class of -100, or a row that contains
+                -100, is ignored.
+            layout: As in forward.
         """
         logits = self(tokens, **layout)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -169,7 +96,7 @@ class TokenClassifier(nn.Module):
         at_least("labels", labels, 2)
         self.encoder = encoder
         self.dropout = nn.Dropout(dropout)
-        self.classifier = _start(nn.Linear(encoder.config.embed, labels))
+        self.classifier = start_normal(nn.Linear(encoder.config.embed, labels))
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
         """Logits (B, S, L) or (T, L); layout as SequenceClassifier's."""
@@ -186,13 +113,3 @@ def _mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The mean over the labels that are not -100; 0 where there are none, for which torch gives NaN."""
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)
-
-
-def _start(module: Any) -> Any:
-    """BERT's initialization for a new head alone: the encoder may be trained already."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=INITIAL_STD)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-    return module

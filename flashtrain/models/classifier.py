@@ -10,7 +10,6 @@ Shapes: B batch, S sequence, E embedding width, M masked tokens per row, C rows 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import NamedTuple, cast
 
 import torch
@@ -18,36 +17,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.models.attention import AnyMask, plan_mask
+from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.attention_functions import AnyMask, plan_mask
 from flashtrain.models.block import Block, normalization
-from flashtrain.models.classifier_config import DENSE, GREY_LEVELS, BlockPattern, ClassifierConfig, Pooling
-from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.positions import (
-    AxialRotaryPositions,
-    LearnedPositions,
-    RotaryPositions,
-    check_learned,
-    grown_grid,
-)
+from flashtrain.models.block_pattern import DENSE, BlockPattern
+from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
+from flashtrain.models.positions import AxialRotaryPositions, LearnedPositions, RotaryPositions
+from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens, real_tokens
 from flashtrain_kernels import Documents, linear_cross_entropy, masks
 from flashtrain_kernels.loss_head import IGNORED
 
 INITIAL_STD = 0.1  # of embeddings
-DARK = 8  # the brightest grey level of the background and of most of a shape's faint ring, which training may leave out
-POSITION_TABLE = "position_embedding.weight"
-PIXEL_PARTS = ("mask_embedding", "pixel_head.weight")
-# Fields in which carry_weights allows a difference: they have no weights, or theirs are carried or initialized.
-FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "pooling", "pattern", "pattern_block",
-        "pattern_local", "pattern_globals")  # fmt: skip
 
 
 class Losses(NamedTuple):
-    """Scalars of one batch: mean cross-entropies in nats of labels and of masked pixels (0 where none are masked), and
-    the share of rows whose largest logit is the label's."""
+    """The losses of one batch, each a scalar tensor."""
 
-    classification: Tensor
-    pixels: Tensor
-    correct: Tensor
+    classification: Tensor  # mean cross-entropy of the labels, in nats
+    pixels: Tensor  # mean cross-entropy of the masked pixels, in nats; 0 where none are masked
+    correct: Tensor  # share of rows whose largest logit is the label's
 
 
 class GreyEmbedding(nn.Module):
@@ -81,12 +69,8 @@ class Classifier(nn.Module):
         self.config = config
         self.attention = attention
         embed = config.embed
-        self.embedding: nn.Module
-        if config.inputs == "grey":
-            self.embedding = GreyEmbedding(embed)
-        else:
-            rows = GREY_LEVELS if config.inputs == "grey-table" else config.vocab_size
-            self.embedding = nn.Embedding(rows, embed)
+        grey = config.inputs == "grey"
+        self.embedding = GreyEmbedding(embed) if grey else nn.Embedding(config.vocab_size, embed)
         self.position_embedding = LearnedPositions(config.length, embed) if config.positions == "learned" else None
         self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
         self.dropout = nn.Dropout(config.dropout)
@@ -106,7 +90,6 @@ class Classifier(nn.Module):
             for _ in range(config.layers)
         )
         self.final_norm = normalization(config.norm, embed, True)
-        self.pooling = Pooling(config.pooling, embed)
         self.head = nn.Sequential(
             nn.Linear(embed if config.towers == 1 else 4 * embed, embed), nn.GELU(), nn.Linear(embed, config.classes)
         )
@@ -155,13 +138,18 @@ class Classifier(nn.Module):
         masked: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The states (B, S, E) after the last norm. masked: (B, S) bool, the pixels whose level is hidden. positions:
-        (B, S) int64, the pixels' numbers where the tokens are a selection (None: all, in order)."""
-        length = tokens.shape[1]
+        """The states (B, S, E) after the last norm.
+
+        Args:
+            tokens: (B, S).
+            lengths: (B,) real tokens of padded rows (None: no padding).
+            masked: (B, S) bool, the pixels whose level is hidden (None: no pixels).
+            positions: (B, S) int64, the pixels' numbers where the tokens are a selection (None: all, in order).
+        """
         mask = self._mask(tokens, lengths)
         order, places = (None, None) if self.pattern is None else (self.pattern.order, self.pattern.places)
         if positions is None:
-            positions = torch.arange(length, device=tokens.device)[None] if order is None else order[None]
+            positions = torch.arange(tokens.shape[1], device=tokens.device)[None] if order is None else order[None]
         if order is not None:  # tiles reorder the tokens; each keeps its own position
             tokens = tokens[:, order]
             masked = None if masked is None else masked[:, order]
@@ -169,7 +157,6 @@ class Classifier(nn.Module):
         if masked is not None and self.mask_embedding is not None:
             x = torch.where(masked[..., None], self.mask_embedding, x)
         if self.position_embedding is not None:
-            check_learned(length, self.config.length)
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
         dropout = self.config.dropout if self.training else 0.0
@@ -181,7 +168,7 @@ class Classifier(nn.Module):
 
     def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
         """hidden (B, S, E) -> (B, classes); with two towers the two rows of a sample follow each other."""
-        pooled = self.pooling(hidden, None if lengths is None else _is_real(hidden.shape[1], lengths))
+        pooled = (mean_of_tokens if self.config.pooling == "mean" else max_of_tokens)(hidden, lengths)
         if self.config.towers == 2:
             first, second = pooled.unflatten(0, (-1, 2)).unbind(dim=1)
             pooled = torch.cat((first, second, first * second, first - second), dim=-1)
@@ -229,8 +216,13 @@ class Classifier(nn.Module):
         return Losses(classification, pixels, correct)
 
     def pixel_loss(self, hidden: Tensor, levels: Tensor, masked: Tensor) -> Tensor:
-        """Mean cross-entropy in nats of the masked grey levels' bins, or of the masked tokens: hidden (C, S, E), levels
-        (C, S), masked (C, M)."""
+        """Mean cross-entropy of the masked grey levels' bins, or of the masked tokens, in nats.
+
+        Args:
+            hidden: (C, S, E).
+            levels: Grey levels or tokens, (C, S).
+            masked: (C, M) int64, the masked places of each row, -1 for none.
+        """
         places = masked.clamp(min=0)
         states = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
         labels = levels.gather(1, places).long()
@@ -245,7 +237,7 @@ class Classifier(nn.Module):
             block.save_memory(savings)  # type: ignore[operator]
 
     def parameter_count(self) -> int:
-        """All parameters."""
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_sample(self, length: int | None = None) -> float:
@@ -270,33 +262,6 @@ class Classifier(nn.Module):
         return self.pattern()
 
 
-def pixels_to_mask(
-    rows: int, length: int, share: float, generator: torch.Generator, lengths: Tensor | None = None
-) -> Tensor:
-    """(rows, M) int64: a random selection of round(share * length) pixels in each row (at least 1), ascending.
-
-    lengths: (rows,) of padded rows: the share applies to each row's own length, and -1 fills the rest. The result is on
-    the generator's device.
-    """
-    count = min(length, max(1, round(share * length)))
-    drawn = torch.rand((rows, length), generator=generator, device=generator.device)
-    if lengths is None:
-        return drawn.topk(count, dim=1).indices.sort(dim=1).values
-    padding = torch.arange(length, device=drawn.device) >= lengths[:, None]
-    places = drawn.masked_fill(padding, -1.0).topk(count, dim=1).indices
-    wanted = (share * lengths).round().clamp(min=1)
-    unwanted = torch.arange(count, device=drawn.device) >= wanted[:, None]
-    places = places.masked_fill(unwanted, length).sort(dim=1).values
-    return places.masked_fill(places == length, -1)
-
-
-def pixels_to_read(levels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """(B, count) int64, ascending: a random selection of each image's pixels (B, S), in which those above DARK take
-    precedence. On the generator's device."""
-    drawn = torch.rand(levels.shape, generator=generator, device=levels.device)
-    return (drawn + (levels > DARK)).topk(count, dim=1).indices.sort(dim=1).values
-
-
 def _rotary(config: ClassifierConfig) -> nn.Module | None:
     if config.positions == "axial":
         return AxialRotaryPositions(config.head_dim, math.isqrt(config.length), config.angle_base)
@@ -307,54 +272,12 @@ def _rotary(config: ClassifierConfig) -> nn.Module | None:
 
 def _rows(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Tokens (rows, S) and lengths (rows,), in which the two sequences of a sample are two consecutive rows."""
-    return (tokens, lengths) if tokens.dim() == 2 else (tokens.flatten(0, 1), _flat(lengths))
-
-
-def _flat(lengths: Tensor | None) -> Tensor | None:
-    return None if lengths is None else lengths.flatten()
-
-
-def _is_real(length: int, lengths: Tensor) -> Tensor:
-    return torch.arange(length, device=lengths.device)[None] < lengths[:, None]
+    if tokens.dim() == 2:
+        return tokens, lengths
+    return tokens.flatten(0, 1), None if lengths is None else lengths.flatten()
 
 
 def _padding_mask(length: int, lengths: Tensor) -> AnyMask:
     """The mask under which padding sees nothing and is not seen: O(B S) memory, and padded tiles are skipped."""
-    ends = torch.where(_is_real(length, lengths), lengths[:, None], 0).int()
+    ends = torch.where(real_tokens(length, lengths), lengths[:, None], 0).int()
     return masks.document(Documents(torch.zeros_like(ends), ends), causal=False)
-
-
-def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, Tensor]) -> None:
-    """Load into `model` the weights of a model of `config`, for a curriculum's next stage.
-
-    Learned positions of square images are copied grid-wise to the new side (positions.grown_grid). Pixel heads that
-    only one of the two models has are dropped, or stay as initialized. Additional layers come last and change nothing
-    at first: their output projections are zero.
-
-    Raises:
-        UserError: The models differ in other fields than FREE, or the new one has fewer layers.
-    """
-    expected, given = asdict(model.config), asdict(config)
-    differing = [name for name in expected if name not in FREE and expected[name] != given[name]]
-    if ("attention" in (config.pooling, model.config.pooling)) and config.pooling != model.config.pooling:
-        differing.append("pooling")
-    if model.config.layers < config.layers:
-        differing.append("layers")
-    if differing:
-        parts = ", ".join(f"{name}={given[name]} (expected {expected[name]})" for name in differing)
-        raise UserError(f"the weights belong to another model: {parts}.")
-    state = dict(state)
-    if POSITION_TABLE in state and model.config.length != config.length and model.config.side is not None:
-        state[POSITION_TABLE] = grown_grid(state[POSITION_TABLE], model.config.side)
-    if config.grey_bins != model.config.grey_bins:
-        own = model.state_dict()
-        state = {name: value for name, value in state.items() if name not in PIXEL_PARTS}
-        state.update({name: own[name] for name in PIXEL_PARTS if name in own})
-    for number in range(config.layers, model.config.layers):
-        block = model.blocks[number]
-        with torch.no_grad():
-            for projection in block.residual_projections():  # type: ignore[operator]
-                for parameter in projection.parameters():
-                    parameter.zero_()
-        state |= {f"blocks.{number}.{name}": value for name, value in block.state_dict().items()}
-    model.load_state_dict(state)

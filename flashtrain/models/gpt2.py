@@ -10,155 +10,25 @@ Shapes: B batch, S sequence, E embedding width, V rows of the embedding table (v
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, one_of
-from flashtrain.models.attention import AnyMask, check_heads, plan_mask
-from flashtrain.models.block import FEED_FORWARDS, INITIAL_STD, NORMS, Block, check_shape, normalization, start_normal
-from flashtrain.models.cache import KeyValueCache, next_positions
-from flashtrain.models.memory_savings import MemorySavings
-from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned, check_rotary, rotary_base_for
+from flashtrain.errors import one_of
+from flashtrain.models.attention_functions import AnyMask, plan_mask
+from flashtrain.models.block import INITIAL_STD, Block, normalization, start_normal
+from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.key_value_cache import KeyValueCache
+from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
+from flashtrain.models.sharded_sequence import next_positions
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings import options
 from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.environment import autocast_dtype
 
-POSITIONS = get_args(options.Positions)
 RESIDUALS = get_args(options.Residual)
-FAMILIES = ("gpt2", "modern")
-IGNORED = -100  # a label of this value is not scored (torch's convention)
-
-
-class Size(NamedTuple):
-    """A row of SIZES. modern_kv_heads: one key/value head per four query heads (five where there are 25)."""
-
-    layers: int
-    heads: int
-    embed: int
-    modern_kv_heads: int
-
-
-SIZES = {
-    "demo": Size(layers=4, heads=4, embed=128, modern_kv_heads=1),  # about 1M parameters with a byte vocabulary
-    "124m": Size(layers=12, heads=12, embed=768, modern_kv_heads=3),
-    "355m": Size(layers=24, heads=16, embed=1024, modern_kv_heads=4),
-    "774m": Size(layers=36, heads=20, embed=1280, modern_kv_heads=5),
-    "1.3b": Size(layers=24, heads=16, embed=2048, modern_kv_heads=4),  # GPT-3 XL's width with heads of 128
-    "1.5b": Size(layers=48, heads=25, embed=1600, modern_kv_heads=5),
-}
-
-
-@dataclass(frozen=True)
-class GPT2Config:
-    """The shape of a model; with the weights it is enough to rebuild it.
-
-    Args:
-        vocab_size: Tokens.
-        vocab_rows: Rows of the embedding table, at least vocab_size (a multiple of 64 is faster); further rows are
-            never predicted.
-        context: Longest sequence in tokens, a limit with learned positions only.
-        ffn: Width inside the feed-forward.
-        dropout: Probability, for embeddings, attention weights and both branches of a block.
-        rope_base: Base of the rotary angles, as trained first.
-        rope_factor: How many times longer the context is than in that training; it raises the base
-            (positions.rotary_base_for).
-
-    Raises:
-        UserError: Sizes that do not fit together, or an unknown name.
-    """
-
-    vocab_size: int
-    vocab_rows: int
-    context: int
-    layers: int
-    heads: int
-    kv_heads: int
-    embed: int
-    ffn: int
-    positions: str = "learned"
-    norm: str = "layernorm"
-    activation: str = "gelu"
-    bias: bool = True
-    dropout: float = 0.0
-    tie_embeddings: bool = True
-    rope_base: float = 10000.0
-    rope_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        names = {"positions": POSITIONS, "norm": NORMS, "activation": FEED_FORWARDS}
-        check_shape(self, ("vocab_size", "context", "layers", "ffn"), names)
-        head_dim = check_heads(self.embed, self.heads, self.kv_heads)
-        if self.positions == "rotary":
-            check_rotary(head_dim, self.rope_base)
-            rotary_base_for(self.rope_base, self.rope_factor, head_dim)
-        elif self.rope_factor != 1:
-            raise UserError(f"rope_factor={self.rope_factor:g} with learned positions. Set positions=rotary.")
-
-    @property
-    def head_dim(self) -> int:
-        return self.embed // self.heads
-
-    @property
-    def scaled_rope_base(self) -> float:
-        """The base of the rotary angles, rope_factor included."""
-        return rotary_base_for(self.rope_base, self.rope_factor, self.head_dim)
-
-    @classmethod
-    def of_size(
-        cls,
-        size: str,
-        family: str = "gpt2",
-        *,
-        vocab_size: int,
-        context: int,
-        vocab_rows: int | None = None,
-        positions: str | None = None,
-        dropout: float = 0.0,
-        rope_base: float | None = None,
-        rope_factor: float | None = None,
-    ) -> GPT2Config:
-        """The configuration of a named size; the output head is tied to the embedding table.
-
-        Args:
-            size: A name in SIZES.
-            family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
-            vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
-            positions: "learned" or "rotary" (None: the family's).
-            rope_base, rope_factor: For rotary positions only (None: 10000 and 1).
-
-        Raises:
-            UserError: An unknown size or family, or rope_base or rope_factor with learned positions.
-        """
-        one_of("model size", size, SIZES)
-        one_of("model family", family, FAMILIES)
-        modern = family == "modern"
-        row = SIZES[size]
-        positions = positions or ("rotary" if modern else "learned")
-        if rope_base is not None and positions != "rotary":
-            raise UserError(f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary.")
-        return cls(
-            vocab_size=vocab_size,
-            vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
-            context=context,
-            layers=row.layers,
-            heads=row.heads,
-            kv_heads=row.modern_kv_heads if modern else row.heads,
-            embed=row.embed,
-            # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
-            ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if modern else 4 * row.embed,
-            positions=positions,
-            norm="rmsnorm" if modern else "layernorm",
-            activation="swiglu" if modern else "gelu",
-            bias=not modern,
-            dropout=dropout,
-            rope_base=10000.0 if rope_base is None else rope_base,
-            rope_factor=1.0 if rope_factor is None else rope_factor,
-        )
 
 
 class GPT2(Trainable):
@@ -202,7 +72,6 @@ class GPT2(Trainable):
         )
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
-        self.savings = MemorySavings()
         self.reset_parameters()
 
     @property
@@ -211,22 +80,6 @@ class GPT2(Trainable):
 
     @property
     def generates(self) -> bool:
-        return True
-
-    @property
-    def recomputes_blocks(self) -> bool:
-        return self.savings.checkpointing == "full" or self.savings.offload
-
-    def save_memory(self, savings: MemorySavings) -> None:
-        """Use these savings of activation memory from now on; they cost time and change no loss or gradient."""
-        self.savings = savings
-        for block in self.blocks:
-            cast(Block, block).save_memory(savings)
-
-    def compile_blocks(self, **options: Any) -> bool:
-        """Compile each block by torch.compile with these options; checkpointing stays outside."""
-        for block in self.blocks:
-            cast(Block, block).compile_inside(**options)
         return True
 
     def reset_parameters(self) -> None:
@@ -324,17 +177,12 @@ class GPT2(Trainable):
             self.output_weight,
             labels,
             vocab_size=self.config.vocab_size,
-            ignore_index=IGNORED,
             chunk=self.savings.loss_chunk,
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
         """An empty cache for so many tokens (None: `context`); the first token allocates its memory."""
         return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
-
-    def parameter_count(self) -> int:
-        """All parameters; a tied output head is counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, context: int | None = None) -> float:
         """FLOPs of forward and backward for one token in a sequence of `context` tokens (None: the model's own).
@@ -351,8 +199,3 @@ class GPT2(Trainable):
             multiplied -= self.token_embedding.weight.numel()
         length = config.context if context is None else context
         return 6.0 * multiplied + 12.0 * config.layers * config.heads * config.head_dim * length / 2
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `number`."""
-    return -(-number // multiple) * multiple

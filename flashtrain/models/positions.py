@@ -1,4 +1,4 @@
-"""Learned and rotary positions, in a sequence or along the axes of an image.
+"""Position encodings of tokens and pixels, learned or rotary.
 
 Shapes: B batch, S sequence (pixels in raster order), N heads (query and key heads may be stacked), D head dimension,
 E embedding width.
@@ -22,12 +22,15 @@ class RotaryPositions(nn.Module):
     """Rotary positions (Su et al. 2021, RoFormer): turns the pairs (i, i + D/2) of a head by position * base^(-2i/D).
 
     Every forward computes the angles from the positions, in float32 at least (float64 for float64 inputs). So there is
-    no table that a cast to bfloat16 would round, and no longest position. head_dim must be even, base above 1.
+    no table that a cast to bfloat16 would round, and no longest position.
+
+    Args:
+        head_dim: D, an even number.
+        base: Above 1.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
         super().__init__()
-        check_rotary(head_dim, base)
         self.head_dim = head_dim
         self.base = base
 
@@ -37,13 +40,13 @@ class RotaryPositions(nn.Module):
         exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
         # Whole turns are removed in float64: a float32 product near position 1,000,000 is wrong by 0.03 radians.
         turns = positions.double()[:, :, None, None] * ((self.base**-exponent).double() * (1 / math.tau))
-        return turned(x, turns)
+        return _rotated(x, turns)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, base={self.base:g}"
 
 
-def turned(x: Tensor, turns: Tensor) -> Tensor:
+def _rotated(x: Tensor, turns: Tensor) -> Tensor:
     """x (B, S, N, D) with its pairs (i, i + D/2) rotated by `turns` (B or 1, S, 1, D/2), full turns in float64."""
     precise = torch.promote_types(x.dtype, torch.float32)
     angle = (turns - turns.floor()).to(precise) * math.tau
@@ -59,9 +62,17 @@ class LearnedPositions(nn.Embedding):
         super().__init__(context, embed)
 
     def forward(self, positions: Tensor, *, packed: bool = False) -> Tensor:
-        """positions (B, S) or (1, S), int32 or int64 -> (B or 1, S, E); UserError past the trained context.
+        """Look the positions up.
 
-        packed: Whether a row holds several sequences, so that S may exceed the context.
+        Args:
+            positions: (B, S) or (1, S), int32 or int64.
+            packed: Whether a row contains several sequences, so that S may exceed the context.
+
+        Returns:
+            (B or 1, S, E).
+
+        Raises:
+            UserError: A position past the trained context.
         """
         context = self.num_embeddings
         # Values are checked only on the CPU outside torch.compile: elsewhere that would stall the device.
@@ -78,26 +89,14 @@ def rotary_base_for(base: float, factor: float, head_dim: int) -> float:
     base * factor^(D / (D - 2)), the "NTK-aware" scaling posted by bloc97 in June 2023 and described in Peng et al. 2023
     (YaRN, section 3.1): the slowest pair turns `factor` times slower, so that the longest distance turns it no further
     than in training, and the fastest pair, which distinguishes neighbours, turns as before.
+
+    Args:
+        base: As trained first.
+        factor: At least 1.
+        head_dim: D.
     """
     at_least("rope_factor", factor, 1)
     return base if factor == 1 else base * factor ** (head_dim / (head_dim - 2))
-
-
-def stretched(table: Tensor, context: int) -> Tensor:
-    """A learned position table (C, E) interpolated linearly to (context, E), in its own dtype.
-
-    Position p of the long context is position (C - 1) / (context - 1) * p of the trained one, so that the first and
-    last rows stay and nothing is extrapolated (Dosovitskiy et al. 2021, section 3.2, for images; for rotary positions
-    Chen et al. 2023, "Position Interpolation"). The model needs further training with the new table.
-    """
-    rows = table.shape[0]
-    if rows == 1 or context == 1:
-        return table[:1].expand(context, -1).clone()
-    place = torch.arange(context, dtype=torch.float64, device=table.device) * ((rows - 1) / (context - 1))
-    before = place.floor().long().clamp(max=rows - 2)
-    share = (place - before)[:, None]
-    precise = table.to(torch.promote_types(table.dtype, torch.float32))
-    return torch.lerp(precise[before], precise[before + 1], share.to(precise.dtype)).to(table.dtype)
 
 
 def check_learned(length: int, context: int) -> None:
@@ -109,10 +108,10 @@ def check_learned(length: int, context: int) -> None:
         )
 
 
-def check_rotary(head_dim: int, base: float) -> None:
-    """Raise UserError unless the head dimension is even and the base above 1."""
-    if head_dim % 2:
-        raise UserError(f"head dimension {head_dim} with rotary positions: expected an even one.")
+def check_rotary(head_dim: int, base: float, multiple: int = 2) -> None:
+    """Raise UserError unless the base is above 1 and the head dimension a multiple of 2 (axial positions: of 4)."""
+    if head_dim % multiple:
+        raise UserError(f"head dimension {head_dim} with rotary positions: expected a multiple of {multiple}.")
     above("rope_base", base, 1)
 
 
@@ -130,7 +129,6 @@ class AxialRotaryPositions(nn.Module):
 
     def __init__(self, head_dim: int, side: int, base: float = AXIAL_BASE) -> None:
         super().__init__()
-        check_axial(head_dim, base)
         self.head_dim, self.side, self.base = head_dim, side, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -140,26 +138,7 @@ class AxialRotaryPositions(nn.Module):
         rows = torch.div(positions, self.side, rounding_mode="floor").double()
         columns = torch.remainder(positions, self.side).double()
         turns = torch.cat((rows[..., None] * frequency, columns[..., None] * frequency), dim=-1)
-        return turned(x, turns[:, :, None, :])
+        return _rotated(x, turns[:, :, None, :])
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, side={self.side}, base={self.base:g}"
-
-
-def grown_grid(table: Tensor, side: int) -> Tensor:
-    """A square image's learned position table (s * s, E) for another side: (side * side, E).
-
-    Each pixel takes the vector of the trained pixel at the same relative place, so that doubling the side copies each
-    vector to a square of four (as Dao et al. 2022 for their larger images).
-    """
-    trained = math.isqrt(table.shape[0])
-    place = torch.arange(side, device=table.device) * trained // side
-    grid = table.view(trained, trained, -1)
-    return grid[place][:, place].reshape(side * side, -1)
-
-
-def check_axial(head_dim: int, base: float) -> None:
-    """Raise UserError unless the head dimension is a multiple of 4 and the base above 1."""
-    if head_dim % 4:
-        raise UserError(f"head dimension {head_dim} with axial positions: expected a multiple of 4.")
-    above("rope_base", base, 1)

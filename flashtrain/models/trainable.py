@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.attention import Attention
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.block import Block
 
 if TYPE_CHECKING:
-    from flashtrain.models.cache import KeyValueCache
+    from flashtrain.models.key_value_cache import KeyValueCache
     from flashtrain_kernels import Mask
 
 
@@ -54,7 +55,6 @@ class DecoderShape(Protocol):
 # Methods that every model needs, with their signatures for messages.
 NEEDED = {
     "loss": "loss(tokens, labels, *, positions=None, mask=None) -> a scalar, the mean cross-entropy in nats",
-    "parameter_count": "parameter_count() -> a whole number",
     "flops_per_token": "flops_per_token(context=None) -> a number",
 }
 
@@ -62,12 +62,13 @@ NEEDED = {
 class Trainable(nn.Module):
     """A module that tasks.LanguageModel can train, such as GPT2 or a model registered by a user's program.
 
-    A model must have loss, parameter_count and flops_per_token. The other methods are optional: with them a run chooses
-    the micro-batch and activation checkpointing by itself, compiles block by block, and prints a sample.
+    A model must have loss and flops_per_token. The other methods are optional: with them a run chooses the micro-batch
+    and activation checkpointing by itself, compiles block by block, and prints a sample.
     """
 
     balancing_loss: Tensor | None = None  # the routers' part of the latest loss, without its coefficient; logged
     residual: str = "weights"  # dtype of the residual stream under autocast: see GPT2
+    savings = MemorySavings()  # of the latest save_memory
 
     # These are abstract for readers and type checkers: check_contract reports in one line which of them are missing.
     @abstractmethod
@@ -89,12 +90,16 @@ class Trainable(nn.Module):
         """
 
     @abstractmethod
-    def parameter_count(self) -> int:
-        """Parameters, each counted once."""
-
-    @abstractmethod
     def flops_per_token(self, context: int | None = None) -> float:
-        """Model FLOPs of one token's forward and backward at this context, for TFLOP/s and MFU."""
+        """Model FLOPs of one token's forward and backward, for TFLOP/s and MFU.
+
+        Args:
+            context: Tokens of the sequence that contains the token (None: the model's longest).
+        """
+
+    def parameter_count(self) -> int:
+        """All parameters; one that is used twice (a tied output head) is counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def shape(self) -> DecoderShape | None:
@@ -102,61 +107,78 @@ class Trainable(nn.Module):
         return None
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these savings of activation memory from now on; UserError for savings that the model lacks."""
-        if savings != MemorySavings():
+        """Use these options from now on; UserError for a model that is not made of flashtrain's blocks."""
+        blocks = self._blocks()
+        if savings != MemorySavings() and not blocks:
             raise UserError(f"{type(self).__name__} has no memory savings. Set memory=none.")
+        self.savings = savings
+        for block in blocks:
+            block.save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Compile each block by itself with torch.compile's options; returns False where there are no blocks."""
-        return False
+        """Compile each block by itself with these options of torch.compile; False where the model has no blocks."""
+        blocks = self._blocks()
+        for block in blocks:
+            block.compile_inside(**options)
+        return bool(blocks)
+
+    def _blocks(self) -> list[Block]:
+        return [module for module in self.modules() if isinstance(module, Block)]
 
     @property
     def recomputes_blocks(self) -> bool:
         """Whether the backward recomputes whole blocks, so that no compiled graph may span several of them."""
-        return False
+        return self.savings.checkpointing == "full" or self.savings.offload
 
     @property
     def generates(self) -> bool:
-        """Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only` as GPT2's."""
+        """Whether the model generates text: it has new_cache, and its forward takes GPT2's `cache` and `last_only`."""
         return False
 
     @property
     def end_ids(self) -> Sequence[int]:
-        """The ids that end generated text, from the files of its weights."""
+        """The token ids that end generated text, from the files of the model's weights."""
         return ()
 
     @property
     def shares_sequences(self) -> bool:
-        """Whether its attention supports sequences sharded over devices (models/cache.py)."""
+        """Whether the model's attention supports sequences sharded over devices (sharded_sequence.py)."""
         return any(isinstance(module, Attention) for module in self.modules())
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
-        """An empty cache of keys and values for so many tokens (None: its context)."""
+        """An empty cache of keys and values for so many tokens (None: the model's context)."""
         raise NotImplementedError
 
     @property
     def keeps_part(self) -> bool:
-        """Whether its state holds only what is trained (adapters); the rest is read from the base model."""
+        """Whether the state dict holds adapters only; the other weights are read from the base model."""
         return False
 
     def keep_in(self, precision: str) -> None:
-        """Set the weights' dtypes for a precision (Lightning's name); called before memory is estimated and before
-        weights on the meta device are read."""
+        """Set the weights' dtypes for a precision, such as "bf16-true" (Lightning's names).
+
+        A run calls this method before memory is estimated and before weights on the meta device are read.
+        """
 
     def materialise(self, device: torch.device) -> None:
-        """Load or draw the weights of a model on the meta device, sharded or not, on this device."""
+        """Load the weights of a model on the meta device onto this device, or draw them; they may be sharded."""
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint's weights, on the CPU; RuntimeError or UserError where they do not fit."""
+        """Load the weights of a checkpoint, on the CPU; RuntimeError or UserError where they do not fit."""
         self.load_state_dict(weights)
 
     def save(self, folder: Path) -> str | None:
-        """Write the model for other programs; returns how to load it, in words (None: not supported)."""
+        """Export the model for other programs; returns how to load the export, in words (None: not supported)."""
         return None
 
 
 def check_contract(model: nn.Module, what: str) -> None:
-    """Raise UserError in one line where a model lacks required methods. what: the model in words."""
+    """Raise UserError where a model lacks a required method.
+
+    Args:
+        model: A model that a user's program registered.
+        what: The model in words, for the message.
+    """
     missing = [
         signature
         for name, signature in NEEDED.items()
@@ -167,13 +189,19 @@ def check_contract(model: nn.Module, what: str) -> None:
 
 
 def as_trainable(model: nn.Module) -> Trainable:
-    """The model as a Trainable: itself, or a wrapper around a module whose forward maps tokens (B, S) to logits
-    (B, S, V), or that has its own loss; UserError for any other."""
+    """The model itself where it is a Trainable, else a wrapper around it.
+
+    Args:
+        model: A Trainable; or a module with its own `loss`, or whose forward maps tokens (B, S) to logits (B, S, V).
+
+    Raises:
+        UserError: Any other module.
+    """
     return model if isinstance(model, Trainable) else _Wrapped(model)
 
 
 def inner(model: Trainable) -> nn.Module:
-    """The module that was passed to as_trainable."""
+    """The module that was passed to as_trainable to make this model."""
     return model.module if isinstance(model, _Wrapped) else model
 
 
@@ -210,10 +238,6 @@ class _Wrapped(Trainable):
         logits = self.module(tokens, **given)
         logits = getattr(logits, "logits", logits)  # transformers' models return an output that contains them
         return F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=-100)
-
-    def parameter_count(self) -> int:
-        own = getattr(self.module, "parameter_count", None)
-        return own() if callable(own) else sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, context: int | None = None) -> float:
         """The module's own number, or 6 per parameter, without attention's scores."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.models.block import GATED
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.feed_forward import GATED
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks.context_run import exchange_bytes_of

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from flashtrain.data.sequences import SequenceBatch
 from flashtrain.errors import above
-from flashtrain.models.classifier import Classifier, Losses, pixels_to_mask, pixels_to_read
+from flashtrain.models.classifier import Classifier, Losses
+from flashtrain.models.pixel_selection import pixels_to_mask, pixels_to_read
 from flashtrain.tasks.training_task import TrainingTask, replayed
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]

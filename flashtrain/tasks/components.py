@@ -20,9 +20,10 @@ from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSour
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import FAMILIES, GPT2, GPT2Config
+from flashtrain.models.generation import MaskMaker, row_mask
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
-from flashtrain.models.trained_decoders import MaskMaker, row_mask
 from flashtrain.registry import component, register
 from flashtrain.settings import options
 from flashtrain.settings.data import DataSettings

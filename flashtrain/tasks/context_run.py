@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
-from flashtrain.models.gpt2 import SIZES
+from flashtrain.models.generation import row_mask
+from flashtrain.models.gpt2_config import SIZES
 from flashtrain.models.trainable import DecoderShape, Trainable
-from flashtrain.models.trained_decoders import row_mask
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB, PRECISIONS

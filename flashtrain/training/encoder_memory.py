@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.training.memory import (
     ADAMW_STATES,
     EAGER_EXTRA,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashtrain.models.memory_savings import HOST_PIECE, MemorySavings
+from flashtrain.models.activation_checkpointing import HOST_PIECE, MemorySavings
 from flashtrain.training.optimizers import COPIED_AT_ONCE
 from flashtrain_kernels.loss_head import default_chunk
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flashtrain.errors import UserError
-from flashtrain.models.memory_savings import CHECKPOINTING, MemorySavings
+from flashtrain.models.activation_checkpointing import CHECKPOINTING, MemorySavings
 from flashtrain.training.memory import FREE_SHARE, GIB, MemoryEstimate
 
 AUTO = "auto"

@@ -12,7 +12,7 @@ from flashtrain.command.compose import compose_settings, parse_overrides
 from flashtrain.command.sweep import expand
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import FAMILIES, SIZES
+from flashtrain.models.gpt2_config import FAMILIES, SIZES
 from flashtrain.settings import options
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from flashtrain.integrations import huggingface_folder
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.tasks import LanguageModel
 from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.optimizers import adamw

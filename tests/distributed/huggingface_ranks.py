@@ -28,7 +28,7 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.methods import METHODS
 from flashtrain.integrations import register_with_transformers
 from flashtrain.integrations.huggingface_numbers import balance_of
-from flashtrain.models.cache import spread_over
+from flashtrain.models.sharded_sequence import use_sharded_sequence
 
 VOCABULARY, ROWS, LENGTH = 29, 2, 45  # odd: no number of ranks divides it
 NAMES = BatchNames("input_ids")
@@ -185,7 +185,7 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far the mean over the ranks is from one process."""
     exact = one_process(case.model, case.heads, case.batch)
     part, sequence = shard_batch(batch_of(case.batch), group, NAMES, layout=case.layout, method=case.method)
-    with spread_over(sequence):
+    with use_sharded_sequence(sequence):
         found = loss_and_gradients(model_of(case.model, case.heads), part, sequence.weight)
     kinds = len(sequence._ready)
     wrong: dict[str, float] = {"kinds of attention": kinds}

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from flashtrain.errors import UserError
 from flashtrain.integrations import load_bert, save_bert
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.bert_config import BertConfig
 
 GENERATOR = torch.Generator().manual_seed(1)
 TOKENS = torch.randint(0, 61, (3, 16), generator=GENERATOR)
@@ -59,7 +59,7 @@ def test_imported_weights_give_transformers_logits(tmp_path, attention, activati
     assert ours.config.vocab_rows == 64
     expected = theirs_of(theirs)
     hidden = ours.encoder(TOKENS, segments=SEGMENTS, lengths=LENGTHS)
-    logits = ours.masked_head(hidden, ours.token_table)
+    logits = ours.masked_head(hidden, ours.output_weight)
     assert (logits[..., :61] - expected.prediction_logits)[VISIBLE].abs().max() < 1e-10
     assert torch.isneginf(logits[..., 61:]).all()
     assert (ours.next_sentence_logits(hidden) - expected.seq_relationship_logits).abs().max() < 1e-10
@@ -104,7 +104,7 @@ def test_exported_weights_give_the_same_in_transformers(tmp_path, kind, activati
         found, expected = hidden, output.last_hidden_state
     else:
         expected = output.prediction_logits if kind == "BertForPreTraining" else output.logits
-        found = model.masked_head(hidden, model.token_table)[..., :61]
+        found = model.masked_head(hidden, model.output_weight)[..., :61]
     assert (found - expected)[VISIBLE].abs().max() < 1e-10
 
 

@@ -15,7 +15,7 @@ from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError
 from flashtrain.integrations import register_with_transformers
-from flashtrain.models.cache import spread_over
+from flashtrain.models.sharded_sequence import use_sharded_sequence
 from flashtrain_kernels import masks
 
 LENGTH, ROWS, DEGREE = 16, 2, 2
@@ -33,7 +33,7 @@ class Part(ContextSequence):
         self.asked: list[dict[str, Any]] = []
 
     def gathered(self, part: Tensor) -> Tensor:
-        return next(x for x in self.known if torch.equal(self.dealt(x), part))
+        return next(x for x in self.known if torch.equal(self.shard(x), part))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         self.asked.append(options)
@@ -57,7 +57,7 @@ def positions_seen(model: nn.Module, **inputs: Any) -> Tensor:
     model.model.rotary_emb.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append(kwargs.get("position_ids", args[-1])), with_kwargs=True
     )
-    with spread_over(Part()):
+    with use_sharded_sequence(Part()):
         model(**inputs)
     return seen[0]
 
@@ -69,7 +69,7 @@ def test_a_row_of_positions_for_all_rows_is_dealt() -> None:
 
 
 def refused(part: Part, model: nn.Module, **inputs: Any) -> str:
-    with spread_over(part), pytest.raises(UserError) as caught:
+    with use_sharded_sequence(part), pytest.raises(UserError) as caught:
         model(**{"input_ids": tokens(), **inputs})
     assert "\n" not in str(caught.value)
     assert UNDER in str(caught.value)

@@ -15,7 +15,7 @@ from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import transformers_decoder
 from flashtrain.integrations.huggingface_numbers import Head, shape_of
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain_kernels import FORWARDS, masks
 
 DOCUMENTS = [7, 1, 11, 5]  # packed into a row
@@ -150,7 +150,7 @@ def test_text_is_written_with_a_cache_as_without(tmp_path: Path) -> None:
     ours, _ = pair("mistral")  # a window of 5 tokens
     ids, cache = tiny.tokens(1, 12), ours.new_cache()
     pieces = [ours(part, cache=cache, last_only=True) for part in ids.split([8, 1, 3], 1)]
-    assert cache.length == 12
+    assert cache.get_seq_length() == 12
     torch.testing.assert_close(pieces[-1], ours(ids)[:, -1:])
 
 

@@ -9,7 +9,7 @@ import torch
 
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 
 TOKENS = 13
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}

@@ -12,7 +12,7 @@ from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.integrations import save_bert, save_decoder, save_tokenizer, save_weights
 from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.bert_config import BertConfig
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,8 +14,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashtrain.errors import UserError
-from flashtrain.models import GPT2, GPT2Config, MemorySavings, gpt2, memory_savings
-from flashtrain.models.memory_savings import CHECKPOINTING
+from flashtrain.models import GPT2, GPT2Config, MemorySavings, activation_checkpointing, gpt2
+from flashtrain.models.activation_checkpointing import CHECKPOINTING
 from flashtrain_kernels import dispatch
 
 LAYERS = 2
@@ -221,9 +221,11 @@ def test_each_kind_keeps_less_and_full_one_input_a_block():
 def test_offloading_sends_each_blocks_input_and_nothing_else_to_the_host(savings, monkeypatch):
     sent: list[torch.Size] = []
 
-    real = memory_savings._to_host
-    monkeypatch.setattr(memory_savings, "_to_host", lambda tensor: (sent.append(tensor.shape), real(tensor))[1])
-    monkeypatch.setattr(memory_savings, "HOST_PIECE", 256)  # bytes: several pieces, and a rest
+    real = activation_checkpointing._to_host
+    monkeypatch.setattr(
+        activation_checkpointing, "_to_host", lambda tensor: (sent.append(tensor.shape), real(tensor))[1]
+    )
+    monkeypatch.setattr(activation_checkpointing, "HOST_PIECE", 256)  # bytes: several pieces, and a rest
     loss_and_gradients(build("sdpa", savings))
     inputs = [shape for shape in sent if len(shape) == 3]
     assert inputs == [torch.Size([2, 12, 32])] * LAYERS

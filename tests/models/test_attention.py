@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashtrain.errors import UserError
 from flashtrain.models import Attention, RotaryPositions
-from flashtrain.models.cache import LayerCache
+from flashtrain.models.key_value_cache import LayerCache
 
 KINDS = ["flash", "sdpa", "standard"]
 
@@ -74,6 +75,12 @@ def test_the_packed_path_hands_the_projection_over_without_a_copy(x, monkeypatch
         seen["shape"] = tuple(qkv.shape)
         return qkv[:, :, 0]
 
-    monkeypatch.setattr("flashtrain.models.attention.flash_attn_qkvpacked_func", look)
+    monkeypatch.setattr("flashtrain.models.attention_functions.flash_attn_qkvpacked_func", look)
     module(x)
     assert seen == {"shares_memory": True, "shape": (2, 9, 3, 4, 8)}
+
+
+def test_a_full_cache_refuses_more():
+    cache = LayerCache(context=2)
+    with pytest.raises(UserError, match=r"3 tokens for a cache of 2"):
+        cache.append(torch.zeros(1, 3, 1, 4), torch.zeros(1, 3, 1, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.models.attention import sdpa_attention, takes_block_rows
+from flashtrain.models.attention_functions import sdpa_attention, takes_block_rows
 from flashtrain_kernels import block_mask
 
 
@@ -29,7 +29,7 @@ def test_it_is_the_attention_of_the_whole_matrix_and_builds_none(queries, keys, 
     def built(*_):
         raise AssertionError("a matrix of all queries and keys was built")
 
-    monkeypatch.setattr("flashtrain.models.attention.visible_keys", built)
+    monkeypatch.setattr("flashtrain.models.attention_functions.visible_keys", built)
     q, k, v = random_qkv(queries, keys, kv_heads=kv_heads)
     blocks = torch.rand(1, queries // 16, keys // 16) < 0.4
     blocks[0, 1] = False  # these queries see nothing

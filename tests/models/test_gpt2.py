@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 
 KINDS = ["flash", "sdpa", "standard"]
 FAMILIES = ["gpt2", "modern"]

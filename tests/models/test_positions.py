@@ -5,7 +5,8 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models import RotaryPositions
-from flashtrain.models.positions import rotary_base_for, stretched
+from flashtrain.models.longer_context import stretched
+from flashtrain.models.positions import rotary_base_for
 
 
 def test_rotary_angles_are_exact_a_million_tokens_in():

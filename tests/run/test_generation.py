@@ -5,7 +5,7 @@ import torch
 
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain.models.trained_decoders import generate
+from flashtrain.models.generation import generate
 
 CONTEXT = 12
 
@@ -123,4 +123,4 @@ def test_the_cache_takes_the_memory_of_the_tokens_and_not_of_the_context(model, 
     make = model.new_cache
     monkeypatch.setattr(model, "new_cache", lambda size: asked.append(size) or make(size))
     generate(model, torch.ones(1, prompt, dtype=torch.long), new)
-    assert asked == [tokens]
+    assert set(asked) == {tokens}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flashtrain.models import Bert, BertConfig, Classifier, ClassifierConfig
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.memory import BlockShape
 

@@ -9,7 +9,8 @@ import torch
 from tiny_training import TinyModel
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import GPT2Config
 from flashtrain.training import optimizers
 from flashtrain.training.optimizers import MasterWeights, adamw, inner_matrices, muon
 

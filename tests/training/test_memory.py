@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.training.memory import GIB, BlockShape, MemoryEstimate, estimate_memory
 
 SHAPE = ("layers", "embed", "heads", "ffn", "gated", "rotary", "residual")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.training.memory import GIB, MemoryEstimate
 from flashtrain.training.memory_choice import Room, candidates, choose_option, memory_options
 

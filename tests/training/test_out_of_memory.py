@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.training.memory import GIB, MemoryEstimate
 from flashtrain.training.memory_choice import MemoryOption
 from flashtrain.training.out_of_memory import is_out_of_memory, out_of_memory_line

@@ -22,7 +22,7 @@ from flashtrain.distributed.context.methods import ALL_GATHER, AUTO, choose_meth
 from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.ulysses import Ulysses
 from flashtrain.errors import UserError
-from flashtrain.models.memory_savings import keep_output_of
+from flashtrain.models.activation_checkpointing import save_output_of
 from flashtrain_kernels import Mask
 
 
@@ -162,7 +162,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, seed: Any, number: int
 
 
 # One operator computes and communicates: selective checkpointing saves its outputs and repeats neither.
-keep_output_of(CONTEXT_ATTENTION)
+save_output_of(CONTEXT_ATTENTION)
 
 
 class _Shared(torch.autograd.Function):

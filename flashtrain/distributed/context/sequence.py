@@ -26,7 +26,7 @@ MAX_PREPARED = 4  # prepared masks in memory: layers of one model rarely use mor
 
 
 class ContextSequence:
-    """A batch sharded by a layout, with the methods that models call (models/cache.py documents them).
+    """A batch sharded by a layout, with the methods that models call (models/sharded_sequence.py documents them).
 
     Args:
         layout: which rank holds which tokens.
@@ -102,7 +102,7 @@ class ContextSequence:
         softcap: float = 0.0,
         **options: Any,
     ) -> Tensor:
-        """See models/cache.py; the same mask is made ready once for all layers."""
+        """See models/sharded_sequence.py; the same mask is made ready once for all layers."""
         self._check(q.shape[1])
         assert mask is None or window == (-1, -1)
         # The cache's key has the id of the mask's tensor; the entry holds the tensor, so that no other gets this id.
@@ -129,7 +129,7 @@ class ContextSequence:
 
     @torch.compiler.disable
     def gathered(self, part: Tensor) -> Tensor:
-        """See models/cache.py."""
+        """See models/sharded_sequence.py."""
         self._check(part.shape[1])
         mine = part.contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.group.size)]
@@ -138,17 +138,17 @@ class ContextSequence:
 
     @torch.compiler.disable
     def summed(self, x: Tensor) -> Tensor:
-        """See models/cache.py."""
+        """See models/sharded_sequence.py."""
         return _Summed.apply(x, self.group.group)
 
     @torch.compiler.disable
-    def dealt(self, x: Tensor) -> Tensor:
-        """See models/cache.py; 0 for padding."""
+    def shard(self, x: Tensor) -> Tensor:
+        """See models/sharded_sequence.py; 0 for padding."""
         return self.layout.shard(x, self.group.rank)
 
     @torch.compiler.disable
     def next_labels(self, labels: Tensor) -> Tensor:
-        """See models/cache.py. A rank without labels computes one, with weight 0."""
+        """See models/sharded_sequence.py. A rank without labels computes one, with weight 0."""
         if self._without_labels:  # its first ones are stand-ins (batch.py)
             labels = labels.index_fill(1, torch.zeros(1, dtype=torch.int64, device=labels.device), IGNORED)
         whole = torch.nn.functional.pad(self.gathered(labels)[:, 1:], (0, 1), value=IGNORED)
@@ -163,7 +163,7 @@ class ContextSequence:
         return self.group.size * here / together
 
     def weighted(self, loss: Tensor) -> Tensor:
-        """See models/cache.py."""
+        """See models/sharded_sequence.py."""
         self.is_weighted = True
         if loss.requires_grad:
             self._unweighted = weakref.ref(loss)
@@ -179,7 +179,7 @@ class ContextSequence:
         return abs(tokens - held) <= 1 or tokens == rows * held
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        """See models/cache.py."""
+        """See models/sharded_sequence.py."""
         if self.refuses_own_part and self.layout.degree > 1 and self.is_own_part(keys):
             raise UserError(
                 f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "

@@ -31,7 +31,7 @@ from flashtrain.distributed.sharded_strategy import ShardsCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.models.attention import Attention
-from flashtrain.models.cache import spread_over
+from flashtrain.models.sharded_sequence import use_sharded_sequence
 
 DATA, CONTEXT = "data", "context"
 
@@ -249,13 +249,13 @@ class ContextParallelStrategy(ShardsCheckpoints):
         sequence = self.sequence
         if sequence is not None and not self._module.automatic_optimization:
             closure_loss = closure_loss if sequence.has_weighted(closure_loss) else closure_loss * sequence.weight
-        with spread_over(self.sequence):  # activation checkpointing computes blocks again
+        with use_sharded_sequence(self.sequence):  # activation checkpointing computes blocks again
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A step of the module with its sequence sharded; the first of its kind is checked."""
         self._mark(f"{kind} at step {self._module.global_step + 1}")
-        with spread_over(self.sequence), weighted_logs(self._module, self.sequence):
+        with use_sharded_sequence(self.sequence), weighted_logs(self._module, self.sequence):
             if kind in self._checked or not self.check_attention or self._degree == 1:
                 return step(*args, **kwargs)
             self._check = AttentionCheck(self.sequence, kind)

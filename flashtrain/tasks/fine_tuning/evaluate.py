@@ -12,7 +12,7 @@ from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, new_folder, read_settings
 from flashtrain.integrations import save_bert_classifier
-from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.fine_tuning.prepare import (
     TASK,

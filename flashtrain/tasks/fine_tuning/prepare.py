@@ -12,7 +12,8 @@ from flashtrain.data.sequences import SequenceDataModule
 from flashtrain.errors import UserError, at_least
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
-from flashtrain.models.bert_encoder import BertConfig, BertEncoder
+from flashtrain.models.bert_config import BertConfig
+from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import FineTuning

@@ -19,9 +19,10 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import parse_json, read_json
 from flashtrain.folders.run_folder import SAMPLE, TOKENIZER
-from flashtrain.models.gpt2 import FAMILIES, GPT2
+from flashtrain.models.generation import generate
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import FAMILIES
 from flashtrain.models.trainable import Trainable
-from flashtrain.models.trained_decoders import generate
 from flashtrain.registry import component
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from flashtrain.data.packing import IGNORED_LABEL, Batch, ChatBatch
 from flashtrain.errors import UserError
-from flashtrain.models.cache import mean_over_context, whole
+from flashtrain.models.generation import MaskMaker
+from flashtrain.models.sharded_sequence import mean_over_context, whole
 from flashtrain.models.trainable import Trainable, as_trainable
-from flashtrain.models.trained_decoders import MaskMaker
 from flashtrain.tasks.training_task import TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
 

@@ -15,9 +15,10 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import load_decoder
 from flashtrain.integrations.huggingface_folder import folder_of, read_config
-from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.longer_context import with_context
 from flashtrain.models.trainable import Trainable
-from flashtrain.models.trained_decoders import with_context
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import make_model

@@ -17,9 +17,9 @@ from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.errors import UserError, at_least
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import load_bert, save_tokenizer
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_encoder import BertConfig
-from flashtrain.models.memory_savings import MemorySavings
+from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedLanguageModel
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape

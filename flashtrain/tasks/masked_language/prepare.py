@@ -14,7 +14,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import new_folder
 from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import MaskedLanguageModel

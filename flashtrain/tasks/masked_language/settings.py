@@ -14,7 +14,7 @@ class BertSettings:
     """The encoder: a size of models.BERT_SIZES as a family.
 
     family: bert, or modern (pre-norm, rotary positions, GeGLU, no biases). activation: a name of
-    models.feed_forward.FEED_FORWARDS (None: the family's own; of bert GELU in its tanh form, gelu_exact is what
+    models.feed_forward.ACTIVATIONS (None: the family's own; of bert GELU in its tanh form, gelu_exact is what
     transformers computes by default). vocab_rows: of the embedding table (None: the tokens rounded up to a multiple of
     64). residual: between the blocks, under mixed precision: weights (float32) or compute (the half type, faster).
     """

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from flashtrain.data.sequences import SequenceDataModule, SequenceShape, SequenceSource
+from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
-from flashtrain.models.memory_savings import MemorySavings
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape

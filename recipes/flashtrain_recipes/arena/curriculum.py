@@ -20,8 +20,9 @@ import pytorch_lightning as pl
 from flashtrain.announce import is_first_rank, say
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CHECKPOINTS, CONFIG_FILE, FINISHED, LAST, find_checkpoint, read_summary
-from flashtrain.models.classifier import Classifier, carry_weights
+from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.models.weight_transfer import carry_weights
 from flashtrain.report.rows import RESULT, command_line, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import StageContext, TrainingSetup

@@ -62,7 +62,7 @@ _COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",),
 class ClassifierSettings:
     """The encoder's shape (flashtrain.models.ClassifierConfig says what each means).
 
-    positions None: axial for images, rotary for others. pattern: dense, or one of flashtrain.models.classifier_config,
+    positions None: axial for images, rotary for others. pattern: dense, or one of flashtrain.models.block_pattern,
     in blocks of pattern_block.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.models.classifier_config import DENSE, TILED, check_tiles
+from flashtrain.models.block_pattern import DENSE, TILED, check_tiles
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import components  # noqa: F401 - they register the schedules that stages name

@@ -14,7 +14,7 @@ import torch
 from flashtrain.announce import say
 from flashtrain.data.masking import masked_count
 from flashtrain.errors import UserError
-from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.masked_language.build import make_masked_data
 from flashtrain.training.hardware import Hardware

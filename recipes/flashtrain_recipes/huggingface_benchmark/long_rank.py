@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flashtrain.folders.run_folder import read_settings
-from flashtrain.models.memory_savings import HOST_PIECE
+from flashtrain.models.activation_checkpointing import HOST_PIECE
 from flashtrain.models.trainable import Trainable
 from flashtrain.run.fitting import strategy_for
 from flashtrain.tasks.batching import Batching, choose_batching

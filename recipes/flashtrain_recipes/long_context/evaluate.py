@@ -20,8 +20,8 @@ from flashtrain.data.packing import PackedSamples, Spans
 from flashtrain.data.token_cache import OpenTokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings
+from flashtrain.models.generation import MaskMaker, row_mask
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.trained_decoders import MaskMaker, row_mask
 from flashtrain.tasks.components import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware

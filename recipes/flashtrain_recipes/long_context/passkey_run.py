@@ -17,7 +17,7 @@ from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, as_prompt
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import make_unique
-from flashtrain.models.trained_decoders import generate
+from flashtrain.models.generation import generate
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.report.table import View
 from flashtrain.settings.settings import Settings

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import GPT2Config
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.components import vocabulary_of
 from flashtrain.tasks.language.settings import MaskSettings
@@ -109,7 +110,7 @@ def batches_of(options: Any, context: int) -> list[int]:
 
 @dataclass(frozen=True)
 class GPT2Case(StepCase):
-    """model: a name of models.gpt2.SIZES. vocab_size: tokens; vocab_rows: rows of every baseline's embedding table,
+    """model: a name of models.SIZES. vocab_size: tokens; vocab_rows: rows of every baseline's embedding table,
     None for vocab_size rounded up to a multiple of 64."""
 
     model: str

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2, GPT2Config
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.tasks.components import decoder_config
 from flashtrain.tasks.language.settings import ModelSettings

@@ -32,7 +32,7 @@ from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.sharding import shard
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
-from flashtrain.models.cache import mean_over_context, whole
+from flashtrain.models.sharded_sequence import mean_over_context, whole
 from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
 

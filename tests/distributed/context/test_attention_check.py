@@ -19,8 +19,8 @@ from flashtrain.distributed.context.attention_check import AttentionCheck
 from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.errors import UserError
-from flashtrain.models.attention import flash_attention
-from flashtrain.models.cache import spread_over
+from flashtrain.models.attention_functions import flash_attention
+from flashtrain.models.sharded_sequence import use_sharded_sequence
 from flashtrain_kernels import flash_attn_kvpacked_func, flash_attn_qkvpacked_func, masks
 
 HELD, SEQUENCE, ROWS = 12, 24, 3
@@ -157,7 +157,10 @@ def test_an_own_part_is_refused_in_later_steps_too_where_our_own_code_is_asked()
     from flashtrain.integrations.huggingface_attention import attention
 
     q = torch.randn(1, 2, HELD, 8)
-    with spread_over(sequence()), pytest.raises(UserError, match="transformers' Identity: attention of 12 keys"):
+    with (
+        use_sharded_sequence(sequence()),
+        pytest.raises(UserError, match="Identity: attention of 12 keys"),
+    ):
         attention(torch.nn.Identity(), q, q, q, None)
-    with spread_over(sequence(degree=1)):
+    with use_sharded_sequence(sequence(degree=1)):
         attention(torch.nn.Identity(), q, q, q, None)

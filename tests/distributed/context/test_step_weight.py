@@ -11,7 +11,7 @@ import torch
 from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.weighted_means import weighted_output
-from flashtrain.models.cache import mean_over_context, spread_over
+from flashtrain.models.sharded_sequence import mean_over_context, use_sharded_sequence
 from flashtrain_kernels import masks
 
 WEIGHT = 0.5  # of a rank that holds 1 of 4 labels, where two share them
@@ -24,7 +24,7 @@ def test_a_steps_loss_is_weighted_once(logs: str, returns_the_mean: bool, named:
     group: Any = SimpleNamespace(size=2, rank=0)
     sequence = ContextSequence(contiguous(masks.causal(8), 2), group, counted=(1, 4))
     loss = torch.tensor(3.0, requires_grad=True)
-    with spread_over(sequence):
+    with use_sharded_sequence(sequence):
         if logs != "nothing":
             mean_over_context(loss if logs == "the mean" else loss.detach())
         output = mean_over_context(loss) if returns_the_mean else loss

@@ -13,7 +13,8 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2 import GPT2, SIZES
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import SIZES
 from flashtrain.tasks.components import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.step_benchmark.baselines import all_baselines

@@ -16,7 +16,7 @@ from flashtrain.command.modes import run_mode
 from flashtrain.errors import UserError
 from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
-from flashtrain.models.bert_encoder import BertConfig
+from flashtrain.models.bert_config import BertConfig
 from flashtrain.tasks.masked_language.build import make_bert, read_bert
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import detect_hardware

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashtrain.models import memory_savings
-from flashtrain.models.block import feed_forward
+from flashtrain.models import feed_forward
+from flashtrain.models.feed_forward import FeedForward
 
 E, F = 12, 20
 KINDS = [("gelu", True), ("gelu", False), ("swiglu", True), ("swiglu", False), ("gelu_exact", True), ("geglu", False)]
@@ -17,7 +17,7 @@ KINDS = [("gelu", True), ("gelu", False), ("swiglu", True), ("swiglu", False), (
 
 def build(activation: str, bias: bool, dtype: torch.dtype = torch.float64) -> torch.nn.Module:
     torch.manual_seed(0)
-    return feed_forward(activation, E, F, bias).to(dtype)
+    return FeedForward(E, F, activation, bias).to(dtype)
 
 
 def results(module: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
@@ -46,7 +46,7 @@ def test_tokens_that_fit_one_piece_go_through_the_ordinary_layers(activation, mo
     def refuse(*_):
         raise AssertionError("one piece needs no pieces")
 
-    monkeypatch.setattr("flashtrain.models.block.feed_forward_pieces", refuse)
+    monkeypatch.setattr("flashtrain.models.feed_forward.chunked_feed_forward", refuse)
     module(inputs())
 
 
@@ -55,9 +55,9 @@ def test_torch_finds_the_operators_well_formed(activation, bias):
     module = build(activation, bias)
     x = inputs().detach().flatten(0, 1).requires_grad_()
     weights = (module.up.weight, module.up.bias, module.down.weight, module.down.bias, activation, 7)
-    torch.library.opcheck(memory_savings.FEED_FORWARD, (x, *weights))
+    torch.library.opcheck(feed_forward.FEED_FORWARD, (x, *weights))
     plain = [w.detach() if isinstance(w, torch.Tensor) else w for w in (x, *weights)]
-    torch.library.opcheck(memory_savings.BACKWARD, (torch.randn(30, E, dtype=torch.float64), *plain))
+    torch.library.opcheck(feed_forward.BACKWARD, (torch.randn(30, E, dtype=torch.float64), *plain))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
@@ -123,6 +123,6 @@ def test_a_piece_of_a_gated_one_holds_four_tensors_of_the_inner_width(activation
     x, dy = torch.randn(2, tokens * pieces, embed)
     up, down = torch.randn(2 * ffn, embed), torch.randn(embed, ffn)
     with Held() as held:
-        memory_savings._backward(dy, x, up, None, down, None, activation, tokens)
+        feed_forward._backward(dy, x, up, None, down, None, activation, tokens)
     narrow = x.nbytes + 2 * (tokens * embed * 4) + 3 * (up.nbytes + down.nbytes)
     assert 4 * tokens * ffn * 4 <= held.most <= 4 * tokens * ffn * 4 + narrow

@@ -1,0 +1,125 @@
+"""Activation checkpointing of a block, and the options by which a step trades time for memory.
+
+Shapes: B batch, S sequence, E embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from flashtrain.errors import at_least, one_of
+from flashtrain.settings import options
+from flashtrain_kernels import FORWARDS
+
+CHECKPOINTING = get_args(options.Checkpointing)[:-1]  # without auto
+HOST_PIECE = 2**28  # bytes: the allocator of pinned memory rounds each piece up to a power of two
+
+_OURS = set(FORWARDS)  # attention operators whose outputs selective checkpointing stores
+_TORCHS = "aten._scaled_dot_product"  # how the names of torch's begin
+
+
+@dataclass(frozen=True)
+class MemorySavings:
+    """Options that reduce the memory of activations at the cost of time, without changing results or weights.
+
+    Args:
+        checkpointing: Which activations of a block are stored for its backward, which recomputes the others (Chen et
+            al. 2016, "Training Deep Nets with Sublinear Memory Cost"): "none" stores all, "selective" the block's
+            input and attention's output and log-sum-exp, so that attention is not recomputed (Korthikanti et al.
+            2022, "Reducing Activation Recomputation in Large Transformer Models"), "full" the input alone.
+        offload: Whether blocks' inputs are stored in pinned host memory, with "selective" or "full".
+        ffn_chunk: Tokens that the feed-forward computes at once, forward and backward (None: all).
+        loss_chunk: Tokens whose logits are stored at once (None: the loss's own choice).
+
+    Raises:
+        UserError: An unknown name, or a number below 1.
+    """
+
+    checkpointing: str = "none"
+    offload: bool = False
+    ffn_chunk: int | None = None
+    loss_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        one_of("checkpointing", self.checkpointing, CHECKPOINTING)
+        at_least("ffn_chunk", self.ffn_chunk, 1)
+        at_least("loss_chunk", self.loss_chunk, 1)
+
+    def describe(self) -> str:
+        """For example "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens"; "" for none."""
+        parts = [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
+        parts += ["inputs in host memory"] if self.offload else []
+        parts += [f"feed-forward by {self.ffn_chunk:,} tokens"] if self.ffn_chunk else []
+        parts += [f"loss by {self.loss_chunk:,} tokens"] if self.loss_chunk else []
+        return ", ".join(parts)
+
+
+def checkpointed(
+    function: Callable[..., Tensor], x: Tensor, *, savings: MemorySavings, dropout: float = 0.0, **arguments: Any
+) -> Tensor:
+    """Compute function(x, **arguments) and store only x for the backward, with "selective" also attention's output.
+
+    Selective checkpointing stores the outputs of our attention and of torch's SDPA, but nothing of standard attention,
+    whose S x S matrices would be stored. With savings.offload each block and step copies x over the bus twice, in line
+    with the computation.
+
+    Args:
+        function: May be compiled.
+        x: (B, S, E).
+        savings: With checkpointing "selective" or "full".
+        dropout: The probability inside `function`; recomputation drops the same weights again.
+
+    Returns:
+        The function's result, (B, S, E).
+    """
+    again = partial(function, **arguments)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": dropout > 0}
+    if savings.checkpointing == "selective":
+        options["context_fn"] = _save_ours if dropout > 0 else _save_attention
+    if not savings.offload:
+        return checkpoint(again, x, **options)
+    # These hooks must stay outside of torch.compile.
+    with torch.autograd.graph.saved_tensors_hooks(_to_host, _from_host):
+        return checkpoint(again, x, **options)
+
+
+def _to_host(x: Tensor) -> tuple[torch.device, torch.Size, list[Tensor]]:
+    """x in host memory. No synchronization is needed: whatever reads the copy is queued on the device after it."""
+    pieces = x.flatten().split(HOST_PIECE // x.element_size())
+    pinned = [torch.empty(one.shape, dtype=x.dtype, pin_memory=x.is_cuda) for one in pieces]
+    return x.device, x.shape, [place.copy_(one, non_blocking=True) for place, one in zip(pinned, pieces, strict=True)]
+
+
+def _from_host(saved: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
+    device, shape, pieces = saved
+    x = torch.empty(shape, dtype=pieces[0].dtype, device=device)
+    for part, piece in zip(x.view(-1).split(HOST_PIECE // x.element_size()), pieces, strict=True):
+        part.copy_(piece, non_blocking=True)
+    return x
+
+
+def save_output_of(operator: Any) -> None:
+    """Let selective checkpointing store this operator's outputs too. The operator must draw no random numbers."""
+    _OURS.add(operator)
+
+
+def _save_attention() -> Any:
+    return create_selective_checkpoint_contexts(partial(_policy, True))
+
+
+def _save_ours() -> Any:
+    # torch's attention draws its dropout from the generator inside of the operator: recomputation without it would
+    # shift all random numbers after it. Ours draws a seed outside.
+    return create_selective_checkpoint_contexts(partial(_policy, False))
+
+
+def _policy(saves_torchs: bool, context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    saved = operator in _OURS or (saves_torchs and str(operator).startswith(_TORCHS))
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.MUST_RECOMPUTE

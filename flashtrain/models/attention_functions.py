@@ -1,0 +1,221 @@
+"""Attention as a function, softmax(q k^T scale) v, in three implementations that agree up to rounding.
+
+- causal is aligned bottom-right: the last query sees every key, as queries after a key/value cache need;
+- a mask (flashtrain_kernels.masks, or a BlockMask) replaces `causal`: it contains its own causal rule;
+- grouped-query attention: query head h reads key/value head h // (H // K);
+- dropout is the probability of dropping an attention weight; the others are divided by 1 - dropout. Each function draws
+  its own random numbers, so different weights are dropped;
+- a query that sees no key gives zeros.
+
+Shapes: B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens.
+q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashtrain.errors import UserError, one_of
+from flashtrain_kernels import BlockMask, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
+from flashtrain_kernels.environment import autocast_dtype
+
+InnerAttention = Callable[..., Tensor]
+AnyMask = Mask | BlockMask
+
+
+class PackedSequences(NamedTuple):
+    """Sequences packed into one row, for attention without our kernels, where a mask would be a T x T tensor."""
+
+    lengths: tuple[int, ...]  # of the sequences, in their order in the row; tokens after them belong to none
+
+    def attend(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Call attention(q, k, v) for each sequence by itself, so that one sequence's scores are stored at a time.
+
+        q is (1, T, H, D), k and v are (1, T, K, D). The result (1, T, H, D) is 0 at tokens of no sequence.
+        """
+        sizes = [length for length in self.lengths if length]
+        used = sum(sizes)
+        parts = zip(*(x[:, :used].split(sizes, dim=1) for x in (q, k, v)), strict=True) if sizes else ()
+        rows = [attention(*part) for part in parts]
+        rows.append(q.new_zeros(q.shape[0], q.shape[1] - used, *q.shape[2:]))
+        return torch.cat(rows, dim=1)
+
+
+def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
+    """Whether block_rows_attention can compute this call.
+
+    It needs one pattern of whole blocks for all rows and heads without a band, no torch.compile, and no gradients (each
+    block's would be as large as all keys).
+    """
+    if not isinstance(mask, BlockMask) or torch.compiler.is_compiling():
+        return False
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    shared = mask.query_rows.shape[:2] == (1, 1)
+    whole = mask.seqlen_q % mask.block_size[0] == 0 and mask.seqlen_k % mask.block_size[1] == 0
+    return shared and whole and mask.left is None and mask.right is None
+
+
+def block_rows_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: BlockMask, dropout: float = 0.0
+) -> Tensor:
+    """Attention by blocks of queries, each with the keys that it sees; takes_block_rows must be true of the call.
+
+    It evaluates block-sparse models on a CPU, where our kernels do not run and a dense mask of 65,536 pixels takes
+    4 GiB.
+    """
+    size_q, size_k = mask.block_size
+    keys, values = (tensor.transpose(1, 2).unflatten(2, (-1, size_k)) for tensor in (k, v))  # (B, K, nk, size_k, D)
+    out = torch.zeros_like(q)
+    for number, (begin, _, end) in enumerate(mask.query_rows[0, 0].tolist()):
+        if begin == end:
+            continue
+        seen = mask.query_blocks[begin:end].long()
+        here = slice(number * size_q, (number + 1) * size_q)
+        found = F.scaled_dot_product_attention(
+            q[:, here].transpose(1, 2),
+            keys[:, :, seen].flatten(2, 3),
+            values[:, :, seen].flatten(2, 3),
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+        out[:, here] = found.transpose(1, 2)
+    return out
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+) -> Tensor:
+    """flashtrain_kernels' exact FlashAttention (Dao et al. 2022): memory linear in S."""
+    out = flash_attn_func(q, k, v, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
+    return cast(Tensor, out)  # without return_lse it is the output alone
+
+
+def flash_packed_attention(
+    qkv: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+) -> Tensor:
+    """flash_attention of one projection's output qkv (B, S, 3, H, D), which is neither split nor copied."""
+    out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
+    return cast(Tensor, out)
+
+
+def sdpa_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+) -> Tensor:
+    """torch's scaled_dot_product_attention, which picks its own kernel (an S x S mask is built only where needed)."""
+    if takes_block_rows(q, k, v, mask):
+        _check_mask(mask, q, k)
+        return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
+    queries, keys = q.shape[1], k.shape[1]
+    # torch aligns is_causal top-left, which is bottom-right only for as many queries as keys.
+    plain_causal = causal and mask is None and queries == keys
+    visible = None if plain_causal else visible_keys(q, k, causal, mask)
+    unseeing = _queries_without_keys(visible, q, k, mask)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        # A query that sees no key is given all of them, so that no NaN arises; its result is zeroed below.
+        attn_mask=visible if visible is None or unseeing is None else visible | unseeing,
+        dropout_p=dropout,
+        is_causal=plain_causal and queries > 1,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return (out if unseeing is None else out.masked_fill(unseeing, 0.0)).transpose(1, 2)
+
+
+def standard_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+) -> Tensor:
+    """The paper's baseline (Dao et al. 2022, Algorithm 0), which stores the whole Sq x Sk matrix."""
+    visible = visible_keys(q, k, causal, mask)
+    unseeing = _queries_without_keys(visible, q, k, mask)
+    group = q.shape[2] // k.shape[2]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = (q @ k.transpose(-2, -1)) * scale
+    if visible is not None:
+        # The most negative number, not -inf: a row that is hidden throughout must not become NaN, here or in backward.
+        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    probabilities = F.dropout(torch.softmax(scores, dim=-1), dropout).to(v.dtype)
+    out = probabilities @ v
+    return (out if unseeing is None else out.masked_fill(unseeing, 0.0)).transpose(1, 2)
+
+
+ATTENTION_FUNCTIONS: dict[str, InnerAttention] = {
+    "flash": flash_attention,
+    "sdpa": sdpa_attention,
+    "standard": standard_attention,
+}
+
+
+def attention_function(name: str) -> InnerAttention:
+    """The function of this name in ATTENTION_FUNCTIONS; UserError for an unknown name."""
+    one_of("attention", name, ATTENTION_FUNCTIONS)
+    return ATTENTION_FUNCTIONS[name]
+
+
+def plan_mask(
+    mask: AnyMask | None, x: Tensor, *, attention: str, head_dim: int, dropout: float = 0.0
+) -> AnyMask | None:
+    """Plan a mask for our kernels once a batch, instead of in every layer.
+
+    Args:
+        mask: Which tokens each token sees (None: no mask). A BlockMask is its own plan.
+        x: The layers' input; attention computes in its dtype, or in autocast's.
+        attention: A name in ATTENTION_FUNCTIONS. Only "flash" uses plans, and only where our kernels run.
+        head_dim: D.
+        dropout: The probability that attention will be called with (0 in evaluation).
+
+    Returns:
+        The mask, with a plan where one is used.
+    """
+    if (
+        mask is None
+        or isinstance(mask, BlockMask)
+        or attention != "flash"
+        or dispatch.implementation_for(x.device.type) == "torch"
+    ):
+        return mask
+    # Autocast leaves float64 alone.
+    dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x.device.type) or x.dtype
+    return mask.planned(head_dim, dtype, rich=dropout > 0)
+
+
+def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None) -> Tensor | None:
+    """Which keys each query sees, (B or 1, 1 or H, Sq, Sk) bool; None where every query sees every key."""
+    _check_mask(mask, q, k)
+    if mask is None:
+        if not causal or q.shape[1] == 1:
+            return None
+        mask = masks.causal(q.shape[1], k.shape[1], device=q.device)
+    return mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
+
+
+def _check_mask(mask: AnyMask | None, q: Tensor, k: Tensor) -> None:
+    if mask is None:
+        return
+    if isinstance(mask, BlockMask):
+        rows, queries = mask.query_rows.shape[0], mask.seqlen_q
+    else:
+        rows, queries = mask.queries.shape[1], mask.queries.shape[2]
+    if queries != q.shape[1] or mask.seqlen_k != k.shape[1] or (rows != 1 and rows != q.shape[0]):
+        raise UserError(
+            f"mask of {rows} rows, {queries} queries and {mask.seqlen_k} keys does not match q and k: expected 1 or "
+            f"{q.shape[0]} rows, {q.shape[1]} queries and {k.shape[1]} keys."
+        )
+
+
+def _queries_without_keys(visible: Tensor | None, q: Tensor, k: Tensor, mask: AnyMask | None) -> Tensor | None:
+    """The queries that see no key, (B or 1, 1 or H, Sq, 1) bool; None where there cannot be any."""
+    if visible is None or (mask is None and q.shape[1] <= k.shape[1]):
+        return None
+    return ~visible.any(-1, keepdim=True)

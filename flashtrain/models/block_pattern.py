@@ -1,0 +1,140 @@
+"""Block-sparse patterns of a classifier's attention: which blocks of tokens see each other.
+
+Shapes: S sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from flashtrain.errors import UserError, at_least
+from flashtrain_kernels import BlockMask, block_mask, block_sparse
+
+DENSE = "dense"
+TILED = ("tiles", "butterfly-tiles")
+BLOCK = 128  # queries and keys of a block: the size that the sm_90 kernels support in both directions
+
+
+def _butterfly(blocks: int, local: int, globals: int) -> Tensor:
+    return block_sparse.butterfly(blocks, device="cpu")
+
+
+def _local_global(blocks: int, local: int, globals: int) -> Tensor:
+    return block_sparse.local_global(blocks, blocks, local=local, globals=globals, device="cpu")
+
+
+def _both(blocks: int, local: int, globals: int) -> Tensor:
+    return _butterfly(blocks, local, globals) | _local_global(blocks, local, globals)
+
+
+_PATTERNS: dict[str, Callable[[int, int, int], Tensor]] = {
+    "butterfly": _butterfly,
+    "local-global": _local_global,
+    "butterfly-local-global": _both,
+}
+PATTERNS = (DENSE, *_PATTERNS, *TILED)
+
+
+def tile_of(block: int) -> tuple[int, int]:
+    """(height, width) in pixels of a block's tile: 8 x 16 for 128; the width is the height or twice it."""
+    height = 1 << ((block.bit_length() - 1) // 2)
+    return height, block // height
+
+
+def check_tiles(side: int, block: int) -> None:
+    """Raise UserError unless tiles of `block` pixels fill a square image of this side."""
+    height, width = tile_of(block)
+    if side % width:
+        raise UserError(f"side={side} with tiles of {height} x {width} pixels: expected a multiple of {width}.")
+
+
+def tile_order(side: int, block: int) -> Tensor:
+    """The raster numbers of a square image's pixels, tile by tile, (side * side,) int64; UserError as check_tiles."""
+    check_tiles(side, block)
+    height, width = tile_of(block)
+    pixels = torch.arange(side * side, device="cpu").view(side // height, height, side // width, width)
+    return pixels.permute(0, 2, 1, 3).reshape(-1)
+
+
+def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
+    """Which tiles see each other: those near in both directions, and the first `globals` tiles with all.
+
+    Args:
+        side: Of the image, in pixels.
+        block: Pixels of a tile.
+        local: Distance up to which tiles are near, in tile widths.
+
+    Returns:
+        (tiles, tiles) bool.
+    """
+    height, width = tile_of(block)
+    number = torch.arange((side // height) * (side // width), device="cpu")
+    row, column = number // (side // width), number % (side // width)
+    near = ((row[:, None] - row).abs() * height <= local * width) & ((column[:, None] - column).abs() <= local)
+    near[:globals] = True
+    near[:, :globals] = True
+    return near
+
+
+class BlockPattern(nn.Module):
+    """Which blocks of tokens see each other in every layer and head, symmetrically (Dao et al. 2022, section 3.3).
+
+    A block of consecutive raster pixels is a strip of one row, far in the sequence from the pixels above it. Patterns
+    of tiles therefore order the pixels tile by tile.
+
+    Args:
+        name: "butterfly" (block i sees those whose numbers differ in one binary digit), "local-global",
+            "butterfly-local-global" (both), "tiles" (local-global with the tiles of a square image as blocks), or
+            "butterfly-tiles".
+        length: S.
+        block: Tokens of a block, a power of two from 16 to 1,024.
+        local: Nearest blocks on each side; of tiles, in both directions.
+        globals: First blocks, which see all and are seen by all.
+        side: Of the image, for tiles.
+
+    Attributes:
+        density: Share of the pairs of blocks that see each other.
+
+    Raises:
+        UserError: Other sizes.
+    """
+
+    order: Tensor | None  # (S,) int64: the pixel of each token (None: raster order)
+    places: Tensor | None  # (S,) int64: the token of each pixel
+
+    def __init__(
+        self, name: str, length: int, *, block: int = BLOCK, local: int = 1, globals: int = 1, side: int | None = None
+    ) -> None:
+        super().__init__()
+        if block not in (16, 32, 64, 128, 256, 512, 1024):
+            raise UserError(f"blocks of {block} tokens: expected 16, 32, 64, 128, 256, 512 or 1024.")
+        at_least("local", local, 0)
+        at_least("globals", globals, 0)
+        self.name = name
+        order = None
+        if name in TILED and side is not None:
+            order = tile_order(side, block)
+            sees = near_tiles(side, block, local, globals)[None]
+            if name == "butterfly-tiles":
+                sees = sees | _butterfly(sees.shape[-1], local, globals)
+        else:
+            sees = _PATTERNS[name](-(-length // block), local, globals)
+        self.register_buffer("order", order, persistent=False)
+        self.register_buffer("places", None if order is None else order.argsort(), persistent=False)
+        made = block_mask(sees, block_size=block, seqlen_q=length, seqlen_k=length)
+        self.density = made.density()
+        self._block, self._length = block, length
+        for field in BlockMask._fields[:4]:
+            self.register_buffer(field, getattr(made, field), persistent=False)
+
+    def forward(self) -> BlockMask:
+        """The pattern as a BlockMask on the module's device."""
+        size = (self._block, self._block)
+        lists = (self.query_rows, self.query_blocks, self.key_rows, self.key_blocks)
+        return BlockMask(*lists, size, self._length, self._length, None, None)  # type: ignore[arg-type]
+
+    def extra_repr(self) -> str:
+        return f"{self.name}, density={self.density:.3f}"

@@ -1,0 +1,145 @@
+"""The shape of a decoder: GPT-2's published sizes (Radford et al. 2019) and Llama-style ones of the same sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, get_args
+
+from flashtrain.errors import UserError, one_of
+from flashtrain.models.attention import check_heads
+from flashtrain.models.block import NORMS, check_shape, round_up
+from flashtrain.models.feed_forward import ACTIVATIONS
+from flashtrain.models.positions import check_rotary, rotary_base_for
+from flashtrain.settings import options
+
+POSITIONS = get_args(options.Positions)
+FAMILIES = ("gpt2", "modern")
+
+
+class Size(NamedTuple):
+    """A row of SIZES."""
+
+    layers: int
+    heads: int
+    embed: int
+    modern_kv_heads: int  # one key/value head per four query heads (five where there are 25)
+
+
+SIZES = {
+    "demo": Size(layers=4, heads=4, embed=128, modern_kv_heads=1),  # about 1M parameters with a byte vocabulary
+    "124m": Size(layers=12, heads=12, embed=768, modern_kv_heads=3),
+    "355m": Size(layers=24, heads=16, embed=1024, modern_kv_heads=4),
+    "774m": Size(layers=36, heads=20, embed=1280, modern_kv_heads=5),
+    "1.3b": Size(layers=24, heads=16, embed=2048, modern_kv_heads=4),  # GPT-3 XL's width with heads of 128
+    "1.5b": Size(layers=48, heads=25, embed=1600, modern_kv_heads=5),
+}
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """The shape of a model; with the weights it is enough to rebuild it.
+
+    Args:
+        vocab_size: Tokens.
+        vocab_rows: Rows of the embedding table, at least vocab_size (a multiple of 64 is faster); further rows are
+            never predicted.
+        context: Longest sequence in tokens, a limit with learned positions only.
+        ffn: Width inside the feed-forward.
+        dropout: Probability, for embeddings, attention weights and both branches of a block.
+        rope_base: Base of the rotary angles, as trained first.
+        rope_factor: How many times longer the context is than in that training; it raises the base
+            (positions.rotary_base_for).
+
+    Raises:
+        UserError: Sizes that do not fit together, or an unknown name.
+    """
+
+    vocab_size: int
+    vocab_rows: int
+    context: int
+    layers: int
+    heads: int
+    kv_heads: int
+    embed: int
+    ffn: int
+    positions: str = "learned"
+    norm: str = "layernorm"
+    activation: str = "gelu"
+    bias: bool = True
+    dropout: float = 0.0
+    tie_embeddings: bool = True
+    rope_base: float = 10000.0
+    rope_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        names = {"positions": POSITIONS, "norm": NORMS, "activation": ACTIVATIONS}
+        check_shape(self, ("vocab_size", "context", "layers", "ffn"), names)
+        head_dim = check_heads(self.embed, self.heads, self.kv_heads)
+        if self.positions == "rotary":
+            check_rotary(head_dim, self.rope_base)
+            rotary_base_for(self.rope_base, self.rope_factor, head_dim)
+        elif self.rope_factor != 1:
+            raise UserError(f"rope_factor={self.rope_factor:g} with learned positions. Set positions=rotary.")
+
+    @property
+    def head_dim(self) -> int:
+        """D, the width of one head."""
+        return self.embed // self.heads
+
+    @property
+    def scaled_rope_base(self) -> float:
+        """The base of the rotary angles, rope_factor included."""
+        return rotary_base_for(self.rope_base, self.rope_factor, self.head_dim)
+
+    @classmethod
+    def of_size(
+        cls,
+        size: str,
+        family: str = "gpt2",
+        *,
+        vocab_size: int,
+        context: int,
+        vocab_rows: int | None = None,
+        positions: str | None = None,
+        dropout: float = 0.0,
+        rope_base: float | None = None,
+        rope_factor: float | None = None,
+    ) -> GPT2Config:
+        """The configuration of a named size; the output head is tied to the embedding table.
+
+        Args:
+            size: A name in SIZES.
+            family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
+            vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
+            positions: "learned" or "rotary" (None: the family's).
+            rope_base, rope_factor: For rotary positions only (None: 10000 and 1).
+
+        Raises:
+            UserError: An unknown size or family, or rope_base or rope_factor with learned positions.
+        """
+        one_of("model size", size, SIZES)
+        one_of("model family", family, FAMILIES)
+        modern = family == "modern"
+        row = SIZES[size]
+        positions = positions or ("rotary" if modern else "learned")
+        if rope_base is not None and positions != "rotary":
+            raise UserError(f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary.")
+        return cls(
+            vocab_size=vocab_size,
+            vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
+            context=context,
+            layers=row.layers,
+            heads=row.heads,
+            kv_heads=row.modern_kv_heads if modern else row.heads,
+            embed=row.embed,
+            # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
+            ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if modern else 4 * row.embed,
+            positions=positions,
+            norm="rmsnorm" if modern else "layernorm",
+            activation="swiglu" if modern else "gelu",
+            bias=not modern,
+            dropout=dropout,
+            rope_base=10000.0 if rope_base is None else rope_base,
+            rope_factor=1.0 if rope_factor is None else rope_factor,
+        )

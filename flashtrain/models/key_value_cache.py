@@ -1,0 +1,61 @@
+"""Keys and values of the tokens that a decoder has read, so that the next token is computed alone.
+
+Shapes: B batch, S new tokens, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flashtrain.errors import UserError
+
+
+class LayerCache:
+    """Keys and values of one layer, in memory for `context` tokens that the first append allocates."""
+
+    def __init__(self, context: int) -> None:
+        self.context = context
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the keys and values of new tokens; use it under torch.no_grad(), since it is not differentiable.
+
+        Args:
+            k: (B, S, K, D).
+            v: (B, S, K, D).
+
+        Returns:
+            The keys and the values of all tokens so far, (B, length, K, D), views into the cache.
+
+        Raises:
+            UserError: More tokens than the cache holds.
+        """
+        start, end = self.length, self.length + k.shape[1]
+        if end > self.context:
+            raise UserError(f"{end} tokens for a cache of {self.context}: expected at most {self.context} tokens.")
+        if self._keys is None or self._values is None:
+            shape = (k.shape[0], self.context, *k.shape[2:])
+            self._keys, self._values = k.new_empty(shape), v.new_empty(shape)
+        self._keys[:, start:end] = k
+        self._values[:, start:end] = v
+        self.length = end
+        return self._keys[:, :end], self._values[:, :end]
+
+
+class KeyValueCache:
+    """One LayerCache per layer. Pass it to every call of a model's forward, with only the new tokens each time.
+
+    Args:
+        layers: Layers of the model.
+        context: Tokens for which the cache has room.
+    """
+
+    def __init__(self, layers: int, context: int) -> None:
+        self.layers = [LayerCache(context) for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in the cache."""
+        return self.layers[0].length

@@ -1,0 +1,75 @@
+"""Extension of a trained decoder to a longer context.
+
+    config, state_dict = load_decoder("gpt2")                                # 1,024 learned positions
+    config, state_dict = with_context(config, state_dict, 8192, interpolate=True)
+    model = GPT2(config)
+    model.load_state_dict(state_dict)
+
+Shapes: E embedding width, C positions of a learned table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain.models.gpt2_config import GPT2Config
+
+POSITION_TABLE = "position_embedding.weight"
+
+
+def with_context(
+    config: GPT2Config,
+    state_dict: dict[str, Tensor],
+    context: int,
+    *,
+    interpolate: bool = False,
+    rope_base: float | None = None,
+    rope_factor: float | None = None,
+) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """The configuration and state dict of a trained decoder, changed for sequences of up to `context` tokens.
+
+    Args:
+        config: Of the trained model.
+        state_dict: Of the trained model; its tensors are not changed.
+        context: Tokens; no more than the model's context changes nothing.
+        interpolate: Whether to stretch learned positions (C, E) to (context, E); without it they do not fit.
+        rope_base: New base of rotary positions (None: unchanged).
+        rope_factor: New factor of rotary positions (None: unchanged).
+
+    Raises:
+        UserError: rope_base or rope_factor with learned positions.
+    """
+    rotary = config.positions == "rotary"
+    for name, given in (("rope_base", rope_base), ("rope_factor", rope_factor)):
+        if given is not None and not rotary:
+            raise UserError(f"{name}={given:g} needs rotary positions, but this model has learned ones.")
+    if rope_base is not None:
+        config = replace(config, rope_base=rope_base)
+    if rope_factor is not None:
+        config = replace(config, rope_factor=rope_factor)
+    if context <= config.context:
+        return config, state_dict
+    if not rotary and interpolate:
+        state_dict = {**state_dict, POSITION_TABLE: stretched(state_dict[POSITION_TABLE], context)}
+    return replace(config, context=context), state_dict
+
+
+def stretched(table: Tensor, context: int) -> Tensor:
+    """Interpolate a learned position table (C, E) linearly to (context, E), in its own dtype.
+
+    Position p of the long context is position (C - 1) / (context - 1) * p of the trained one, so that the first and
+    last rows stay and nothing is extrapolated (Dosovitskiy et al. 2021, section 3.2, for images; for rotary positions
+    Chen et al. 2023, "Position Interpolation"). The model needs further training with the new table.
+    """
+    rows = table.shape[0]
+    if rows == 1 or context == 1:
+        return table[:1].expand(context, -1).clone()
+    place = torch.arange(context, dtype=torch.float64, device=table.device) * ((rows - 1) / (context - 1))
+    before = place.floor().long().clamp(max=rows - 2)
+    share = (place - before)[:, None]
+    precise = table.to(torch.promote_types(table.dtype, torch.float32))
+    return torch.lerp(precise[before], precise[before + 1], share.to(precise.dtype)).to(table.dtype)

@@ -1,0 +1,102 @@
+"""The pooling of a sequence's states into one vector.
+
+Shapes: B batch, S sequence, T packed tokens, N sequences (B where padded), E embedding width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The mean state of each sequence's real tokens, computed in float32; 0 for an empty sequence.
+
+    Args:
+        hidden: (B, S, E), or (T, E) of packed tokens.
+        lengths: (B,) real tokens of padded rows (None: no padding).
+        cu_seqlens: (N + 1,), for packed tokens.
+
+    Returns:
+        (N, E).
+    """
+    precise = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    if cu_seqlens is None:
+        if lengths is None:
+            return precise.mean(1).to(hidden.dtype)
+        real = real_tokens(hidden.shape[1], lengths)
+        total, count = (precise * real[..., None]).sum(1), lengths
+    else:
+        count = cu_seqlens.diff()
+        of = _sequence_of(hidden, cu_seqlens)
+        total = precise.new_zeros(len(count) + 1, hidden.shape[1]).index_add(0, of, precise)[:-1]
+    return (total / count.clamp(min=1)[:, None]).to(hidden.dtype)
+
+
+def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The maximum (N, E) of each component over a sequence's real tokens; arguments as mean_of_tokens.
+
+    The gradient goes to the first of equal maxima.
+    """
+    # amax's gradient goes to all elements equal to the result. Under torch.compile that can be none: the backward may
+    # compare states that were rounded differently.
+    if cu_seqlens is not None:
+        return _MAX_OF_SEQUENCES(hidden, cu_seqlens)[0]
+    if lengths is None:
+        return hidden.max(1).values
+    real = real_tokens(hidden.shape[1], lengths)
+    return hidden.masked_fill(~real[..., None], -torch.inf).max(1).values.masked_fill((lengths == 0)[:, None], 0)
+
+
+def real_tokens(length: int, lengths: Tensor) -> Tensor:
+    """Which tokens of padded rows are real: (B, S) bool from S and the rows' lengths (B,)."""
+    return torch.arange(length, device=lengths.device) < lengths[:, None]
+
+
+def _sequence_of(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The index (T,) of each token's sequence; tokens past the last end get one more, which callers drop."""
+    index = torch.arange(hidden.shape[0], device=hidden.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), index, right=True)
+
+
+# This is an operator so that its comparison sees the same rounded states whatever is compiled around it.
+torch.library.define(
+    "flashtrain::max_of_sequences",
+    "(Tensor hidden, Tensor cu_seqlens) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+_MAX_OF_SEQUENCES = torch.ops.flashtrain.max_of_sequences.default
+
+
+@torch.library.impl("flashtrain::max_of_sequences", ("cpu", "cuda"))
+def _max_of_sequences(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """The maxima (N, E) and the tokens that have them, int64 (N, E); T for an empty sequence."""
+    tokens, embed = hidden.shape
+    of = _sequence_of(hidden, cu_seqlens)[:, None].expand_as(hidden)
+    values = hidden.new_zeros(len(cu_seqlens), embed).scatter_reduce(0, of, hidden, "amax", include_self=False)
+    index = torch.arange(tokens, device=hidden.device, dtype=torch.int32)[:, None]
+    candidates = torch.where((hidden == values.gather(0, of)) | hidden.isnan(), index, tokens)
+    places = candidates.new_full((len(cu_seqlens), embed), tokens).scatter_reduce(0, of, candidates, "amin")
+    return values[:-1].contiguous(), places[:-1].long()
+
+
+@torch.library.register_fake("flashtrain::max_of_sequences")
+def _max_shapes(hidden: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (cu_seqlens.shape[0] - 1, hidden.shape[1])
+    return hidden.new_empty(shape), hidden.new_empty(shape, dtype=torch.int64)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.tokens = inputs[0].shape[0]
+
+
+def _to_maxima(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+    """Scatter the gradients to the maxima; those of empty sequences go to an extra row, which is dropped."""
+    (places,) = ctx.saved_tensors
+    return gradient.new_zeros(ctx.tokens + 1, gradient.shape[1]).scatter(0, places, gradient)[:-1], None
+
+
+torch.library.register_autograd("flashtrain::max_of_sequences", _to_maxima, setup_context=_save)

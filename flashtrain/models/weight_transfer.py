@@ -1,0 +1,80 @@
+"""Transfer of a classifier's weights to the model of a curriculum's next stage.
+
+Shapes: E embedding width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from flashtrain.errors import UserError
+from flashtrain.models.classifier import Classifier
+from flashtrain.models.classifier_config import ClassifierConfig
+
+POSITION_TABLE = "position_embedding.weight"
+PIXEL_PARTS = ("mask_embedding", "pixel_head.weight")
+# Fields in which the two models may differ: they have no weights, or theirs are carried or initialized.
+FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "pooling", "pattern", "pattern_block",
+        "pattern_local", "pattern_globals")  # fmt: skip
+
+
+def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, Tensor]) -> None:
+    """Load the weights of another classifier into a model.
+
+    Learned positions of square images are copied grid-wise to the new side (grown_grid). Pixel heads that only one of
+    the two models has are dropped, or stay as initialized. Additional layers come last and change nothing at first:
+    their output projections are zero.
+
+    Args:
+        model: Receives the weights.
+        config: Of the trained model.
+        state: The trained model's state dict, which is not changed.
+
+    Raises:
+        UserError: The models differ in other fields than FREE, or the new one has fewer layers.
+    """
+    expected, given = asdict(model.config), asdict(config)
+    differing = [name for name in expected if name not in FREE and expected[name] != given[name]]
+    if model.config.layers < config.layers:
+        differing.append("layers")
+    if differing:
+        parts = ", ".join(f"{name}={given[name]} (expected {expected[name]})" for name in differing)
+        raise UserError(f"the weights belong to another model: {parts}.")
+    state = dict(state)
+    if POSITION_TABLE in state and model.config.length != config.length and model.config.side is not None:
+        state[POSITION_TABLE] = grown_grid(state[POSITION_TABLE], model.config.side)
+    if config.grey_bins != model.config.grey_bins:
+        own = model.state_dict()
+        state = {name: value for name, value in state.items() if name not in PIXEL_PARTS}
+        state.update({name: own[name] for name in PIXEL_PARTS if name in own})
+    for number in range(config.layers, model.config.layers):
+        block = model.blocks[number]
+        with torch.no_grad():
+            for projection in block.residual_projections():  # type: ignore[operator]
+                for parameter in projection.parameters():
+                    parameter.zero_()
+        state |= {f"blocks.{number}.{name}": value for name, value in block.state_dict().items()}
+    model.load_state_dict(state)
+
+
+def grown_grid(table: Tensor, side: int) -> Tensor:
+    """Adapt the learned position table of a square image to another side.
+
+    Each pixel takes the vector of the trained pixel at the same relative place, so that doubling the side copies each
+    vector to a square of four (as Dao et al. 2022 for their larger images).
+
+    Args:
+        table: (s * s, E), of the trained side s.
+        side: The new side.
+
+    Returns:
+        (side * side, E).
+    """
+    trained = math.isqrt(table.shape[0])
+    place = torch.arange(side, device=table.device) * trained // side
+    grid = table.view(trained, trained, -1)
+    return grid[place][:, place].reshape(side * side, -1)
