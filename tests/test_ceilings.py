@@ -17,7 +17,7 @@ CEILINGS = {
     "flashtrain/files": 440,
     "flashtrain/folders": 440,
     "flashtrain/integrations": 3_600,
-    "flashtrain/models": 3_390,
+    "flashtrain/models": 3_520,
     "flashtrain/report": 1_920,
     "flashtrain/run": 510,
     "flashtrain/settings": 870,
