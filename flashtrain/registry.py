@@ -35,6 +35,7 @@ GROUPS: dict[str, str] = {
     "model": "build(settings, *, vocab_size, context, attention) -> nn.Module with .loss, .flops_per_token, "
     ".parameter_count",
     "source": "build(settings) -> flashtrain.data.sources.TextSource",
+    "documents": "build(settings, context) -> flashtrain.tasks.fine_tuning.splits.LabelledSource: finetune.data=NAME",
     "mask": "build(settings, *, documents, positions, seqlen, device) -> flashtrain_kernels.Mask: once a batch",
     "optimizer": "build(model, settings) -> torch.optim.Optimizer",
     "schedule": "build(optimizer, settings, total_steps) -> torch.optim.lr_scheduler.LRScheduler",

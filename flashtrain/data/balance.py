@@ -1,11 +1,7 @@
 """Balance the sequences of a step over micro-batches and devices, by tokens and by compute.
 
-Attention costs the square of a sequence's length and all else costs its length, so equal tokens are not equal work
-(Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model", arXiv 2208.08124; Chen et al.
-2025, "Zeppelin", arXiv 2509.21841). Zeng et al. exchange samples between devices after reading them. Here the plan
-follows from the lengths alone, which every device knows, so all devices make the same plan and exchange nothing.
-
-A bin is one micro-batch of one device: its sequences lie end to end in a row of `budget` tokens.
+Sources: Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model", arXiv 2208.08124, who
+exchange samples between devices where this plans from their lengths; Chen et al. 2025, "Zeppelin", arXiv 2509.21841.
 """
 
 from __future__ import annotations
@@ -24,22 +20,28 @@ COST_OF = attrgetter("cost")
 
 
 class Cost(NamedTuple):
-    """Cost of a sequence: per_token * length + per_pair * length^2, in any unit (BertConfig uses FLOPs)."""
+    """The cost of a sequence, per_token * length + per_pair * length^2, in any unit (BertConfig uses FLOPs).
+
+    Attention costs the square of a sequence's length and all else costs its length, so equal tokens are not equal work.
+    """
 
     per_token: float = 1.0
     per_pair: float = 0.0
 
     def of(self, lengths: np.ndarray) -> np.ndarray:
-        """The cost of each sequence, (n,) float64, from its length, (n,)."""
+        """Return the cost of each sequence, (n,) float64, from its length, (n,)."""
         exact = np.asarray(lengths, dtype=np.float64)
         return self.per_token * exact + self.per_pair * exact * exact
 
 
+BY_TOKENS = Cost()
+
+
 @dataclass(eq=False)
 class Bin:
-    """The sequences in a row so far, by their index in the given list, with the sum of their tokens and costs."""
+    """The sequences of a row, which is one micro-batch of one device."""
 
-    members: list[int] = field(default_factory=list)
+    members: list[int] = field(default_factory=list)  # indices in the list of waiting sequences
     tokens: int = 0
     cost: float = 0.0
 
@@ -55,7 +57,7 @@ def share_out(
     *,
     bins: int,
     budget: int,
-    most: int | None = None,
+    max_sequences: int | None = None,
     tolerance: float = 1.03,
 ) -> list[Bin]:
     """Fill rows from the front of a list of waiting sequences so that all rows cost about the same.
@@ -67,17 +69,20 @@ def share_out(
 
     Args:
         lengths: (n,) tokens of the waiting sequences, oldest first. Rows are full only if more are given than fit.
-        bins, budget: Number of rows, and tokens of a row.
-        most: Maximum number of sequences in a row (None: any).
+        cost: Cost of a sequence.
+        bins: Number of rows.
+        budget: Tokens of a row.
+        max_sequences: Maximum number of sequences in a row (None: any).
         tolerance: How far a row's cost may exceed the mean, as a factor.
 
-    Raises UserError: a sequence is longer than a row.
+    Raises:
+        UserError: A sequence is longer than a row.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and sizes.max() > budget:
         raise UserError(f"a sequence has {sizes.max()} tokens: expected at most {budget}, the length of a row.")
     costs = cost.of(sizes)
-    most = len(sizes) if most is None else most
+    max_sequences = len(sizes) if max_sequences is None else max_sequences
     rows = [Bin() for _ in range(bins)]
     body = _body(sizes, bins, budget)
     first = np.argsort(-costs[1:body], kind="stable") + 1 if body > 1 else np.empty(0, dtype=np.int64)
@@ -85,12 +90,13 @@ def share_out(
     size_list, cost_list = sizes.tolist(), costs.tolist()
     left = []
     for member in order:
-        open_rows = [row for row in rows if row.tokens + size_list[member] <= budget and len(row.members) < most]
+        room = budget - size_list[member]
+        open_rows = [row for row in rows if row.tokens <= room and len(row.members) < max_sequences]
         if open_rows:
             min(open_rows, key=COST_OF).put(member, size_list[member], cost_list[member])
         else:
             left.append(member)
-    _fill([*left, *range(body, len(sizes))], size_list, cost_list, rows, budget, most, tolerance)
+    _fill([*left, *range(body, len(sizes))], size_list, cost_list, rows, budget, max_sequences, tolerance)
     return rows
 
 
@@ -108,7 +114,7 @@ def _fill(
     costs: list[float],
     rows: list[Bin],
     budget: int,
-    most: int,
+    max_sequences: int,
     tolerance: float,
 ) -> None:
     """The cheapest row takes the longest waiting sequence that fits, until none fits any row."""
@@ -126,7 +132,7 @@ def _fill(
             if row.cost + cost <= tolerance * (total + cost) / len(rows):
                 break
             place = bisect.bisect_left(keys, keys[place]) - 1
-        if place < 0 or len(row.members) >= most:
+        if place < 0 or len(row.members) >= max_sequences:
             open_rows.remove(row)  # nothing fits here any more
             continue
         member = by_length.pop(place)

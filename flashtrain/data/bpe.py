@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 END_OF_TEXT = "<|endoftext|>"
 ADDED = {**TAKEN_AS_IT_IS, "bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
 
-# Characters that the library encodes at once: its working memory is some hundred bytes a token.
-LONGEST_PIECE = 1_000_000
-PIECES_AT_ONCE = 16
+# The library's working memory is some hundred bytes a token.
+MAX_PIECE_CHARACTERS = 1_000_000
+PIECES_CHUNK = 16  # pieces that are encoded at once
 
 HUB_REPOSITORY = "openai-community/gpt2"
 
@@ -42,7 +42,7 @@ class BPETokenizer(LibraryTokenizer):
 
     @classmethod
     def train(cls, documents: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Learn merges until there are vocab_size tokens (257 or more), or as many as the text yields."""
+        """Learn merges until there are vocab_size tokens (257 or more), or as many as the documents yield."""
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
@@ -60,14 +60,14 @@ class BPETokenizer(LibraryTokenizer):
         return cls(_with_end(read_tokenizer(Path(folder, FILE)).model))
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        if all(len(text) <= LONGEST_PIECE for text in texts):
+        if all(len(text) <= MAX_PIECE_CHARACTERS for text in texts):
             return super().encode_batch(texts)
         return [self._by_pieces(text) for text in texts]
 
     def _by_pieces(self, text: str) -> np.ndarray:
         pieces, found = list(split_long(text)), [np.empty(0, np.uint32)]
-        for first in range(0, len(pieces), PIECES_AT_ONCE):
-            found += super().encode_batch(pieces[first : first + PIECES_AT_ONCE])
+        for first in range(0, len(pieces), PIECES_CHUNK):
+            found += super().encode_batch(pieces[first : first + PIECES_CHUNK])
         return np.concatenate(found)
 
     def fingerprint(self) -> str:
@@ -81,49 +81,42 @@ class BPETokenizer(LibraryTokenizer):
 def gpt2_tokenizer(
     vocab: str | os.PathLike[str] | None = None, merges: str | os.PathLike[str] | None = None
 ) -> BPETokenizer:
-    """GPT-2's own tokenizer, id for id (50,257 tokens, end of text 50256).
+    """Read GPT-2's own tokenizer (50,257 tokens, end of text 50256).
 
     Args:
         vocab: Its vocabulary, encoder.json as published or vocab.json of the hub (None for both: from the hub).
         merges: Its merges, vocab.bpe as published or merges.txt of the hub.
 
     Raises:
-        UserError: Only one file is given, or the files are not a byte-level BPE. Without network, the hub's own error.
+        UserError: The files are not a byte-level BPE.
     """
-    if vocab is None and merges is None:
+    if vocab is None or merges is None:
         from huggingface_hub import hf_hub_download  # a dependency of tokenizers; imported here since it is slow
 
         vocab, merges = (hf_hub_download(HUB_REPOSITORY, name) for name in ("vocab.json", "merges.txt"))
-    paths = [str(_expanded(path)) for path in (vocab, merges)]
+    paths = [str(Path(path).expanduser()) for path in (vocab, merges)]
     return BPETokenizer(read_tokenizer(Path(paths[0]), lambda _: byte_level(*models.BPE.read_file(*paths))))
 
 
-def gpt2_files_version(vocab: str | os.PathLike[str] | None, merges: str | os.PathLike[str] | None) -> str:
-    """A hash of the two files' content."""
-    texts = (_expanded(path).read_text(encoding="utf-8") for path in (vocab, merges))
+def gpt2_files_version(vocab: str | os.PathLike[str], merges: str | os.PathLike[str]) -> str:
+    """Hash the content of GPT-2's two files."""
+    texts = (Path(path).expanduser().read_text(encoding="utf-8") for path in (vocab, merges))
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def _expanded(path: str | os.PathLike[str] | None) -> Path:
-    """The path of one of GPT-2's two files, which are given together."""
-    if path is None:
-        raise UserError("GPT-2's tokenizer needs both of its files. Set data.vocab and data.merges.")
-    return Path(path).expanduser()
-
-
-def split_long(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
+def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterator[str]:
     """Cut a long text where no token can span the cut, so that the pieces have the same tokens as the text.
 
     GPT-2's pattern never matches across a change from other characters to white space. The cut is made at the last such
-    change before `longest` characters; text without one, which is not ordinary text, is cut at `longest`.
+    change before `max_characters`; text without one, which is not ordinary text, is cut at `max_characters`.
     """
     begin = 0
-    while len(text) - begin > longest:
-        cut = begin + longest
+    while len(text) - begin > max_characters:
+        cut = begin + max_characters
         while cut > begin and not (text[cut] in " \t\r\n" and not text[cut - 1].isspace()):
             cut -= 1
         if cut == begin:
-            cut = begin + longest
+            cut = begin + max_characters
         yield text[begin:cut]
         begin = cut
     if begin < len(text):
@@ -131,7 +124,15 @@ def split_long(text: str, longest: int = LONGEST_PIECE) -> Iterator[str]:
 
 
 def byte_level(vocabulary: dict[str, int], merges: Any) -> Tokenizer:
-    """The library's tokenizer of these symbols, with an end of text added if missing. UserError: a byte is missing."""
+    """Make the library's tokenizer of a byte-level vocabulary, to which an end of text is added if missing.
+
+    Args:
+        vocabulary: The id of each token.
+        merges: Pairs of tokens, in the order in which they are merged.
+
+    Raises:
+        UserError: The vocabulary does not have all 256 bytes.
+    """
     # The library would silently drop the bytes that the vocabulary does not have.
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:

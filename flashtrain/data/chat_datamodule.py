@@ -6,7 +6,7 @@ data = ChatDataModule("chats.jsonl", "MODEL_FOLDER", context=8192, batch_size=2,
 from __future__ import annotations
 
 import os
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -15,17 +15,17 @@ from flashtrain.data.chat_samples import COST, ChatDocuments, ChatSamples, label
 from flashtrain.data.chat_source import ChatFiles, ChatRows, ChatSource
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.loader import ListedBatches, ResumableLoader, evaluation_loader
+from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.token_budget import rows_once
-from flashtrain.data.token_cache import GOES_ON, OpenTokens, open_or_build
+from flashtrain.data.token_cache import GOES_ON
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
 from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TOO_LONG = get_args(options.TooLong)
 # Conversations to choose from when a step's rows are filled: a few long ones leave much of the rows empty.
-LOOKED_THROUGH = 128
+LOOK_AHEAD = 128
 
 
 class ChatDataModule(TextDataModule):
@@ -74,8 +74,7 @@ class ChatDataModule(TextDataModule):
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
         self._documents: tuple[ChatDocuments, ChatDocuments] | None = None
-        self._caches: list[OpenTokens] = []  # for training, and for validation if it has files of its own
-        self._conversations = 0
+        self._conversation = np.empty(0, dtype=np.int64)  # (documents,), of which conversation each document is
         self._cut_note = ""
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),
@@ -87,44 +86,35 @@ class ChatDataModule(TextDataModule):
             **options,
         )
 
-    def prepare_data(self) -> None:
-        """Build the token files that are missing."""
-        if not self._caches:
-            source = cast(ChatSource, self.source)
-            other = source.held_out() if self.validation is None else self.validation
-            found = [open_or_build(one, self.tokenizer_spec, self.cache_dir) for one in filter(None, (source, other))]
-            self._caches, self._cache = found, found[0]
-
     def setup(self, stage: str | None = None) -> None:
         """Open the token file, hold conversations out and cut documents. Call it again after a change of context."""
-        self.prepare_data()
-        training, *others = self._caches
-        fraction = self.validation_fraction
-        if not others:
-            self._documents = self._drawn(training, fraction)
-        else:
-            held_out = self._drawn(others[0], 1.0 if fraction else 0.0)[1]
-            self._documents = self._drawn(training, 0.0)[0], held_out
-        if not len(self._documents[0].begins) and fraction != 1:
-            raise UserError(
-                f"{self.source.describe()}: no conversation has a label within context={self.context}. "
-                "Use a longer context."
-            )
-
-    def _drawn(self, cache: OpenTokens, fraction: float) -> tuple[ChatDocuments, ChatDocuments]:
-        """The documents of a token file without this share of its conversations, and those of that share."""
+        cache, fraction = self.cache, self.validation_fraction
         offsets, marks = cache.offsets, cache.marks[:]
-        begins = (marks[offsets[:-1]] & GOES_ON) == 0
-        begins[0] = True  # whatever the file's marks are
-        conversation = np.cumsum(begins) - 1
-        self._conversations = int(conversation[-1]) + 1
-        place = _places(self._conversations)[conversation]
-        held = _held_out(self._conversations, fraction)
+        self._conversation = np.cumsum((marks[offsets[:-1]] & GOES_ON) == 0) - 1
+        conversations = int(self._conversation[-1]) + 1
+        first = 0  # conversation that may be held out
+        if cache.held_out is None:
+            held_out = round(fraction * conversations)
+            if 0 < fraction < 1:
+                held_out = min(conversations - 1, max(1, held_out))
+        else:
+            first = int(self._conversation[cache.held_out][0])
+            held_out = conversations - first if fraction else 0
+        # Each conversation's place in a random order that depends on no setting. RandomState's stream is frozen: the
+        # split stays the same under every version of numpy.
+        places = np.argsort(np.random.RandomState(0).permutation(conversations - first))
+        place = np.concatenate((np.full(first, conversations), places))[self._conversation]
         found = self._cut(ChatDocuments(offsets[:-1], np.diff(offsets), np.empty(0, dtype=np.int64)), marks)
         useful = found.label_counts > 0
         # A validation reads the first held-out documents: they are in random order already.
         drawn = np.argsort(place, kind="stable")
-        return found.chosen(useful & (place >= held)), found.chosen(drawn[useful[drawn] & (place[drawn] < held)])
+        training = found.chosen(useful & ~(place < held_out if cache.held_out is None else cache.held_out))
+        self._documents = training, found.chosen(drawn[useful[drawn] & (place[drawn] < held_out)])
+        if not len(training.begins) and fraction != 1:
+            raise UserError(
+                f"{self.source.describe()}: no conversation has a label within context={self.context}. "
+                "Use a longer context."
+            )
 
     @property
     def split(self) -> Split:
@@ -140,74 +130,71 @@ class ChatDataModule(TextDataModule):
 
     @property
     def train_tokens(self) -> int:
-        """Tokens of the training documents within the context, with and without labels."""
+        """The number of tokens of the training documents within the context, with and without labels."""
         return int(self.documents[0].lengths.sum())
 
     @property
     def validation_tokens(self) -> int:
-        """Tokens of the held-out documents within the context."""
+        """The number of tokens of the held-out documents within the context."""
         return int(self.documents[1].lengths.sum())
 
     @property
     def held_out_samples(self) -> int:
-        """Rows of each validation over all devices, if all rows were full."""
+        """The number of rows of each validation over all devices, if all rows were full."""
         return -(-int(self._validated().lengths.sum()) // self.context)
 
     def scored(self) -> dict[str, int]:
-        """Counts of what a validation reads: conversations, tokens, and scored tokens ("labels"). Needs setup()."""
-        cache, read = self._caches[-1], self._validated()
-        marks = cache.marks[:]
-        firsts = cache.offsets[:-1][(marks[cache.offsets[:-1]] & GOES_ON) == 0]
-        conversations = len(np.unique(np.searchsorted(firsts, read.begins, side="right")))
+        """Count the conversations, tokens and labels that a validation reads. Needs setup()."""
+        read = self._validated()
+        conversations = np.unique(self._conversation[np.searchsorted(self.cache.offsets, read.begins)])
         tokens, labels = int(read.lengths.sum()), int(read.label_counts.sum())
-        return {"conversations": conversations, "tokens": tokens, "labels": labels}
+        return {"conversations": len(conversations), "tokens": tokens, "labels": labels}
 
     def describe(self) -> str:
-        """The corpus in one line. Needs setup()."""
+        """Describe the corpus in one line. Needs setup()."""
         training = self.documents[0]
-        count = self.cache.documents
-        documents = f" in {count:,} documents" if count != self._conversations else ""
+        conversations, count = int(self._conversation[-1]) + 1, self.cache.documents
+        documents = f" in {count:,} documents" if count != conversations else ""
         return (
-            f"{self.source.describe()} | {self.tokenizer.describe()} | {self._conversations:,} conversations"
+            f"{self.source.describe()} | {self.tokenizer.describe()} | {conversations:,} conversations"
             f"{documents}, {self.train_tokens:,} tokens to train on, {int(training.label_counts.sum()):,} of them to "
             f"learn, {self.validation_tokens:,} held out{self._cut_note} | {self.cache.folder}"
         )
 
     def train_dataloader(self) -> ResumableLoader:
-        """The run's micro-batches for this device, from the trainer's current step on."""
+        """Return the run's micro-batches for this device, from the trainer's current step on."""
         self._check()
         samples = self._chats(self.documents[0])
-        looked_through = min(0.5, LOOKED_THROUGH / len(samples)) * samples.tokens  # of an epoch
+        tokens = min(0.5, LOOK_AHEAD / len(samples)) * samples.tokens  # of an epoch
         rows = self.batch_size * self.accumulate * self._place()[0]
-        look_ahead = max(2.0, looked_through / (rows * self.context))
+        look_ahead = max(2.0, tokens / (rows * self.context))
         # Rows are filled first, and balanced as far as that allows.
         plan = {"budget": self.context, "cost": COST, "look_ahead": look_ahead, "tolerance": np.inf}
         return self._training(samples, plan)
 
     def val_dataloader(self) -> DataLoader[ChatBatch] | list[DataLoader[ChatBatch]]:  # type: ignore[override]
-        """This device's share of at most `validation_samples` held-out rows; an empty list if nothing is held out."""
+        """Return this device's share of the validation rows; an empty list if nothing is held out."""
         self._check()
         held_out = self._validated()
         if not len(held_out.begins):
             return []
-        samples = self._chats(held_out, self._caches[-1])
+        samples = self._chats(held_out)
         world_size, rank = self._place()
         size = self.validation_batch or self.batch_size
         steps = rows_once(samples.lengths, budget=self.context, ranks=size * world_size, cost=COST)
         place = {"rank": rank, "world_size": world_size}
         mine = [one for rows in steps for one in samples.micro_batches(rows, batch_size=size, **place)]
-        sampler = ListedBatches(len(samples), mine, **place)
-        return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+        return self._evaluation(samples, mine)
 
-    def _chats(self, documents: ChatDocuments, cache: OpenTokens | None = None) -> ChatSamples:
+    def _chats(self, documents: ChatDocuments) -> ChatSamples:
         strategy = None if self.trainer is None else self.trainer.strategy
         shared = bool(getattr(strategy, "shares_sequences", False))
-        return ChatSamples(cache or self.cache, documents, self.context, self.document_mask, shared=shared)
+        return ChatSamples(self.cache, documents, self.context, self.document_mask, shared=shared)
 
     def _validated(self) -> ChatDocuments:
         held_out = self.documents[1]
-        most = min(self.validation_samples, 2**40) * self.context
-        room = np.searchsorted(held_out.lengths.cumsum(), most, side="right")
+        max_tokens = min(self.validation_samples, 2**40) * self.context
+        room = np.searchsorted(held_out.lengths.cumsum(), max_tokens, side="right")
         return held_out.chosen(np.arange(min(len(held_out.begins), max(1, int(room)))))
 
     def _cut(self, documents: ChatDocuments, marks: np.ndarray) -> ChatDocuments:
@@ -225,14 +212,3 @@ class ChatDataModule(TextDataModule):
         self._cut_note = f"; {words} and {'left out' if dropped.any() else 'cut'}" if count else ""
         self._cut_note += f"; {without:,} have nothing to learn within it and are left out" if without else ""
         return ChatDocuments(documents.begins, lengths, labels)
-
-
-def _places(count: int) -> np.ndarray:
-    """(count,) int64: each conversation's place in a random order that depends on no setting."""
-    # RandomState's stream is frozen: the split stays the same under every version of numpy.
-    return np.argsort(np.random.RandomState(0).permutation(count))
-
-
-def _held_out(count: int, fraction: float) -> int:
-    """How many conversations are held out: none if there is only one."""
-    return (0 if fraction == 0 else count) if fraction in (0, 1) else min(count - 1, max(1, round(fraction * count)))

@@ -9,6 +9,7 @@ documents' lengths alone (token_budget.TokenBudgetPlan), so that every device kn
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,52 +26,49 @@ MARKS_CHUNK = 2**22  # marks that are counted at once
 
 
 class MicroBatch(NamedTuple):
-    """The document numbers of each row of a batch, with ChatBatch's weight and label_count."""
+    """The rows of a batch."""
 
-    rows: tuple[tuple[int, ...], ...]
-    weight: float
-    label_count: int
+    rows: tuple[tuple[int, ...], ...]  # the document numbers of each row
+    weight: float  # see ChatBatch
+    label_count: int  # see ChatBatch
 
 
 class ChatDocuments(NamedTuple):
-    """Documents as ranges of the token file, cut to the context, with their numbers of labels; all (n,) int64."""
+    """Documents as ranges of the token file, cut to the context; all fields are (n,) int64."""
 
     begins: np.ndarray
     lengths: np.ndarray
     label_counts: np.ndarray
 
     def chosen(self, which: np.ndarray) -> ChatDocuments:
-        """The documents at these indices, or where this mask is true."""
+        """Return the documents at these indices, or where this mask is true."""
         return ChatDocuments(*(values[which] for values in self))
 
 
+@dataclass(eq=False)
 class ChatSamples(Dataset[ChatBatch]):
     """Documents with labels as samples; indexed by a MicroBatch, it returns a ChatBatch.
 
     Sample e * len + i is document i in epoch e.
 
     Args:
+        cache: The token file and its marks.
+        documents: The documents of one split in it.
         context: S.
         document_mask: See packing.PackedSamples.
         shared: Whether devices share each sequence (context parallelism), so that their loss is the mean over all
             labels of all devices.
     """
 
-    def __init__(
-        self,
-        cache: OpenTokens,
-        documents: ChatDocuments,
-        context: int,
-        document_mask: bool = True,
-        *,
-        shared: bool = False,
-    ) -> None:
+    cache: InitVar[OpenTokens]
+    documents: ChatDocuments
+    context: int
+    document_mask: bool = True
+    shared: bool = False
+
+    def __post_init__(self, cache: OpenTokens) -> None:
         self._files = cache.tokens, cache.marks
         self.filler = cache.tokenizer.end_of_text
-        self.documents = documents
-        self.context = context
-        self.document_mask = document_mask
-        self.shared = shared
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -89,10 +87,14 @@ class ChatSamples(Dataset[ChatBatch]):
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
     ) -> list[MicroBatch]:
-        """This device's micro-batches of a step of these rows.
+        """List this device's micro-batches of a step of these rows.
 
         Rows are sorted by cost and assigned to devices in zigzag order, so that within a micro-batch all devices have
         about as much to compute, and no device has the most in every one.
+
+        Args:
+            rows: The document numbers of each row of the step.
+            batch_size: Rows of a micro-batch on each device.
         """
         labels = np.array([self._labels(row) for row in rows])
         costs = np.array([COST.of(self._lengths(row)).sum() for row in rows])
@@ -155,7 +157,16 @@ class ChatSamples(Dataset[ChatBatch]):
 
 
 def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """(n,) int64: the number of labelled tokens of each document after its first token, read some MiB at a time."""
+    """Count the labelled tokens of each document after its first token, reading some MiB at a time.
+
+    Args:
+        marks: The marks of all tokens (token_cache).
+        begins: (n,) int64, index of each document's first token.
+        lengths: (n,) int64, tokens of each document.
+
+    Returns:
+        (n,) int64.
+    """
     counts = np.zeros(len(begins), dtype=np.int64)
     ends = begins + lengths
     first = 0

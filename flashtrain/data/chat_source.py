@@ -16,12 +16,11 @@ from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import held_out
 from flashtrain.data.text_files import FilesSource
-from flashtrain.data.token_cache import GROUP_CHARACTERS, GROUP_DOCUMENTS, Encoded
+from flashtrain.data.token_cache import Encoded, grouped
 from flashtrain.data.tokenizers import Tokenizer
 from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
-
 
 Broken = Callable[[UserError], None]
 
@@ -36,15 +35,19 @@ class ChatRows(Protocol):
     def approximate_bytes(self) -> int | None: ...
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each row with its place as text. broken: called with the error of a line that is skipped."""
+        """Yield each row with its place as text.
+
+        Args:
+            broken: Called with the error of each line that cannot be read, which is then skipped.
+        """
         ...
 
 
 class ChatFiles(FilesSource):
-    """The .jsonl (compressed ones too) and .parquet files of a FilesSource, row by row."""
+    """The rows of the .jsonl files (also compressed) and .parquet files of a FilesSource."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See ChatRows. UserError: there is no such file, or one cannot be read."""
+        """See ChatRows. Raises UserError: there is no such file, or one cannot be read."""
         files = [file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)]
         if not files:
             raise UserError(f"no conversations in {self.path}: expected .jsonl (also compressed) or .parquet files.")
@@ -55,18 +58,22 @@ class ChatFiles(FilesSource):
 
 
 class ChatDataset(HubSource):
-    """A HubSource's rows."""
+    """The rows of a HubSource."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """See ChatRows."""
-        for number, row in enumerate(self._load(), start=1):
+        for number, row in enumerate(self.table, start=1):
             yield f"{self.describe()}: row {number}", _without_nulls(row)
 
 
 class ChatSource:
     """A TextSource of conversations that makes its own tokens, and marks those that get labels.
 
-    skip_broken: maximum share of all rows that may be broken; broken rows are skipped, and a logged line counts them.
+    Args:
+        rows: Where the conversations come from.
+        template: Turns rows into tokens.
+        skip_broken: Maximum share of all rows that may be broken; broken rows are skipped, and a logged line counts
+            them.
     """
 
     def __init__(self, rows: ChatRows, template: ChatTemplate, *, skip_broken: float = 0.0) -> None:
@@ -75,7 +82,7 @@ class ChatSource:
         self.skip_broken = skip_broken
 
     def held_out(self) -> ChatSource | None:
-        """The conversations of the files that are named for validation; None if there are none."""
+        """Return the conversations of the files that are named for validation; None if there are none."""
         rows = held_out(self.rows)
         return None if rows is None else ChatSource(rows, self.template, skip_broken=self.skip_broken)
 
@@ -93,10 +100,17 @@ class ChatSource:
         raise UserError("conversations have no text without a chat template. Use data=files or data=hub.")
 
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
-        """Groups of documents (token_cache.Encoded). The tokenizer is the template's own.
+        """Yield the encoded documents in groups. The tokenizer is the template's own.
 
-        UserError: a row is broken, or more rows than may be skipped; the message names the first.
+        Raises:
+            UserError: A row is broken, or more rows than may be skipped; the message names the first.
         """
+        for group in grouped(self._pieces(), lambda piece: 2 * len(piece.text)):
+            tokens, marks = zip(*self.template.encode(group), strict=True)
+            yield Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
+
+    def _pieces(self) -> Iterator[Piece]:
+        """The documents of all rows; then a logged line of each kind of row that needs one."""
         broken: list[UserError] = []
 
         def refuse(error: UserError) -> None:
@@ -104,32 +118,17 @@ class ChatSource:
                 raise error
             broken.append(error if not broken else UserError())
 
-        whole, before = 0, (self.template.rewritten, self.template.endless)
-        group: list[Piece] = []
-        characters = 0
+        whole, template = 0, self.template
+        template.rewritten = template.endless = 0
         for where, row in self.rows.rows(refuse):
             try:
-                found = self.template.pieces(row)
+                found = template.pieces(row)
             except UserError as error:
                 refuse(UserError(f"{where}: {error}"))
                 continue
             whole += 1
-            group += [piece for piece in found if piece.text]
-            characters += sum(2 * len(piece.text) for piece in found)
-            if characters >= GROUP_CHARACTERS or len(group) >= GROUP_DOCUMENTS:
-                yield self._encoded(group)
-                group, characters = [], 0
-        if group:
-            yield self._encoded(group)
-        self._log_counts(
-            whole + len(broken), broken, self.template.rewritten - before[0], self.template.endless - before[1]
-        )
-
-    def _encoded(self, group: list[Piece]) -> Encoded:
-        tokens, marks = zip(*self.template.encode(group), strict=True)
-        return Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
-
-    def _log_counts(self, rows: int, broken: list[UserError], rewritten: int, endless: int) -> None:
+            yield from (piece for piece in found if piece.text)
+        rows = whole + len(broken)
         if len(broken) > self.skip_broken * rows:
             raise UserError(
                 f"{len(broken):,} of {rows:,} rows are broken, more than data.skip_broken={self.skip_broken:g} allows. "
@@ -137,17 +136,17 @@ class ChatSource:
             )
         if broken:
             log.warning("skipped %s of %s rows, which are broken. The first: %s", f"{len(broken):,}", rows, broken[0])
-        if rewritten:
+        if template.rewritten:
             log.warning(
                 "the chat template rewrites earlier turns, so %s conversations are split into one document per answer, "
                 "with the prompt that the model sees for that answer",
-                f"{rewritten:,}",
+                f"{template.rewritten:,}",
             )
-        if endless:
+        if template.endless:
             log.warning(
                 "the model will not learn to stop: the chat template writes no special token after an answer (%s "
                 "conversations)",
-                f"{endless:,}",
+                f"{template.endless:,}",
             )
 
 

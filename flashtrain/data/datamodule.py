@@ -6,15 +6,22 @@ B micro-batch on this device, S sequence (context).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from flashtrain.data.loader import FixedSampler, ResumableLoader, Samples, StepSampler, evaluation_loader
+from flashtrain.data.loader import (
+    EvaluationSampler,
+    ResumableLoader,
+    Samples,
+    StepSampler,
+    equal_batches,
+    loader_options,
+)
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
 from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource
 from flashtrain.data.text_files import FilesSource
@@ -24,32 +31,41 @@ from flashtrain.errors import UserError, at_least, between
 
 
 class ResumableDataModule(pl.LightningDataModule):
-    """Base class of the data modules: a subclass sets the attributes below and gives the samples.
+    """Base class of the data modules, of which a subclass gives the samples.
 
-    A run is one Lightning epoch of total_steps * accumulate micro-batches. A checkpoint resumes with exactly the next
-    sample, on any number of devices.
+    A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps. A
+    checkpoint resumes with exactly the next sample, on any number of devices.
+
+    Args:
+        batch_size: Samples of a micro-batch on each device.
+        total_steps: Optimizer steps of the run.
+        accumulate: Micro-batches of a step, as Trainer(accumulate_grad_batches=).
+        seed: Seed of the order of samples.
+        num_workers: Processes that build batches, on each device; 0: the training process builds them.
+
+    Raises:
+        UserError: Arguments out of range.
     """
 
-    batch_size: int
-    total_steps: int
-    accumulate: int
-    seed: int
-    num_workers: int
-
-    def __init__(self) -> None:
+    def __init__(
+        self, batch_size: int, *, total_steps: int = 100, accumulate: int = 1, seed: int = 0, num_workers: int = 0
+    ) -> None:
         super().__init__()
-        self._train_loader: ResumableLoader | None = None
+        self.batch_size = batch_size
+        self.total_steps = total_steps
+        self.accumulate = accumulate
+        self.seed = seed
+        self.num_workers = num_workers
+        self._train_loader: Any = None
+        self._check()
 
     @property
     def epochs_seen(self) -> float:
-        """How many times the training samples have been read so far."""
-        if self._train_loader is None:
-            return 0.0
-        return self._train_loader.samples_read / len(self._train_loader.packed)
+        """The number of times that the training samples have been read so far."""
+        return 0.0 if self._train_loader is None else self._train_loader.epochs
 
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
-        """The run's micro-batches of these samples for this device. plan: arguments of TokenBudgetPlan, for samples of
-        different lengths."""
+        """The loader of the run on this device. plan: arguments of TokenBudgetPlan, for samples of unequal lengths."""
         from flashtrain.data.token_budget_sampler import TokenBudgetSampler
 
         world_size, rank = self._place()
@@ -73,8 +89,13 @@ class ResumableDataModule(pl.LightningDataModule):
         """This device's share of the first `count` of these samples (None: all), each once."""
         world_size, rank = self._place()
         count = len(samples) if count is None else min(count, len(samples))
-        sampler = FixedSampler(count, batch_size=batch_size, world_size=world_size, rank=rank)
-        return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+        return self._evaluation(samples, equal_batches(count, batch_size=batch_size, world_size=world_size, rank=rank))
+
+    def _evaluation(self, samples: Any, batches: Sequence[Any]) -> DataLoader[Any]:
+        """The loader of these micro-batches, which are this device's."""
+        world_size, rank = self._place()
+        sampler = EvaluationSampler(batches, world_size=world_size, rank=rank)
+        return DataLoader(samples, sampler=sampler, **loader_options(self.num_workers, self._pin_memory()))
 
     def _place(self) -> tuple[int, int]:
         """The number of data-parallel devices, and this device's rank among them."""
@@ -87,14 +108,20 @@ class ResumableDataModule(pl.LightningDataModule):
             return self.trainer.strategy.root_device.type == "cuda"
         return torch.cuda.is_available()
 
+    def _check(self) -> None:
+        for name in ("batch_size", "total_steps", "accumulate"):
+            at_least(name, getattr(self, name), 1)
+        at_least("num_workers", self.num_workers, 0)
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed={self.seed} must be at least 0 and less than 2**32.")
+
 
 class TextDataModule(ResumableDataModule):
     """Packed batches (flashtrain.data.packing.Batch) of a corpus for next-token training.
 
-    A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps.
-    A checkpoint resumes with exactly the next sample, on any number of devices. train_dataloader() also works without a
-    Trainer; until it is called, batch_size, accumulate and total_steps may be changed. `tokenizer`, `cache` (the open
-    token file), `train_tokens` and `validation_tokens` (counts) are made when they are first used.
+    A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps. A
+    checkpoint resumes with exactly the next sample, on any number of devices. train_dataloader() also works without a
+    Trainer. batch_size, accumulate and total_steps may be changed until it is called.
 
     Args:
         source: Path of a file or folder of text, "stdlib" (the Python standard library's source), or a TextSource or
@@ -139,28 +166,22 @@ class TextDataModule(ResumableDataModule):
         num_workers: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__()
         if isinstance(source, str | os.PathLike):
             source = StandardLibrarySource() if source == "stdlib" else FilesSource(source)
         self.source = source
         self.validation = validation
         self.tokenizer_spec = TokenizerSpec(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.context = context
-        self.batch_size = batch_size
-        self.total_steps = total_steps
-        self.accumulate = accumulate
-        self.seed = seed
         self.document_mask = document_mask
         self.validation_fraction = validation_fraction
         self.split_context = split_context
         self.validation_samples = validation_samples
         self.validation_batch = validation_batch
-        self.num_workers = num_workers
-        self.cache_dir = Path(cache_dir) if cache_dir is not None else None
+        self.cache_dir = cache_dir
         self._cache: OpenTokens | None = None
         self._split: Split | None = None
         self._split_of: tuple[float, int] | None = None
-        self._check()
+        super().__init__(batch_size, total_steps=total_steps, accumulate=accumulate, seed=seed, num_workers=num_workers)
 
     def prepare_data(self) -> None:
         """Build the token file if it is missing. Lightning calls this in one process per machine."""
@@ -185,7 +206,7 @@ class TextDataModule(ResumableDataModule):
 
     @property
     def split(self) -> Split:
-        """The documents for training and for validation, by the current context and fraction."""
+        """The documents for training and for validation at the current context and validation_fraction."""
         context = self.context if self.split_context is None else max(self.context, self.split_context)
         wanted = (self.validation_fraction, context)
         if self._split is None or self._split_of != wanted:  # only once: splitting may log a line
@@ -200,41 +221,41 @@ class TextDataModule(ResumableDataModule):
 
     @property
     def train_tokens(self) -> int:
-        """Tokens of the training documents, each document's end_of_text included."""
+        """The number of tokens of the training documents, each document's end_of_text included."""
         return self.split.training.tokens
 
     @property
     def validation_tokens(self) -> int:
-        """Tokens of the held-out documents."""
+        """The number of tokens of the held-out documents."""
         return self.split.validation.tokens if self.split.validation is not None else 0
 
     @property
     def held_out_samples(self) -> int:
-        """Rows that each validation reads, over all devices."""
+        """The number of rows that each validation reads, over all devices."""
         held_out = self.split.validation
         return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
 
     def scored(self) -> dict[str, int]:
-        """Counts of what a validation reads: tokens, and documents if it reads all of them whole."""
+        """Count the tokens that a validation reads, and its documents if it reads all of them whole."""
         held_out = self.split.validation if self.validation_fraction == 1 else None
         if isinstance(held_out, Spans):
             return {"documents": len(held_out.begins), "tokens": held_out.tokens}
         return {"tokens": self.held_out_samples * self.context}
 
     def describe(self) -> str:
-        """The corpus in one line: source, tokenizer, counts, and the folder of the token file."""
+        """Describe the corpus in one line: source, tokenizer, counts, and the folder of the token file."""
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.documents:,} documents, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | {self.cache.folder}"
         )
 
     def train_dataloader(self) -> ResumableLoader:
-        """The run's micro-batches for this device, from the trainer's current step on."""
+        """Return the run's micro-batches for this device, from the trainer's current step on."""
         self._check()
         return self._training(self._samples(self.split.training))
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        """This device's share of the first `validation_samples` held-out samples; an empty list if there are none."""
+        """Return this device's share of the validation samples; an empty list if none are held out."""
         self._check()
         held_out = self.split.validation
         if held_out is None:
@@ -242,7 +263,7 @@ class TextDataModule(ResumableDataModule):
         return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
     def epochs_of_parts(self, samples: int) -> str | None:
-        """A line on how many epochs of each source of a mixture these samples are; None for a single source."""
+        """Say in a line how many epochs of each source of a mixture these samples are; None for a single source."""
         if getattr(self.cache, "samples", None) is None:
             return None
         mixed: Any = self._samples(self.split.training)
@@ -257,11 +278,9 @@ class TextDataModule(ResumableDataModule):
         return PackedSamples(cache.tokens, spans, self.context, self.document_mask, whole=whole)
 
     def _check(self) -> None:
-        for name in ("context", "batch_size", "total_steps", "accumulate", "validation_samples"):
-            at_least(name, getattr(self, name), 1)
-        at_least("num_workers", self.num_workers, 0)
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed={self.seed} must be at least 0 and less than 2**32.")
+        super()._check()
+        at_least("context", self.context, 1)
+        at_least("validation_samples", self.validation_samples, 1)
         between("validation_fraction", self.validation_fraction, 0, 1)
         if self.trainer is None:
             return

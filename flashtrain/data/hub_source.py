@@ -6,11 +6,13 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from flashtrain.data.sources import text_in
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.disk import write_atomically
@@ -22,6 +24,7 @@ HUB_TIMEOUT_SECONDS = 10
 SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
 
 
+@dataclass
 class HubSource:
     """The text column of one split of a dataset.
 
@@ -31,6 +34,8 @@ class HubSource:
     Args:
         name: Name on the hub ("roneneldan/TinyStories"), or a local folder that `datasets` can load or that
             `save_to_disk` wrote.
+        split: The split's name.
+        text_column: The column that holds the text; rows with null are left out.
         config: The dataset's configuration, if it has several.
         streaming: Read over the network while tokens are written, without a copy of the dataset on disk.
         options: Further arguments of datasets.load_dataset, such as revision (a branch, tag or commit).
@@ -40,25 +45,15 @@ class HubSource:
             `datasets` raises is passed on.
     """
 
-    def __init__(
-        self,
-        name: str,
-        split: str = "train",
-        text_column: str = "text",
-        config: str | None = None,
-        streaming: bool = True,
-        *,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.options = dict(options or {})
-        self.name = name
-        self.split = split
-        self.text_column = text_column
-        self.config = config
-        self.streaming = streaming
-        self.revision = self.options.get("revision")
-        self.saved = saved_folder(name, split)
-        self._rows: Any = None
+    name: str
+    split: str = "train"
+    text_column: str = "text"
+    config: str | None = None
+    streaming: bool = True
+    options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.saved = saved_folder(self.name, self.split)
 
     def describe(self) -> str:
         if self.saved is not None:
@@ -77,52 +72,43 @@ class HubSource:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        return self._texts(self._load())
+        return self._texts(self.table)
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
-        """For each shard of the dataset a function that reads its documents."""
-        rows = self._load()
-        count = getattr(rows, "num_shards", 1)
-        return [partial(self._texts, rows.shard(num_shards=count, index=number)) for number in range(count)]
+        """Return for each shard of the dataset a function that reads its documents."""
+        count = getattr(self.table, "num_shards", 1)
+        return [partial(self._texts, self.table.shard(num_shards=count, index=number)) for number in range(count)]
 
     def _texts(self, rows: Any) -> Iterator[str]:
-        for row in rows:
-            if self.text_column not in row:
-                raise UserError(
-                    f"dataset {self.name}: no column '{self.text_column}', expected one of {', '.join(row)} "
-                    "(data.text_column)."
-                )
-            text = row[self.text_column]
-            if text is not None and not isinstance(text, str):
-                kind = type(text).__name__
-                raise UserError(f"dataset {self.name}: column '{self.text_column}' holds {kind}, not text.")
-            if text is not None:
-                yield text
+        texts = (text_in(row, self.text_column, f"dataset {self.name}") for row in rows)
+        return (text for text in texts if text is not None)
 
     def approximate_bytes(self) -> int | None:
-        """The size of the split that the dataset states; None if it states none."""
-        rows = self._load()
+        """Return the size of the split that the dataset states; None if it states none."""
         if self.saved is not None:
-            return rows.data.nbytes
-        stated = (rows.info.splits or {}).get(self.split)
+            return self.table.data.nbytes
+        stated = (self.table.info.splits or {}).get(self.split)
         return stated.num_bytes or None if stated is not None else None
 
-    def _load(self) -> Any:
-        if self._rows is None:
-            library = datasets_library()
-            if self.saved is not None:
-                self._rows = library.load_from_disk(str(self.saved))
-            else:
-                how = {"split": self.split, "streaming": self.streaming}
-                self._rows = library.load_dataset(self.name, self.config, **how, **self.options)
-        return self._rows
+    @cached_property
+    def table(self) -> Any:
+        """The split as `datasets` opens it."""
+        library = datasets_library()
+        if self.saved is not None:
+            return library.load_from_disk(str(self.saved))
+        how = {"split": self.split, "streaming": self.streaming, **(self.options or {})}
+        return library.load_dataset(self.name, self.config, **how)
 
     def _commit(self) -> str:
         """The commit of the revision: the hub's answer, or its last answer on this machine."""
-        key = hashlib.sha256(repr((self.name, self.revision)).encode()).hexdigest()[:24]
+        import huggingface_hub  # comes with tokenizers; imported here since it is slow
+
+        revision = (self.options or {}).get("revision")
+        key = hashlib.sha256(repr((self.name, revision)).encode()).hexdigest()[:24]
         remembered = default_cache_dir() / "hub-commits" / key
         try:
-            commit = _ask_hub(self.name, self.revision)
+            hub = huggingface_hub.HfApi()
+            commit = str(hub.dataset_info(self.name, revision=revision, timeout=HUB_TIMEOUT_SECONDS).sha)
         except Exception:
             log.debug("the hub does not answer", exc_info=True)
             log.info("the hub does not answer about %s: using the version that was seen last", self.name)
@@ -132,7 +118,11 @@ class HubSource:
 
 
 def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
-    """The folder of this split if `save_to_disk` of `datasets` wrote `name`; else None. UserError: no such split."""
+    """Return the folder of a split that `save_to_disk` of `datasets` wrote, or None if it did not write `name`.
+
+    Raises:
+        UserError: The dataset in the folder has no such split.
+    """
     folder = Path(name).expanduser()
     if (folder / SPLITS).is_file():
         splits = read_json(folder / SPLITS)["splits"]
@@ -143,7 +133,7 @@ def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
 
 
 def datasets_library() -> ModuleType:
-    """Hugging Face's `datasets`. UserError: it is not installed."""
+    """Import Hugging Face's `datasets`. Raises UserError if it is not installed."""
     try:
         import datasets
     except ImportError as error:
@@ -151,13 +141,6 @@ def datasets_library() -> ModuleType:
             "data from the Hugging Face hub needs `datasets`. Install it with: pip install 'flashtrain[hub]'"
         ) from error
     return datasets
-
-
-def _ask_hub(name: str, revision: str | None) -> str:
-    import huggingface_hub  # comes with tokenizers; imported here since it is slow
-
-    info = huggingface_hub.HfApi().dataset_info(name, revision=revision, timeout=HUB_TIMEOUT_SECONDS)
-    return str(info.sha)
 
 
 def _folder_version(folder: Path) -> str:

@@ -6,11 +6,14 @@ L labels, B documents of a batch, T packed tokens, S tokens of the longest padde
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from flashtrain.data.packing import IGNORED_LABEL
@@ -32,79 +35,74 @@ class LabelledDocuments(Protocol):
         ...
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Its tokens, (length,) integers, and its labels: (L,) bool, or (length,) label numbers, -100 for none."""
+        """Return a document.
+
+        Returns:
+            Its tokens, (length,) integers, and its labels: (L,) bool, or (length,) label numbers, -100 for none.
+        """
         ...
 
 
+@dataclass
 class LabelledTexts:
     """LabelledDocuments in memory."""
 
-    def __init__(
-        self, tokens: Sequence[np.ndarray], labels: Sequence[np.ndarray], label_names: tuple[str, ...]
-    ) -> None:
-        self.tokens, self.labels, self.label_names = tokens, labels, label_names
+    tokens: Sequence[np.ndarray]
+    labels: Sequence[np.ndarray]
+    label_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64."""
+        """(n,) int64: tokens of each document."""
         return np.array([len(tokens) for tokens in self.tokens], dtype=np.int64)
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and labels of a document."""
+        """Return the tokens and labels of a document."""
         return self.tokens[number], self.labels[number]
 
 
 class ClassificationBatch(TypedDict, total=False):
-    """Documents between [CLS] and [SEP], cut to the context, as arguments of models.SequenceClassifier.loss.
+    """Documents between [CLS] and [SEP], cut to the context, as arguments of models.SequenceClassifier.loss."""
 
-    Packed: tokens (T,) int64 and cu_seqlens (B + 1,) int32; tokens after the last end are [PAD], which is not scored.
-    Padded: tokens (B, S) int64 and lengths (B,) int64. labels: (B, L) int64, 0 or 1; labels of words have the shape of
-    `tokens`, -100 for none. Plain numbers on the host: sequences, real_tokens, pairs (the sum of squared lengths).
-    """
-
-    tokens: Tensor
-    cu_seqlens: Tensor
-    lengths: Tensor
-    labels: Tensor
-    sequences: int
-    real_tokens: int
-    pairs: int
+    tokens: Tensor  # packed (T,) or padded (B, S) int64, filled up with [PAD], which is not scored
+    cu_seqlens: Tensor  # (B + 1,) int32, of packed documents: 0, then the end of each
+    lengths: Tensor  # (B,) int64, of padded documents
+    labels: Tensor  # (B, L) int64, 0 or 1; labels of words have the shape of `tokens`, -100 for none
+    sequences: int  # B
+    real_tokens: int  # without [PAD]
+    pairs: int  # the sum of squared lengths
 
 
+@dataclass(eq=False)
 class LabelledSamples(Dataset[ClassificationBatch]):
     """LabelledDocuments as samples; indexed by a sequence of document numbers, it returns one ClassificationBatch.
 
     Args:
+        documents: The documents of one split.
+        special: The special tokens.
         context: Tokens of the longest sample, with [CLS] and [SEP]; longer documents are cut.
         layout: "packed" or "padded". A packed batch of B documents always has B * context tokens, so that shapes stay
             the same.
         of_words: Whether tokens have labels, and not documents.
     """
 
-    def __init__(
-        self,
-        documents: LabelledDocuments,
-        special: SpecialTokens,
-        context: int,
-        *,
-        layout: str = "packed",
-        of_words: bool = False,
-    ) -> None:
-        self.documents = documents
-        self.special = special
-        self.context = context
-        self.layout = layout
-        self.of_words = of_words
-        self.tokens = int(np.minimum(documents.lengths, context - 2).sum())
+    documents: LabelledDocuments
+    special: SpecialTokens
+    context: int
+    layout: str = "packed"
+    of_words: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = int(np.minimum(self.documents.lengths, self.context - 2).sum())
 
     def __len__(self) -> int:
         return len(self.documents)
 
     def __getitem__(self, numbers: Sequence[int]) -> ClassificationBatch:
-        """The batch of these documents, in this order."""
+        """Return the batch of these documents, in this order."""
         rows, labels = [], []
         for number in numbers:
             tokens, marks = self.documents.document(int(number))
@@ -131,11 +129,8 @@ class LabelledSamples(Dataset[ClassificationBatch]):
 
     def _laid_out(self, rows: Sequence[np.ndarray], filler: int) -> Tensor:
         """Rows of integers end to end and padded to (B * context,), or as a padded matrix (B, S); int64."""
-        flat = np.concatenate(rows)
-        if self.layout == "packed":
-            fill = len(rows) * self.context - len(flat)
-            return torch.from_numpy(np.pad(flat, (0, fill), constant_values=filler))
-        lengths = np.array([len(row) for row in rows])
-        padded = np.full((len(rows), int(lengths.max())), filler, dtype=np.int64)
-        padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
-        return torch.from_numpy(padded)
+        tensors = [torch.from_numpy(row) for row in rows]
+        if self.layout != "packed":
+            return pad_sequence(tensors, batch_first=True, padding_value=filler)
+        flat = torch.cat(tensors)
+        return pad(flat, (0, len(rows) * self.context - len(flat)), value=filler)

@@ -1,13 +1,4 @@
-"""Batches in an order that can be resumed: which samples a step reads is a function of the step alone.
-
-An optimizer step takes `samples_per_step` = batch_size x accumulate x world_size samples. Samples are numbered through
-the whole run: step s takes the numbers from s * samples_per_step on, and number n is sample permutation[n % N] of epoch
-n // N, with N the samples of an epoch and one random permutation per epoch. So the samples of a step depend on how many
-it takes, and not on how they are sharded over devices and micro-batches.
-
-Why not StatefulDataLoader of torchdata 0.11: after a checkpoint on an epoch's last batch the losses are different, and
-all ranks resume at rank 0's place. Here the place follows from the optimizer steps, not from what workers read ahead.
-"""
+"""Batches in an order that can be resumed: which samples a step reads is a function of the step alone."""
 
 from __future__ import annotations
 
@@ -27,9 +18,13 @@ log = logging.getLogger(__name__)
 
 
 def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
-    """(samples,) unsigned integers: the random order in which an epoch reads its samples.
+    """Draw the random order in which an epoch reads its samples.
 
-    of: further keys of the permutation, where there are several in an epoch.
+    Args:
+        of: Further keys of the permutation, where an epoch has several.
+
+    Returns:
+        (samples,) unsigned integers, a permutation that follows from the arguments alone.
     """
     # RandomState's stream is frozen: a run resumed under another version of numpy reads the same samples.
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, epoch, *of))))
@@ -38,20 +33,39 @@ def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
     return order
 
 
-latest_orders = lru_cache(maxsize=2)(epoch_order)  # a step may lie in two epochs
+_latest_orders = lru_cache(maxsize=2)(epoch_order)  # a step may lie in two epochs
+
+
+def in_epoch_order(numbers: np.ndarray, samples: int, seed: int) -> np.ndarray:
+    """Return the samples of these numbers of a run, int64: number n is of epoch n // samples, in that epoch's order."""
+    epochs, places = np.divmod(numbers, samples)
+    chosen = np.empty_like(numbers)
+    for epoch in np.unique(epochs):
+        of_epoch = epochs == epoch
+        chosen[of_epoch] = _latest_orders(samples, seed, int(epoch))[places[of_epoch]]
+    return chosen
 
 
 class StepSampler(DistributedSampler):
     """Yields, for each micro-batch of a run, the list of sample numbers that this device reads.
 
-    The length is total_steps * accumulate micro-batches. `begin` is the micro-batch that the next iteration starts
-    with, counted from the run's first. Lightning does not replace it, since a DistributedSampler knows its rank.
+    An optimizer step takes samples_per_step = batch_size * accumulate * world_size samples. Samples are numbered
+    through the whole run, and step s takes the numbers from s * samples_per_step on. So the samples of a step depend on
+    how many it takes, and not on how they are sharded over devices and micro-batches. Lightning keeps this sampler as
+    it is, since a DistributedSampler knows its rank.
 
     Args:
         samples: N, the samples of an epoch.
         batch_size: Samples of a micro-batch on one device.
         total_steps: Optimizer steps of the run.
         accumulate: Micro-batches of a step.
+        world_size: Number of data-parallel devices.
+        rank: This device's number among them.
+        seed: Seed of the order of samples.
+
+    Attributes:
+        begin: First micro-batch of the next iteration, counted from the run's first.
+        end: Micro-batch at which the next iteration stops (None: one run's length after `begin`).
     """
 
     def __init__(
@@ -86,11 +100,11 @@ class StepSampler(DistributedSampler):
             yield self.sample_numbers(micro_batch).tolist()
 
     def first_number(self, step: int) -> int:
-        """The number of samples that all devices together have read before this step."""
+        """Return the number of samples that all devices together have read before this step."""
         return self._anchor_sample + (step - self._anchor_step) * self.samples_per_step
 
     def place(self, step: int) -> dict[str, Any]:
-        """Where this step begins, in plain values for a checkpoint."""
+        """Say where this step begins, in plain values for a checkpoint."""
         return {"samples_read": self.first_number(step)}
 
     def continue_from(self, step: int, place: dict[str, Any]) -> None:
@@ -99,26 +113,21 @@ class StepSampler(DistributedSampler):
         self._anchor_step, self._anchor_sample = step, place["samples_read"]
 
     def sample_numbers(self, micro_batch: int) -> np.ndarray:
-        """(batch_size,) int64: the samples that this device reads in a micro-batch, counted from the run's first."""
+        """Return the samples, (batch_size,) int64, that this device reads in a micro-batch of the run."""
         step, within = divmod(micro_batch, self.accumulate)
         first = self.first_number(step) + (within * self.num_replicas + self.rank) * self.batch_size
         return self.chosen(first + np.arange(self.batch_size))
 
     def chosen(self, numbers: np.ndarray) -> np.ndarray:
-        """The samples of these numbers of the run."""
-        epochs, places = np.divmod(numbers, self.samples)
-        chosen = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
-            of_epoch = epochs == epoch
-            chosen[of_epoch] = latest_orders(self.samples, self.seed, int(epoch))[places[of_epoch]]
-        return chosen
+        """Return the samples of these numbers of the run."""
+        return in_epoch_order(numbers, self.samples, self.seed)
 
 
-class ListedBatches(DistributedSampler):
-    """This device's micro-batches of an evaluation, the same every time. batches: the index of each micro-batch."""
+class EvaluationSampler(DistributedSampler):
+    """Yields the same list of micro-batches, those of this device, at every evaluation."""
 
-    def __init__(self, samples: int, batches: Sequence[Any], *, world_size: int, rank: int) -> None:
-        super().__init__(range(samples), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
+    def __init__(self, batches: Sequence[Any], *, world_size: int, rank: int) -> None:
+        super().__init__(range(len(batches)), num_replicas=world_size, rank=rank)  # type: ignore[arg-type]
         self._batches = batches
 
     def __len__(self) -> int:
@@ -128,31 +137,32 @@ class ListedBatches(DistributedSampler):
         return iter(self._batches)
 
 
-class FixedSampler(ListedBatches):
-    """The first `samples` samples in order, an equal share for each device, in micro-batches of one size.
+def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> list[list[int]]:
+    """List this device's micro-batches of the first `samples` samples, in order, all of one size.
 
-    Any number of devices reads the same samples, up to the remainder of the division, with any size of micro-batch.
-    A micro-batch holds at most `batch_size` samples.
+    Devices get equal shares: any number of them reads the same samples, up to the remainder of the division.
+
+    Args:
+        batch_size: Maximum number of samples in a micro-batch.
     """
-
-    def __init__(self, samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> None:
-        if samples >= world_size:
-            share = samples // world_size
-            mine = np.arange(rank * share, (rank + 1) * share)
-        else:
-            mine = np.array([rank % samples])  # every device must read one, or the others wait for ever
-        # All have one size: a smaller last batch would be one more shape to compile for.
-        size = max(size for size in range(1, min(batch_size, len(mine)) + 1) if len(mine) % size == 0)
-        if 2 * size < batch_size <= len(mine):
-            size = batch_size
-        batches = [mine[begin : begin + size].tolist() for begin in range(0, len(mine), size)]
-        super().__init__(samples, batches, world_size=world_size, rank=rank)
+    if samples >= world_size:
+        share = samples // world_size
+        mine = np.arange(rank * share, (rank + 1) * share)
+    else:
+        mine = np.array([rank % samples])  # every device must read one, or the others wait for ever
+    # All have one size: a smaller last batch would be one more shape to compile for.
+    size = max(size for size in range(1, min(batch_size, len(mine)) + 1) if len(mine) % size == 0)
+    if 2 * size < batch_size <= len(mine):
+        size = batch_size
+    return [mine[begin : begin + size].tolist() for begin in range(0, len(mine), size)]
 
 
 class Samples(Protocol):
     """Samples that a loader reads, such as PackedSamples; indexed by a list of sample numbers, they return a batch.
 
-    context: maximum tokens of a sample. tokens: tokens of all samples.
+    Attributes:
+        context: Maximum tokens of a sample.
+        tokens: Tokens of all samples.
     """
 
     context: int
@@ -163,24 +173,23 @@ class Samples(Protocol):
     def __getitem__(self, samples: list[int]) -> Any: ...
 
 
-def evaluation_loader(
-    samples: Any, sampler: DistributedSampler, *, num_workers: int = 0, pin_memory: bool = False
-) -> DataLoader[Any]:
-    """A DataLoader over the sampler's batches, for validation."""
-    return DataLoader(samples, sampler=sampler, **loader_options(num_workers, pin_memory))
-
-
+# Why not StatefulDataLoader of torchdata 0.11: after a checkpoint on an epoch's last batch the losses are different,
+# and all ranks resume at rank 0's place. Here the place follows from the optimizer steps, not from what workers read
+# ahead.
 class ResumableLoader(DataLoader[Any]):
     """Training batches from the run's current step to the end of the run.
 
     `len()` is always that of the whole run; after a resume the iterator yields what is left of it. Lightning saves the
-    state in its checkpoints by state_dict and load_state_dict. A checkpoint between the micro-batches of a step holds
-    no gradients, so that step is read again from its first micro-batch.
+    loader's state in its checkpoints by state_dict and load_state_dict. A checkpoint between the micro-batches of a
+    step holds no gradients, so that step is read again from its first micro-batch.
 
     Args:
-        trainer: If given, its global_step is the place whenever an iteration starts and whenever state is saved. In a
-            loop without Lightning the place is what was taken from the iterator, in whole steps.
-        num_workers, pin_memory: As in torch's DataLoader.
+        samples: What the batches are made of.
+        sampler: Chooses the samples of each micro-batch.
+        trainer: Its global_step is the current step. None: a loop without Lightning, in which the steps are counted by
+            the micro-batches taken from the iterator.
+        num_workers: Processes that build batches; 0: the training process builds them.
+        pin_memory: Whether batches are copied to page-locked memory, as in torch's DataLoader.
     """
 
     def __init__(
@@ -216,15 +225,20 @@ class ResumableLoader(DataLoader[Any]):
 
     @property
     def step(self) -> int:
-        """Optimizer steps done."""
+        """The number of optimizer steps done."""
         if self.trainer is not None:
             return self.trainer.global_step
         return (self._begin + self._taken) // self.steps.accumulate
 
     @property
     def samples_read(self) -> int:
-        """Samples that these steps have trained on, over all devices."""
+        """The number of samples that these steps have trained on, over all devices."""
         return self.steps.first_number(self.step)
+
+    @property
+    def epochs(self) -> float:
+        """The number of times that the samples have been read so far."""
+        return self.samples_read / len(self.packed)
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stream of samples, and what identifies the stream: plain numbers, equal on all ranks."""
@@ -241,8 +255,10 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the state's steps with exactly the next sample, also at another batch size.
 
-        If the data, context or seed has changed, samples may repeat, and a warning is logged. Raises UserError for the
-        state of another kind of data.
+        If the data, context or seed has changed, samples may repeat, and a warning is logged.
+
+        Raises:
+            UserError: The state is that of another kind of data.
         """
         now = self.state_dict()
         missing = self.steps.place(self.step).keys() - state_dict.keys()
@@ -266,8 +282,13 @@ class ResumableLoader(DataLoader[Any]):
 def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, accumulate_now: int) -> None:
     """Make Lightning's count of micro-batches agree with its count of optimizer steps.
 
-    They differ if a checkpoint was saved between the micro-batches of a step (time-based, or after an exception), or if
-    the run resumes with another accumulation. Later steps would then be made of the wrong micro-batches.
+    The counts differ if a checkpoint was saved between the micro-batches of a step (time-based, or after an exception),
+    or if the run resumes with another accumulation. Later steps would then be made of the wrong micro-batches.
+
+    Args:
+        length: Micro-batches of the whole run.
+        accumulate_then: Micro-batches of a step in the run that saved the checkpoint.
+        accumulate_now: Micro-batches of a step in this run.
     """
     progress = trainer.fit_loop.epoch_loop.batch_progress
     current, total = progress.current, progress.total
@@ -287,6 +308,7 @@ def align_batch_counts(trainer: pl.Trainer, length: int, accumulate_then: int, a
 
 
 def loader_options(num_workers: int, pin_memory: bool) -> dict[str, Any]:
+    """Return the arguments of torch's DataLoader that all our loaders share."""
     return {
         "batch_size": None,  # the sampler yields whole micro-batches, and the samples build them
         "collate_fn": _as_it_is,

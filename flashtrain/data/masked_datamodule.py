@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 from torch.utils.data import DataLoader
 
-from flashtrain.data.balance import Cost
+from flashtrain.data.balance import BY_TOKENS, Cost
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.loader import ListedBatches, ResumableLoader, evaluation_loader
+from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.masked_samples import MaskedSamples
 from flashtrain.data.masking import MaskedBatch
 from flashtrain.data.packing import Spans
@@ -29,10 +30,9 @@ VALIDATION_SEED = 2**32  # no training run has this seed: theirs are smaller
 class MaskedTextDataModule(TextDataModule):
     """Batches of masked samples (flashtrain.data.masking.MaskedBatch) of a corpus.
 
-    The arguments that are not listed are those of TextDataModule; the source must be text. After setup(), `special` and
-    `vocab_size` count the tokenizer's tokens and four special ones.
-
     Args:
+        source: As in TextDataModule, but not a TokenSource.
+        tokenizer: As in TextDataModule. Four special tokens are added to its own (see SpecialTokens.past).
         context: Tokens of the longest sample, with [CLS] and [SEP].
         token_budget: T, tokens of a micro-batch on each device.
         unit: What a sample is: "sentence", "paragraph" or "document", cut if it is longer than the context.
@@ -41,6 +41,8 @@ class MaskedTextDataModule(TextDataModule):
         layout: "packed", or "padded": the same samples in padded rows.
         cost: Cost of a sequence, by which the rows of a step are balanced (BertConfig's cost_per_token, cost_per_pair).
         validation_samples: Maximum number of held-out samples to validate on, masked the same every time.
+        **options: total_steps, accumulate, seed, num_workers, validation, validation_fraction and cache_dir: see
+            TextDataModule.
 
     Raises:
         UserError: Arguments out of range, and as in TextDataModule.
@@ -57,15 +59,9 @@ class MaskedTextDataModule(TextDataModule):
         shortest: int = 16,
         share: float = 0.15,
         layout: str = "packed",
-        cost: Cost | None = None,
-        total_steps: int = 100,
-        accumulate: int = 1,
-        seed: int = 0,
-        validation: TextSource | None = None,
-        validation_fraction: float = 0.01,
+        cost: Cost = BY_TOKENS,
         validation_samples: int = 10000,
-        num_workers: int = 0,
-        cache_dir: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> None:
         if context < 3:
             raise UserError(f"context={context} must be at least 3: [CLS], one token and [SEP].")
@@ -78,20 +74,8 @@ class MaskedTextDataModule(TextDataModule):
         self.layout = layout
         self.cost = cost
         self._breaks: TokenBreaks | None = None
-        super().__init__(
-            source,
-            tokenizer,
-            context,
-            1,  # a micro-batch is one row
-            total_steps=total_steps,
-            accumulate=accumulate,
-            seed=seed,
-            validation=validation,
-            validation_fraction=validation_fraction,
-            validation_samples=validation_samples,
-            num_workers=num_workers,
-            cache_dir=cache_dir,
-        )
+        # A micro-batch is one row.
+        super().__init__(source, tokenizer, context, 1, validation_samples=validation_samples, **options)
         # A sample has [CLS] already.
         if isinstance(self.tokenizer_spec, TokenizerSpec):
             self.tokenizer_spec = replace(self.tokenizer_spec, begin_of_text=False)
@@ -107,19 +91,22 @@ class MaskedTextDataModule(TextDataModule):
 
     @property
     def vocab_size(self) -> int:
-        """The number of the tokenizer's tokens and the special ones. Needs setup()."""
+        """The number of tokens, those of the tokenizer and the special ones. Needs setup()."""
         return self.special.vocab_size
 
     def padding(self) -> float:
-        """Tokens that a micro-batch computes, over its budget: 1 for packed rows; for padded ones about the longest
-        sample of the first epoch over the mean one. Needs setup()."""
+        """Estimate the tokens that a micro-batch computes, over its budget. Needs setup().
+
+        Returns:
+            1 for packed rows; for padded ones about the longest sample of the first epoch over the mean one.
+        """
         if self.layout != "padded":
             return 1.0
         lengths = self._masked(self.split.training, self.seed).lengths
         return float(lengths.max() / lengths.mean())
 
     def means(self) -> tuple[float, float, float]:
-        """Pairs of attention, samples and labels per training token of the first epoch. Needs setup()."""
+        """Return the pairs of attention, samples and labels per training token of the first epoch. Needs setup()."""
         samples = self._masked(self.split.training, self.seed)
         lengths = samples.lengths
         tokens = float(lengths.sum())
@@ -127,13 +114,14 @@ class MaskedTextDataModule(TextDataModule):
         return pairs / tokens, len(lengths) / tokens, float(samples.label_counts.sum()) / tokens
 
     def train_dataloader(self) -> ResumableLoader:
-        """The run's micro-batches for this device, from the trainer's current step on."""
+        """Return the run's micro-batches for this device, from the trainer's current step on."""
         self._check()
         samples = self._masked(self.split.training, self.seed)
-        return self._training(samples, {"budget": self.token_budget, "cost": self.cost, "most": samples.most})
+        limits = {"budget": self.token_budget, "max_sequences": samples.max_sequences}
+        return self._training(samples, {**limits, "cost": self.cost})
 
     def val_dataloader(self) -> DataLoader[MaskedBatch] | list[DataLoader[MaskedBatch]]:  # type: ignore[override]
-        """This device's rows of the first `validation_samples` held-out samples; an empty list if there are none."""
+        """Return this device's rows of the validation samples; an empty list if none are held out."""
         self._check()
         held_out = self.split.validation
         if held_out is None:
@@ -141,23 +129,21 @@ class MaskedTextDataModule(TextDataModule):
         samples = self._masked(held_out, VALIDATION_SEED)
         world_size, rank = self._place()
         lengths = samples.lengths[: self.validation_samples]
-        planned = rows_once(lengths, budget=self.token_budget, ranks=world_size, most=samples.most)
-        rows = [samples.row(of_ranks[rank]) for of_ranks in planned]
-        sampler = ListedBatches(len(lengths), rows, world_size=world_size, rank=rank)
-        return evaluation_loader(samples, sampler, num_workers=self.num_workers, pin_memory=self._pin_memory())
+        planned = rows_once(lengths, budget=self.token_budget, ranks=world_size, max_sequences=samples.max_sequences)
+        return self._evaluation(samples, [samples.row(of_ranks[rank]) for of_ranks in planned])
 
     @property
     def held_out_samples(self) -> int:
-        """Samples of each validation, over all devices. Needs setup()."""
+        """The number of samples of each validation, over all devices. Needs setup()."""
         held_out = self.split.validation
         return 0 if held_out is None else min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
 
     def pieces(self, spans: Spans) -> Spans:
-        """The pieces that the documents of a split are cut into."""
+        """Cut the documents of a split into pieces."""
         if self._breaks is None:
             self._breaks = TokenBreaks.of(self.tokenizer)
         longest = self.context - 2
-        return split_pieces(
+        return splitpieces(
             self.cache.tokens,
             spans,
             self._breaks,
@@ -168,9 +154,8 @@ class MaskedTextDataModule(TextDataModule):
         )
 
     def _masked(self, spans: Spans, seed: int) -> MaskedSamples:
-        cache = self.cache
         return MaskedSamples(
-            cache.tokens,
+            self.cache.tokens,
             self.pieces(spans),
             self.special,
             budget=self.token_budget,

@@ -1,15 +1,13 @@
 """Masked samples, each of one piece of text, packed or padded to batches.
 
 T packed tokens, N sequences a row may hold, M labels it may have, B padded rows.
-
-A sample is [CLS] piece [SEP]. Which tokens are masked follows from the seed, the epoch and the sample alone: every
-epoch masks other tokens, and a resumed run masks the same ones.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,55 +23,56 @@ ROUNDED_TO = 8  # a padded row's width
 
 
 class Row(NamedTuple):
-    """The sample numbers of a micro-batch, and the step's labels divided by its micro-batches."""
+    """A micro-batch: the numbers of its samples, and the step's labels divided by its micro-batches."""
 
     numbers: tuple[int, ...]
     label_count: float
 
 
+@dataclass(eq=False)
 class MaskedSamples(Dataset[MaskedBatch]):
-    """The samples of one split; indexed by a Row, they return a MaskedBatch. Sample e * len + i is sample i of epoch e.
+    """The samples of one split, [CLS] piece [SEP]; indexed by a Row, they return a MaskedBatch.
+
+    Sample e * len + i is sample i of epoch e. Which tokens are masked follows from the seed, the epoch and the sample
+    alone: every epoch masks other tokens, and a resumed run masks the same ones.
 
     Args:
-        tokens: The token file, of which slices are read (token_cache.MappedTokens).
-        pieces: Ranges of it (pieces.split_pieces).
+        file: The token file, of which slices are read (token_cache.MappedTokens).
+        pieces: Ranges of the token file (pieces.split_pieces).
+        special: The special tokens.
         budget: T.
+        seed: Seed of what is masked.
         share: Share of a sample's tokens that is masked.
         layout: "packed" or "padded".
 
     Attributes:
         lengths: (n,) int64, tokens of each sample, with [CLS] and [SEP].
         label_counts: (n,) int64, masked tokens of each sample.
+        max_sequences: N.
+        max_labels: M.
 
-    Raises UserError: there are no pieces.
+    Raises:
+        UserError: There are no pieces.
     """
 
-    def __init__(
-        self,
-        tokens: Any,
-        pieces: Spans,
-        special: SpecialTokens,
-        *,
-        budget: int,
-        seed: int = 0,
-        share: float = 0.15,
-        layout: str = "packed",
-    ) -> None:
-        if not len(pieces.begins):
+    file: Any
+    pieces: Spans
+    special: SpecialTokens
+    budget: int
+    seed: int = 0
+    share: float = 0.15
+    layout: str = "packed"
+
+    def __post_init__(self) -> None:
+        if not len(self.pieces.begins):
             raise UserError("the data contains no text to make samples of.")
-        self._tokens = tokens
-        self.pieces = pieces
-        self.special = special
-        self.budget = budget
-        self.seed = seed
-        self.share = share
-        self.layout = layout
-        self.lengths = lengths = pieces.lengths + 2
-        self.label_counts = masked_count(pieces.lengths, share)
-        most = min(math.ceil(2 * budget / float(lengths.mean())), budget // int(lengths.min()))
-        self.most = max(1, most)
-        # M: the budget's share, and what rounding up to one label adds for each sample (of 3 tokens or more).
-        self.most_labels = math.floor(share * budget + self.most * max(0.0, 1 - 3 * share, 0.5 - 2 * share)) + 1
+        self.lengths = lengths = self.pieces.lengths + 2
+        self.label_counts = masked_count(self.pieces.lengths, self.share)
+        fitting = min(math.ceil(2 * self.budget / float(lengths.mean())), self.budget // int(lengths.min()))
+        self.max_sequences = max(1, fitting)
+        # The budget's share, and what rounding up to one label adds for each sample (of 3 tokens or more).
+        rounding = self.max_sequences * max(0.0, 1 - 3 * self.share, 0.5 - 2 * self.share)
+        self.max_labels = math.floor(self.share * self.budget + rounding) + 1
 
     def __len__(self) -> int:
         """The number of samples in an epoch."""
@@ -81,23 +80,23 @@ class MaskedSamples(Dataset[MaskedBatch]):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all pieces."""
+        """The number of tokens of all pieces."""
         return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:
-        """These samples as a step of one micro-batch."""
+        """Make a step of one micro-batch of these samples."""
         places = np.asarray(numbers, dtype=np.int64) % len(self)
         return Row(tuple(int(number) for number in numbers), max(1.0, float(self.label_counts[places].sum())))
 
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int = 1
     ) -> list[Row]:
-        """This device's micro-batches of a step, one row each: row a * world_size + rank is micro-batch a."""
+        """List this device's micro-batches of a step, one row each: row a * world_size + rank is micro-batch a."""
         every = self.row([number for row in rows for number in row])
         return [Row(row, every.label_count / len(rows)) for row in rows[rank::world_size]]
 
     def __getitem__(self, row: Row) -> MaskedBatch:
-        """The batch of a row's samples, in their order."""
+        """Return the batch of a row's samples, in their order."""
         epochs, places = np.divmod(np.asarray(row.numbers, dtype=np.int64), len(self))
         samples = [self._sample(place) for place in places.tolist()]
         lengths = self.lengths[places]
@@ -123,8 +122,8 @@ class MaskedSamples(Dataset[MaskedBatch]):
 
         batch = MaskedBatch(
             tokens=laid_out(masked.tokens, self.special.pad),
-            masked=filled(slots[masked.positions], self.most_labels, 0),
-            labels=filled(masked.labels, self.most_labels, IGNORED_LABEL),
+            masked=filled(slots[masked.positions], self.max_labels, 0),
+            labels=filled(masked.labels, self.max_labels, IGNORED_LABEL),
             label_count=torch.tensor(row.label_count, dtype=torch.float32),
             sequences=len(lengths),
             real_tokens=len(tokens),
@@ -133,12 +132,12 @@ class MaskedSamples(Dataset[MaskedBatch]):
         )
         if packed:
             ends = np.concatenate(([0], lengths.cumsum())).astype(np.int32)
-            batch["cu_seqlens"] = filled(ends, self.most + 1, len(tokens))
+            batch["cu_seqlens"] = filled(ends, self.max_sequences + 1, len(tokens))
         else:
             batch["lengths"] = torch.from_numpy(lengths)
         return batch
 
     def _sample(self, place: int) -> np.ndarray:
-        piece = self._tokens[self.pieces.begins[place] : self.pieces.ends[place]]
+        piece = self.file[self.pieces.begins[place] : self.pieces.ends[place]]
         ends = [self.special.classify], [self.special.separate]
         return np.concatenate((ends[0], piece, ends[1]), dtype=np.int64, casting="unsafe")

@@ -20,52 +20,51 @@ MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the chosen tokens: become [MASK], beco
 class MaskedBatch(TypedDict, total=False):
     """Samples with some tokens masked, packed or padded, as arguments of models.Bert.loss.
 
-    Packed: tokens (T,) int64 and cu_seqlens (N + 1,) int32: 0, then the end of each sample, the last one repeated.
-    Shapes are the same for every batch; tokens after the last end are [PAD], which is not scored.
-    Padded: tokens (B, S) int64, with [PAD] after each sample, and lengths (B,) int64.
-
-    masked (M,) int64: indices of the masked tokens among all tokens, row after row. labels (M,) int64: the tokens that
-    were masked. A packed batch pads both, with index 0 and label -100.
-    label_count: float32 scalar, the step's labels over its micro-batches on all devices, so that the mean of the
-    losses is the mean over the step's labels.
-    Plain numbers on the host: sequences, real_tokens, pairs (the sum of squared lengths), scored (labels).
+    Packed batches all have the same shapes.
     """
 
-    tokens: Tensor
-    cu_seqlens: Tensor
-    lengths: Tensor
-    masked: Tensor
-    labels: Tensor
-    label_count: Tensor
-    sequences: int
-    real_tokens: int
-    pairs: int
-    scored: int
+    tokens: Tensor  # packed (T,) or padded (B, S) int64, filled up with [PAD], which is not scored
+    cu_seqlens: Tensor  # (N + 1,) int32, of packed samples: 0, then the end of each, the last one repeated
+    lengths: Tensor  # (B,) int64, of padded samples
+    masked: Tensor  # (M,) int64, indices of the masked tokens among all tokens; packed batches fill up with 0
+    labels: Tensor  # (M,) int64, the tokens that were masked; packed batches fill up with -100
+    label_count: Tensor  # float32 scalar, the step's labels over its micro-batches on all devices
+    sequences: int  # samples
+    real_tokens: int  # without [PAD]
+    pairs: int  # the sum of squared lengths
+    scored: int  # labels
 
 
 def loss_arguments(batch: MaskedBatch) -> dict[str, Tensor]:
-    """The arguments of models.Bert.loss in the batch."""
+    """Select the arguments of models.Bert.loss in a batch."""
     return {name: value for name, value in batch.items() if name not in NUMBERS}  # type: ignore[misc]
 
 
 def score_arguments(batch: MaskedBatch) -> dict[str, Tensor]:
-    """The arguments of models.Bert.score in the batch."""
+    """Select the arguments of models.Bert.score in a batch."""
     return {name: value for name, value in loss_arguments(batch).items() if name != "label_count"}
 
 
 class Masked(NamedTuple):
-    """tokens (T,) int64, some replaced; positions (M,) int64, ascending; labels (M,) int64: what stood there."""
+    """Tokens of which some are masked."""
 
-    tokens: np.ndarray
-    positions: np.ndarray
-    labels: np.ndarray
+    tokens: np.ndarray  # (T,) int64, some replaced
+    positions: np.ndarray  # (M,) int64, of the chosen tokens, ascending
+    labels: np.ndarray  # (M,) int64, the tokens that stood there
 
 
 def masked_count(ordinary: np.ndarray | int, share: float) -> np.ndarray:
-    """The number of tokens to choose of each sample: its share, rounded, and at least one if the sample has any.
+    """Count the tokens to choose of each sample: its share, rounded, and at least one if the sample has any.
 
-    It follows from the length alone, as in the published preprocessing, so that every device knows how many labels a
-    step has without communication.
+    The count follows from the length alone, as in the published preprocessing, so that every device knows how many
+    labels a step has without communication.
+
+    Args:
+        ordinary: (n,) integers, tokens of each sample that may be chosen.
+        share: Share of them to choose.
+
+    Returns:
+        (n,) int64.
     """
     tokens = np.asarray(ordinary)
     return np.where(tokens > 0, np.maximum(1, np.floor(share * tokens + 0.5)), 0).astype(np.int64)

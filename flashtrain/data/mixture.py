@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -23,90 +24,84 @@ import torch
 from flashtrain.data.loader import StepSampler, epoch_order
 from flashtrain.data.packing import Batch, PackedSamples, Spans, Split
 from flashtrain.data.sources import TextSource, TokenSource
-from flashtrain.data.token_cache import OpenTokens, open_split
-from flashtrain.data.tokenizers import BPETokenizer, Tokenizer, TokenizerSpec, first_bytes, load_tokenizer
+from flashtrain.data.token_cache import OpenTokens, cache_root, open_split
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, first_bytes, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.caches import default_cache_dir, only_writer
+from flashtrain.files.caches import only_writer
 
-BLOCK = 10_000
-
-
-class Part(NamedTuple):
-    """A source of the mixture. Its share of the samples is weight / sum of all weights."""
-
-    name: str
-    source: TextSource | TokenSource
-    weight: float
+BLOCK = 10_000  # samples
 
 
 class MixtureSource:
     """Named sources with a weight each, all encoded by one tokenizer.
 
     A "bpe" tokenizer is trained on the beginnings of all sources, of each in proportion to its weight.
+
+    Args:
+        parts: For each name a source and its weight. A source's share of the samples is its weight over their sum.
+
+    Attributes:
+        shares: (parts,) float64, each source's share of the samples.
     """
 
     def __init__(self, parts: Mapping[str, tuple[TextSource | TokenSource, float]]) -> None:
-        self.parts = [Part(name, source, float(weight)) for name, (source, weight) in parts.items()]
-
-    @property
-    def shares(self) -> np.ndarray:
-        """(parts,) float64: each part's share of the samples."""
-        weights = np.array([part.weight for part in self.parts])
-        return weights / weights.sum()
+        self.sources = {name: source for name, (source, _) in parts.items()}
+        weights = np.array([weight for _, weight in parts.values()], dtype=np.float64)
+        self.shares = weights / weights.sum()
 
     def describe(self) -> str:
-        shares = zip(self.parts, self.shares, strict=True)
+        shares = zip(self.sources.items(), self.shares, strict=True)
         return "mixture of " + ", ".join(
-            f"{part.name} {share:.0%} ({part.source.describe()})" for part, share in shares
+            f"{name} {share:.0%} ({source.describe()})" for (name, source), share in shares
         )
 
     def open_tokens(
         self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None
     ) -> OpenMixture:
-        """The tokens of every part, made if they are missing. Raises UserError."""
+        """Open the tokens of every part, which are made if they are missing. Raises UserError as open_or_build does."""
         if isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe":
             tokenizer = self._trained(tokenizer, cache_dir)
-        caches = [open_split(part.source, tokenizer, cache_dir) for part in self.parts]
-        folder = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-        return OpenMixture([part.name for part in self.parts], caches, block_counts(self.shares), folder)
+        caches = [open_split(source, tokenizer, cache_dir) for source in self.sources.values()]
+        return OpenMixture(list(self.sources), caches, block_counts(self.shares), cache_root(cache_dir))
 
     def _trained(self, spec: TokenizerSpec, cache_dir: str | os.PathLike[str] | None) -> Tokenizer:
         """A BPE trained on the beginnings of all parts, of each in proportion to its share; the cache saves it."""
         texts = []
-        for part, share in zip(self.parts, self.shares, strict=True):
-            if isinstance(part.source, TokenSource):
+        for (name, source), share in zip(self.sources.items(), self.shares, strict=True):
+            if isinstance(source, TokenSource):
                 raise UserError(
-                    f"data.mixture.{part.name} is tokens already. Set data.tokenizer to the tokenizer that made them."
+                    f"data.mixture.{name} is tokens already. Set data.tokenizer to the tokenizer that made them."
                 )
-            texts.append((part.source, max(1, int(share * spec.sample_bytes))))
+            texts.append((source, max(1, int(share * spec.sample_bytes))))
         key = (spec.key(), repr([(source.fingerprint(), size) for source, size in texts]))
-        base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-        folder = base / "mixture-tokenizers" / hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:12]
+        folder = cache_root(cache_dir) / "mixture-tokenizers" / digest
         with only_writer(folder, "data.cache_dir"):
             if not (folder / "tokenizer.json").is_file():
-                beginnings = chain.from_iterable(first_bytes(source.documents(), size) for source, size in texts)
-                BPETokenizer.train(first_bytes(beginnings, spec.sample_bytes), spec.vocab_size).save(folder)
+                beginnings = (first_bytes(source.documents(), size) for source, size in texts)
+                make_tokenizer(spec, lambda: chain.from_iterable(beginnings)).save(folder)
             return load_tokenizer(folder)
 
 
 class MixedSpans(NamedTuple):
-    """The spans of each part (packing.Spans); None for a part without any."""
+    """The documents of each part as ranges of its token file; None for a part without any."""
 
     parts: tuple[Spans | None, ...]
 
     @property
     def tokens(self) -> int:
+        """The number of tokens of all parts."""
         return sum(spans.tokens for spans in self.parts if spans is not None)
 
 
 @dataclass(frozen=True)
 class OpenMixture:
-    """The open tokens of a mixture, in place of token_cache.OpenTokens. counts: samples of each part in a block."""
+    """The open tokens of a mixture, in place of token_cache.OpenTokens."""
 
-    names: list[str]
-    caches: list[OpenTokens]
-    counts: np.ndarray
-    folder: Path
+    names: list[str]  # of the parts
+    caches: list[OpenTokens]  # of the parts
+    counts: np.ndarray  # (parts,) int64, samples of each part in a block
+    folder: Path  # of the caches
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -121,7 +116,7 @@ class OpenMixture:
         return all(cache.has_documents for cache in self.caches)
 
     def split(self, *, fraction: float, context: int) -> Split:
-        """Each part's own split. Raises UserError, naming the part that is too short."""
+        """Split each part by itself. Raises UserError, naming the part that is too short."""
         splits = []
         for name, cache in zip(self.names, self.caches, strict=True):
             try:
@@ -134,7 +129,11 @@ class OpenMixture:
         return Split(training, None if none else held_out)  # type: ignore[arg-type]
 
     def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
-        """The packed samples of all parts. in_proportion: number them so that the first ones are mixed by weight."""
+        """Return the packed samples of all parts.
+
+        Args:
+            in_proportion: Number them so that the first ones are mixed by weight.
+        """
         parts = [
             None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
@@ -143,7 +142,14 @@ class OpenMixture:
 
 
 class MixedSamples:
-    """The packed samples of several corpora, numbered one part after the other; a part without samples is None."""
+    """The packed samples of several corpora, numbered one part after the other; a part without samples is None.
+
+    Args:
+        names: Names of the parts.
+        parts: PackedSamples of each part.
+        counts: (parts,) int64, samples of each part in a block.
+        in_proportion: Whether the samples are numbered so that the first ones are mixed by weight.
+    """
 
     def __init__(self, names: Sequence[str], parts: Sequence[Any], counts: np.ndarray, *, in_proportion: bool) -> None:
         self.names = names
@@ -163,7 +169,7 @@ class MixedSamples:
         return int(self.begins[-1])
 
     def __getitem__(self, samples: Sequence[int]) -> Batch:
-        """The Batch of these samples, in this order."""
+        """Return the Batch of these samples, in this order."""
         numbers = np.asarray(samples) if self._order is None else self._order[np.asarray(samples)]
         of_part = np.searchsorted(self.begins, numbers, side="right") - 1
         places = numbers - self.begins[of_part]
@@ -171,11 +177,11 @@ class MixedSamples:
         return cast(Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]})
 
     def sampler(self, **options: Any) -> MixtureSampler:
-        """The sampler of a training run. options: arguments of StepSampler."""
+        """Make the sampler of a training run. options: arguments of StepSampler."""
         return MixtureSampler(self.lengths, self.counts, **options)
 
     def epochs(self, samples: int) -> str:
-        """A line on how many epochs of each part these samples are."""
+        """Say in a line how many epochs of each part these samples are."""
         read = samples * self.counts / BLOCK / self.lengths
         words = (
             f"{name} {often:.2g}" if often < 10 else f"{name} {often:.0f}"
@@ -185,16 +191,24 @@ class MixedSamples:
 
 
 class MixtureSampler(StepSampler):
-    """A StepSampler of several parts: the part of sample number n follows from n alone, and each part is read in random
-    permutations of its own, one per epoch of that part."""
+    """A StepSampler of several parts, each read in random permutations of its own, one per epoch of that part.
+
+    Which part sample number n of the run is of follows from n alone.
+
+    Args:
+        lengths: (parts,) int64, samples of each part.
+        counts: (parts,) int64, samples of each part in a block.
+        **options: Arguments of StepSampler.
+    """
 
     def __init__(self, lengths: np.ndarray, counts: np.ndarray, **options: Any) -> None:
         super().__init__(int(lengths.sum()), **options)
         self.lengths = lengths
         self.counts = counts
         self._begins = np.concatenate([[0], lengths.cumsum()])
-        self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by part: the latest epoch
-        self._blocks: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # the latest
+        # The latest epoch of each part, and the latest block.
+        self._order = lru_cache(maxsize=len(counts))(epoch_order)
+        self._block = lru_cache(maxsize=1)(self._drawn)
 
     def place(self, step: int) -> dict[str, Any]:
         mixture = zlib.crc32(repr((self.lengths.tolist(), self.counts.tolist())).encode())
@@ -208,28 +222,21 @@ class MixtureSampler(StepSampler):
             part = int(parts[place])
             drawn = block * int(self.counts[part]) + int(earlier[place])
             epoch, index = divmod(drawn, int(self.lengths[part]))
-            found[row] = self._begins[part] + int(self._order(part, epoch)[index])
+            found[row] = self._begins[part] + int(self._order(int(self.lengths[part]), self.seed, epoch, part)[index])
         return found
 
-    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+    def _drawn(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """(BLOCK,) each: the part of each number of the block, and how many of that part come before it there."""
-        if block not in self._blocks:
-            order = epoch_order(BLOCK, self.seed, block, len(self.counts))
-            parts = np.repeat(np.arange(len(self.counts)), self.counts)[order]
-            earlier = np.empty(BLOCK, dtype=np.int64)
-            for part, count in enumerate(self.counts):
-                earlier[parts == part] = np.arange(count)
-            self._blocks = {block: (parts, earlier)}
-        return self._blocks[block]
-
-    def _order(self, part: int, epoch: int) -> np.ndarray:
-        if self._orders.get(part, (None,))[0] != epoch:
-            self._orders[part] = epoch, epoch_order(int(self.lengths[part]), self.seed, epoch, part)
-        return self._orders[part][1]
+        order = epoch_order(BLOCK, self.seed, block, len(self.counts))
+        parts = np.repeat(np.arange(len(self.counts)), self.counts)[order]
+        earlier = np.empty(BLOCK, dtype=np.int64)
+        for part, count in enumerate(self.counts):
+            earlier[parts == part] = np.arange(count)
+        return parts, earlier
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:
-    """(parts,) int64: samples of each part in a block: its share, rounded, and at least one."""
+    """Count the samples of each part in a block: the part's share, rounded, and at least one; (parts,) int64."""
     counts = np.maximum(1, np.floor(shares * BLOCK)).astype(np.int64)
     missing = BLOCK - int(counts.sum())
     if missing < 0:  # many tiny shares were rounded up to one

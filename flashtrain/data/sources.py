@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,19 +24,19 @@ class TextSource(Protocol):
     """A source of text: any class with these four methods."""
 
     def describe(self) -> str:
-        """A short description, on one line."""
+        """Return a short description, on one line."""
         ...
 
     def fingerprint(self) -> str:
-        """A text that changes whenever the documents change. Must be cheap: every start of a run calls this."""
+        """Return a text that changes whenever the documents change. Must be cheap: every start of a run calls this."""
         ...
 
     def documents(self) -> Iterator[str]:
-        """The documents, always in the same order. Empty ones are left out of the corpus."""
+        """Yield the documents, always in the same order. Empty ones are left out of the corpus."""
         ...
 
     def approximate_bytes(self) -> int | None:
-        """Approximate bytes of UTF-8 text, for progress lines and plans; None if unknown."""
+        """Estimate the bytes of UTF-8 text, for progress lines and plans; None if unknown."""
         ...
 
 
@@ -45,11 +45,19 @@ class TokenSource(Protocol):
     """A source of tokens: nothing is tokenized, and nothing is copied into the cache."""
 
     def describe(self) -> str:
-        """A short description, on one line."""
+        """Return a short description, on one line."""
         ...
 
     def open_tokens(self, tokenizer: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
-        """A token_cache.OpenTokens or an equivalent. tokenizer: as in TextDataModule. Raises UserError."""
+        """Open the tokens.
+
+        Args:
+            tokenizer: As in TextDataModule.
+            cache_dir: Folder of caches (None: default_cache_dir()).
+
+        Returns:
+            A token_cache.OpenTokens, or an object with the same attributes.
+        """
         ...
 
 
@@ -58,6 +66,12 @@ class StandardLibrarySource:
 
     It is real text with nothing to download: about 30 MB with its tests, 13 MB without. Installed packages are left
     out, and so are files that are not UTF-8 (a few of the tests are broken on purpose).
+
+    Args:
+        include_tests: Whether the library's own tests are part of the text.
+
+    Raises:
+        UserError: The library's source files are not installed.
     """
 
     def __init__(self, include_tests: bool = True) -> None:
@@ -98,7 +112,24 @@ class StandardLibrarySource:
         return sorted(found)
 
 
+def text_in(row: Mapping[str, Any], column: str, where: str) -> str | None:
+    """Return the text in a row, or None if it is null.
+
+    Args:
+        where: The row's place, for messages.
+
+    Raises:
+        UserError: There is no such column, or it holds no text.
+    """
+    if column not in row:
+        raise UserError(f"{where}: no column '{column}', expected one of {', '.join(row)} (data.text_column).")
+    text = row[column]
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{where}: column '{column}' holds a {type(text).__name__}, not text.")
+    return text
+
+
 def held_out(source: Any) -> Any:
-    """A source of the files that are named for validation; None if the given source has none."""
+    """Return a source of the files that are named for validation; None if the given source has none."""
     own = getattr(source, "held_out", None)
     return own() if callable(own) else None

@@ -27,11 +27,19 @@ class HeldOutTokens(OpenTokens):
 
 
 class StreamingDataModule(TextDataModule):
-    """A TextDataModule without a token file (see text_stream). Its tokenizer is not trained on the text.
+    """A TextDataModule that tokenizes text while a model trains on it, and writes nothing to disk.
 
     Files that are named for validation are held out, or else the first documents: as many as validation_samples need,
-    and at most validation_fraction of the text if its size is known. `cache` holds them. num_workers and cache_dir are
-    not used.
+    and at most validation_fraction of the text if its size is known. `cache` holds them.
+
+    Args:
+        source: A TextSource.
+        tokenizer: As in TextDataModule, but not "bpe", which is trained on all of the text.
+        *more: Further arguments of TextDataModule, of which num_workers and cache_dir are not used.
+        **options: The same by name.
+
+    Raises:
+        UserError: As in TextDataModule; or the tokenizer is "bpe".
     """
 
     def __init__(self, source: Any, tokenizer: str | TokenizerSpec | Tokenizer = "bytes", *more: Any, **options: Any):
@@ -39,7 +47,6 @@ class StreamingDataModule(TextDataModule):
         if isinstance(self.tokenizer_spec, TokenizerSpec) and self.tokenizer_spec.kind == "bpe":
             raise UserError("no tokenizer can be trained on streamed text. Use bytes, gpt2 or a tokenizer's folder.")
         self._left_out: frozenset[str] = frozenset()
-        self._stream_loader: StreamLoader | None = None
 
     def prepare_data(self) -> None:
         """Make the tokenizer, and read the documents that are held out: the same ones on all devices."""
@@ -72,10 +79,6 @@ class StreamingDataModule(TextDataModule):
         everything = np.ones(len(texts), dtype=bool)
         self._cache = HeldOutTokens(Path(), (), offsets, tokenizer, everything, tokens=np.concatenate(documents))
 
-    @property
-    def epochs_seen(self) -> float:
-        return float(self._stream_loader.epochs) if self._stream_loader is not None else 0.0
-
     def describe(self) -> str:
         first = "the first " if self._left_out else ""
         held_out = f"{first}{self.cache.documents:,} documents, {self.validation_tokens:,} tokens, held out"
@@ -83,12 +86,12 @@ class StreamingDataModule(TextDataModule):
         return f"{self.source.describe()} | {self.tokenizer.describe()} | {parts} | {held_out}"
 
     def train_dataloader(self) -> StreamLoader:  # type: ignore[override]
-        """The run's micro-batches for this device, from the step that the trainer stands at."""
+        """Return the run's micro-batches for this device, from the trainer's current step on."""
         self._check()
         world_size, rank = self._place()
         shards = shards_of(cast(TextSource, self.source))
         stream = TextStream(shards, self.tokenizer, self.seed, rank, world_size, self._left_out)
-        self._stream_loader = StreamLoader(
+        self._train_loader = StreamLoader(
             stream,
             context=self.context,
             document_mask=self.document_mask,
@@ -98,4 +101,4 @@ class StreamingDataModule(TextDataModule):
             trainer=self.trainer,
             pin_memory=self._pin_memory(),
         )
-        return self._stream_loader
+        return self._train_loader

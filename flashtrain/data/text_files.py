@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from flashtrain.data.sources import text_in
 from flashtrain.data.split_names import SplitFiles, by_split
 from flashtrain.errors import UserError, first_line, unknown
 
@@ -241,15 +242,9 @@ class FilesSource(SplitFiles):
                 yield self.reader.text(file)
                 continue
             for where, row in self.reader.rows(file, self.text_column):
-                if self.text_column not in row:
-                    raise UserError(
-                        f"{where}: no column '{self.text_column}', expected one of {', '.join(row)} (data.text_column)."
-                    )
-                text = row[self.text_column]
-                if isinstance(text, str):
+                text = text_in(row, self.text_column, where)
+                if text is not None:
                     yield text
-                elif text is not None:
-                    raise UserError(f"{where}: '{self.text_column}' holds a {type(text).__name__}, not text.")
         self._log_replaced()
 
     def _log_replaced(self) -> None:

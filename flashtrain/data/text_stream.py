@@ -1,10 +1,6 @@
-"""Tokenize text while a model trains on it, for corpora larger than the memory or the disk. Nothing is written.
+"""Tokenize text while a model trains on it, for corpora larger than the memory or the disk.
 
 B micro-batch on this device, S sequence (context).
-
-`datasets` reads the shards of a source, each device its own shards if there are enough, and reports its place. The
-order of shards is ours, and so is that of the documents of a group, which are tokenized together: the shuffle buffer of
-datasets 5.2 loses its documents when a run resumes. Its state is that of one device: StreamLoader gathers all.
 """
 
 from __future__ import annotations
@@ -32,47 +28,46 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GROUP_DOCUMENTS = 512
+GROUP_DOCUMENTS = 512  # the sizes of a group decide the order of documents: a promise
 GROUP_CHARACTERS = 4_000_000
-READY = 4  # batches that are prepared ahead
+READY_BATCHES = 4  # prepared ahead
 
 Shard = Callable[[], Iterator[str]]
 
 
 class Place(NamedTuple):
-    """The place of the next token: the epoch; the number of its group of documents in the epoch, and the state of
-    `datasets` before that group (None: the epoch's beginning); the documents before it in the group, and the tokens
-    before it in the document."""
+    """The place of the next token in a stream."""
 
     epoch: int = 0
-    group: int = 0
-    state: dict[str, Any] | None = None
-    documents: int = 0
-    tokens: int = 0
+    group: int = 0  # its group of documents in the epoch
+    state: dict[str, Any] | None = None  # of `datasets` before that group; None: the epoch's beginning
+    documents: int = 0  # before it in the group
+    tokens: int = 0  # before it in the document
 
 
 def shards_of(source: TextSource) -> list[Shard]:
-    """The parts of a source that can be read separately: `source.shards()` if it has that method, else one part."""
+    """Return the parts of a source that can be read separately: `source.shards()` if there is such a method, or one."""
     shards = getattr(source, "shards", None)
     return shards() if shards is not None else [source.documents]
 
 
 @dataclass
 class TextStream:
-    """The endless stream of one device's documents. held_out: texts that are left out.
+    """The endless stream of one device's documents."""
 
-    Raises UserError if an epoch has no document for this device, or `datasets` is not installed.
-    """
-
-    shards: list[Shard]
+    shards: list[Shard]  # of the source
     tokenizer: Tokenizer
-    seed: int
+    seed: int  # of the order of shards and documents
     rank: int = 0
     world_size: int = 1
-    held_out: Collection[str] = ()
+    held_out: Collection[str] = ()  # texts that are left out
 
     def documents(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
-        """The tokens of each document and the place of its first token, from `place` on, the first one whole."""
+        """Yield the tokens of each document and the place of its first token, from the document at `place` on.
+
+        Raises:
+            UserError: An epoch has no document for this device, or `datasets` is not installed.
+        """
         while True:
             found = place.state is not None
             for texts, start in self._groups(place):
@@ -104,6 +99,8 @@ class TextStream:
 
     def _epoch(self, epoch: int) -> IterableDataset:
         """This device's documents of an epoch: those of its shards, or every world_size-th if there are too few."""
+        # The order of shards, and of documents in a group, is ours: the shuffle buffer of datasets 5.2 loses its
+        # documents when a run resumes.
         library = datasets_library()
         from datasets.distributed import split_dataset_by_node
 
@@ -124,7 +121,7 @@ class TextStream:
 def packed_batches(
     stream: TextStream, place: Place, context: int, batch_size: int, document_mask: bool
 ) -> Iterator[tuple[Batch, Place]]:
-    """Micro-batches of the stream from a place on, each with the place where the next one begins."""
+    """Yield micro-batches of the stream from a place on, each with the place where the next one begins."""
     size, needed = context, batch_size * context + 1
     documents = stream.documents(place)
     first, begin = next(documents)
@@ -148,33 +145,34 @@ def packed_batches(
         yield packed_batch(window, crossed, document_mask), begin._replace(tokens=used)
 
 
+@dataclass(eq=False)
 class StreamLoader:
     """A run's micro-batches of a stream for this device, from the run's current step on.
 
-    A thread of this process reads, tokenizes and packs ahead. trainer: if given, its global_step is the place; without
-    it, the place is what was taken from the iterator, in whole steps.
+    A thread of this process reads, tokenizes and packs ahead.
+
+    Args:
+        stream: This device's documents.
+        context: S.
+        document_mask: See packing.PackedSamples.
+        batch_size: B.
+        total_steps: Optimizer steps of the run.
+        accumulate: Micro-batches of a step.
+        trainer: Its global_step is the current step. None: a loop without Lightning, in which the steps are counted by
+            the micro-batches taken from the iterator.
+        pin_memory: Whether batches are copied to page-locked memory.
     """
 
-    def __init__(
-        self,
-        stream: TextStream,
-        *,
-        context: int,
-        document_mask: bool,
-        batch_size: int,
-        total_steps: int,
-        accumulate: int,
-        trainer: pl.Trainer | None = None,
-        pin_memory: bool = False,
-    ) -> None:
-        self.stream = stream
-        self.context = context
-        self.document_mask = document_mask
-        self.batch_size = batch_size
-        self.total_steps = total_steps
-        self.accumulate = accumulate
-        self.trainer = trainer
-        self.pin_memory = pin_memory
+    stream: TextStream
+    context: int
+    document_mask: bool
+    batch_size: int
+    total_steps: int
+    accumulate: int
+    trainer: pl.Trainer | None = None
+    pin_memory: bool = False
+
+    def __post_init__(self) -> None:
         self._places = {0: Place()}  # micro-batch of the run -> its place; the latest ones
         self._begin = self._taken = 0
 
@@ -183,14 +181,14 @@ class StreamLoader:
 
     @property
     def step(self) -> int:
-        """Optimizer steps done."""
+        """The number of optimizer steps done."""
         if self.trainer is not None:
             return self.trainer.global_step
         return (self._begin + self._taken) // self.accumulate
 
     @property
-    def epochs(self) -> int:
-        """How many times this device has read its part."""
+    def epochs(self) -> float:
+        """The number of times that this device has read its part of the text."""
         return self._places[max(self._places)].epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -199,7 +197,7 @@ class StreamLoader:
             raise UserError(f"the checkpoint does not hold the place in the text at step {self.step}.")
         made = self._batches(self._places[self._begin])
         thread = ThreadPoolExecutor(1)
-        coming = deque(thread.submit(next, made) for _ in range(READY))
+        coming = deque(thread.submit(next, made) for _ in range(READY_BATCHES))
         try:
             for number in range(self._begin, self._begin + len(self) - self._begin % len(self)):
                 batch, self._places[number + 1] = coming.popleft().result()
@@ -217,7 +215,7 @@ class StreamLoader:
             yield batch, after
 
     def state_dict(self) -> dict[str, Any]:
-        """The places of all devices, in plain values. A collective operation: all devices call this."""
+        """Return the places of all devices, in plain values. A collective operation: all devices call this."""
         step = self.step
         own = (self.stream.rank, list(self._places[step * self.accumulate]))
         gathered: list[Any] = [own]
@@ -228,8 +226,11 @@ class StreamLoader:
         return {"step": step, "accumulate": self.accumulate, "seed": self.stream.seed, "streams": places}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with exactly the next token, also in other micro-batches. Raises UserError: another number of
-        devices, or a state of other data."""
+        """Continue with exactly the next token, also in other micro-batches.
+
+        Raises:
+            UserError: The run has another number of devices, or the state is that of another kind of data.
+        """
         if "streams" not in state_dict:
             raise UserError("the checkpoint was saved with another kind of data. Remove data.streaming=true.")
         places, stream = state_dict["streams"], self.stream

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
-
-import numpy as np
+from collections.abc import Iterator
+from typing import Any
 
 from flashtrain.data.loader import StepSampler
 from flashtrain.data.token_budget import PlanState, TokenBudgetPlan
@@ -13,35 +11,20 @@ from flashtrain.data.token_budget import PlanState, TokenBudgetPlan
 STATES_SAVED = 256  # of the latest planned steps: more than workers read ahead
 
 
-class BudgetSamples(Protocol):
-    """Samples that rows are made of. Indexed by one of its micro-batches, it returns a batch."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(n,) int64: tokens of each sample."""
-        ...
-
-    def micro_batches(
-        self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
-    ) -> list[Any]:
-        """This device's micro-batches of a step, in order. rows: tuples of sample numbers."""
-        ...
-
-
 class TokenBudgetSampler(StepSampler):
     """Yields, for each micro-batch of a run, what `samples` build this device's batch of (such as a Row).
 
-    A step has accumulate * world_size micro-batches of batch_size rows; `samples` assign the rows to devices. Worker
-    processes read ahead, and so does the plan: its states after the latest steps are saved.
+    A step has accumulate * world_size micro-batches of batch_size rows. Worker processes read ahead, and so does the
+    plan: its states after the latest steps are saved.
 
     Args:
+        samples: Samples of different lengths, such as ChatSamples: their `lengths`, (n,) int64, are planned by, and
+            their `micro_batches` assign the rows of a step to devices.
         plan: Arguments of TokenBudgetPlan.
         **options: Arguments of StepSampler.
     """
 
-    def __init__(self, samples: BudgetSamples, plan: dict[str, Any], **options: Any) -> None:
+    def __init__(self, samples: Any, plan: dict[str, Any], **options: Any) -> None:
         super().__init__(len(samples), **options)
         self.rows = samples
         self.plan = TokenBudgetPlan(samples.lengths, rows=self.samples_per_step, seed=self.seed, **plan)
@@ -61,7 +44,7 @@ class TokenBudgetSampler(StepSampler):
         return self.state_at(step).used
 
     def state_at(self, step: int) -> PlanState:
-        """The plan's state before a step, planned again from the nearest earlier step whose state is saved."""
+        """Return the plan's state before a step, planned again from the nearest earlier step whose state is saved."""
         known = max(s for s in self._states if s <= step)
         current = self.plan.state
         self.plan.state = self._states[known]

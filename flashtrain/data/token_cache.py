@@ -6,12 +6,9 @@ A cache is a folder that appears whole or not at all:
     documents.npy    int64, (documents + 1,): document d is tokens[documents[d]:documents[d + 1]]
     marks.bin        uint8, one per token, only of sources that mark their tokens (chat: LABELLED, GOES_ON)
     tokenizer/       the tokenizer that made the tokens (tokenizers.load_tokenizer reads it)
-    meta.json        source, tokenizer, counts, and the size of each file above
+    meta.json        source, counts, and the size of each file above
 
-The folder's name holds a hash of what decides the content: the format, the source's fingerprint and the tokenizer. So a
-changed source or tokenizer gets another folder, and an unchanged one is found again.
-
-Why not load_dataset and map of datasets 5.2: 0.70M tokens/s on 20 MB of text, where this has 1.03M, and an Arrow copy.
+The folder's name holds a hash of what decides the content, so that a changed source or tokenizer gets another folder.
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ import os
 import shutil
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,6 +39,7 @@ from flashtrain.files.json_files import read_json
 
 log = logging.getLogger(__name__)
 
+# Why not load_dataset and map of datasets 5.2: 0.70M tokens/s on 20 MB of text, where this has 1.03M, and another copy.
 FORMAT = 1
 TOKENS, DOCUMENTS, MARKS, META = "tokens.bin", "documents.npy", "marks.bin", "meta.json"
 LABELLED = 1  # mark of a token that is a label
@@ -50,23 +48,28 @@ GROUP_CHARACTERS = 8_000_000
 GROUP_DOCUMENTS = 4096
 SECONDS_BETWEEN_LINES = 10.0
 
+Item = TypeVar("Item")
+
 
 class TokenFile(NamedTuple):
-    """A file of tokens: their type, the byte at which they begin, and their number."""
+    """A file of tokens."""
 
     path: Path
     dtype: str
-    begin: int
+    begin: int  # byte of the first token
     tokens: int
 
     def mapped(self) -> np.ndarray:
+        """Return the (tokens,) array, read through a memory map."""
         # A plain array: slices of numpy's memmap class cost ten times as much to make.
         return np.asarray(np.memmap(self.path, self.dtype, "r", offset=self.begin, shape=(self.tokens,)))
 
 
 class MappedTokens:
-    """Files of tokens as one array, of which slices are read. Files are mapped at the first read, so that the object is
-    cheap to send to worker processes."""
+    """Files of tokens as one array, of which slices are read.
+
+    Files are mapped at the first read, so that the object is cheap to send to worker processes.
+    """
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self.files = files
@@ -101,9 +104,11 @@ class OpenTokens:
     """The open tokens of a cache, or of a user's token files (token_files).
 
     Attributes:
+        folder: The cache's folder, or the path of the token files.
+        files: Where the tokens are, in order.
         offsets: (documents + 1,) int64, where each document begins and ends among all tokens.
         own_tokenizer: The tokenizer; None for a cache, which has it in its folder.
-        held_out: (documents,) bool, those that are named for validation; None: none are.
+        held_out: (documents,) bool, whether a document is named for validation; None: none is.
         has_documents: Whether it is known where documents end.
     """
 
@@ -116,19 +121,22 @@ class OpenTokens:
 
     @cached_property
     def tokens(self) -> MappedTokens:
+        """All tokens."""
         return MappedTokens(self.files)
 
     @cached_property
     def marks(self) -> MappedTokens:
         """The mark of each token, if the source marks its tokens."""
-        return MappedTokens([TokenFile(self.folder / MARKS, "uint8", 0, len(self.tokens))])
+        return MappedTokens([TokenFile(file.path.with_name(MARKS), "uint8", 0, file.tokens) for file in self.files])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the tokens."""
         return self.own_tokenizer or load_tokenizer(self.folder / "tokenizer")
 
     @property
     def documents(self) -> int:
+        """The number of documents."""
         return len(self.offsets) - 1
 
     def split(self, *, fraction: float, context: int) -> Split:
@@ -141,14 +149,14 @@ class OpenTokens:
 
 
 class Encoded(NamedTuple):
-    """The tokens and marks (if any) of a group of documents, and the bytes of their texts.
+    """A group of encoded documents.
 
     A source that makes its own tokens (chat) has a method `encoded(tokenizer)`, which yields such groups.
     """
 
-    tokens: Sequence[np.ndarray]
-    marks: Sequence[np.ndarray]
-    text_bytes: int
+    tokens: Sequence[np.ndarray]  # of each document
+    marks: Sequence[np.ndarray]  # of each document; empty if the source has none
+    text_bytes: int  # of the documents' texts
 
 
 def open_split(
@@ -157,7 +165,17 @@ def open_split(
     cache_dir: str | os.PathLike[str] | None = None,
     validation: TextSource | TokenSource | None = None,
 ) -> OpenTokens:
-    """A source's tokens, followed by the held-out ones: those of `validation`, or of files named for validation."""
+    """Open the tokens of a source, followed by those of its held-out documents, if any.
+
+    Args:
+        source: Source of the training documents.
+        tokenizer: As in TextDataModule.
+        cache_dir: Folder of caches (None: default_cache_dir()).
+        validation: Source of the held-out documents (None: the source's files that are named for validation).
+
+    Raises:
+        UserError: As in open_or_build.
+    """
 
     def opened(one: TextSource | TokenSource, tokenizer: TokenizerSpec | Tokenizer) -> OpenTokens:
         if isinstance(one, TokenSource):
@@ -178,11 +196,13 @@ def open_split(
 def open_or_build(
     source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
 ) -> OpenTokens:
-    """The token cache of this source and tokenizer, which is built if it is missing or damaged.
+    """Open the token cache of a source and a tokenizer, which is built if it is missing or damaged.
 
     If several processes need the same cache, one builds it, and the others wait and open it.
 
     Args:
+        source: Source of the documents.
+        tokenizer: The tokenizer, or which one to make.
         cache_dir: Folder of caches (None: default_cache_dir()).
 
     Raises:
@@ -201,17 +221,20 @@ def open_or_build(
     return found
 
 
+def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder of caches: the given one, or default_cache_dir()."""
+    return default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+
+
 def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The cache folder of a source of this fingerprint, whether or not it exists yet."""
-    digest = hashlib.sha256(repr((FORMAT, fingerprint, _key(tokenizer))).encode()).hexdigest()[:12]
-    kind = tokenizer.short_name if isinstance(tokenizer, TokenizerSpec) else "tokens"
-    base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-    return base / f"{kind}-{digest}"  # the text's own path is only in meta.json
-
-
-def _key(tokenizer: TokenizerSpec | Tokenizer) -> str:
-    """What decides the tokens, without training or downloading the tokenizer."""
-    return tokenizer.key() if isinstance(tokenizer, TokenizerSpec) else tokenizer.fingerprint()
+    """Return the cache folder of a source with this fingerprint, whether or not the folder exists yet."""
+    # The key is what decides the tokens, without training or downloading the tokenizer.
+    if isinstance(tokenizer, TokenizerSpec):
+        kind, key = tokenizer.short_name, tokenizer.key()
+    else:
+        kind, key = "tokens", tokenizer.fingerprint()
+    digest = hashlib.sha256(repr((FORMAT, fingerprint, key)).encode()).hexdigest()[:12]
+    return cache_root(cache_dir) / f"{kind}-{digest}"  # the text's own path is only in meta.json
 
 
 def _open(folder: Path) -> OpenTokens | None:
@@ -228,11 +251,9 @@ def _open(folder: Path) -> OpenTokens | None:
 
 
 def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path) -> None:
-    """Write the cache folder, replacing what is there. The caller holds the folder's lock.
-
-    Everything is written to a folder next to it, flushed to disk, and renamed: a process that is killed at any moment
-    leaves a whole cache or none.
-    """
+    """Write the cache folder, replacing what is there. The caller holds the folder's lock."""
+    # Everything is written to a folder next to it, flushed to disk, and renamed: a process that is killed at any moment
+    # leaves a whole cache or none.
     fingerprint = source.fingerprint()
     if folder.exists():
         log.warning("the token cache %s is damaged: rebuilding it", folder)
@@ -251,11 +272,7 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
         if source.fingerprint() != fingerprint:
             raise UserError(f"{source.describe()} changed while it was read. Start again when it no longer changes.")
         meta = {
-            "format": FORMAT,
             "source": source.describe(),
-            "source_fingerprint": fingerprint,
-            "tokenizer_key": _key(tokenizer),
-            "tokenizer_fingerprint": made.fingerprint(),
             **counts,
             "files": {
                 path.relative_to(part).as_posix(): {"bytes": path.stat().st_size}
@@ -274,7 +291,7 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
 
 
 def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    groups = _groups(documents)
+    groups = grouped(filter(None, documents), len)
     with ThreadPoolExecutor(1, "flashtrain-reads") as reader:
         # The tokenizers library releases the GIL: the next group is read while this one is encoded on all cores.
         coming = reader.submit(next, groups, None)
@@ -284,13 +301,17 @@ def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded
             yield Encoded(ids, (), sum(len(text.encode()) for text in group))
 
 
-def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents that are not empty, in groups large enough for all cores and small enough for memory."""
-    group: list[str] = []
+def grouped(documents: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Group documents so that a group is large enough for all cores and small enough for memory.
+
+    Args:
+        size: Returns the number of characters of a document.
+    """
+    group: list[Item] = []
     characters = 0
-    for document in filter(None, documents):
+    for document in documents:
         group.append(document)
-        characters += len(document)
+        characters += size(document)
         if characters >= GROUP_CHARACTERS or len(group) >= GROUP_DOCUMENTS:
             yield group
             group, characters = [], 0
@@ -300,7 +321,7 @@ def _groups(documents: Iterable[str]) -> Iterator[list[str]]:
 
 def _write(groups: Iterable[Encoded], part: Path, dtype: str, expected_bytes: int | None) -> dict[str, Any]:
     """Write the groups, and return counts of them. expected_bytes: approximate size of the text."""
-    offsets, text_bytes = array("q", [0]), 0
+    offsets, read_bytes = array("q", [0]), 0
     begun = logged = time.monotonic()
     with (part / TOKENS).open("wb") as tokens, (part / MARKS).open("wb") as marks:
         for group in groups:
@@ -308,17 +329,16 @@ def _write(groups: Iterable[Encoded], part: Path, dtype: str, expected_bytes: in
                 offsets.append(offsets[-1] + len(ids))
             tokens.write(np.concatenate(group.tokens).astype(dtype).tobytes())
             marks.write(b"".join(of_document.tobytes() for of_document in group.marks))
-            text_bytes += group.text_bytes
+            read_bytes += group.text_bytes
             now = time.monotonic()
             if now - logged >= SECONDS_BETWEEN_LINES:
                 logged = now
-                share = f" ({min(100, 100 * text_bytes // expected_bytes)}%)" if expected_bytes else ""
+                share = f" ({min(100, 100 * read_bytes // expected_bytes)}%)" if expected_bytes else ""
                 rate = offsets[-1] / (now - begun) / 1e6
-                log.info("%.1f MB of text%s, %.2fM tokens/s", text_bytes / 1e6, share, rate)
+                log.info("%.1f MB of text%s, %.2fM tokens/s", read_bytes / 1e6, share, rate)
     if not (part / MARKS).stat().st_size:
         (part / MARKS).unlink()
     np.save(part / DOCUMENTS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
-    counts = {"dtype": dtype, "tokens": offsets[-1], "documents": len(offsets) - 1, "text_bytes": text_bytes}
     rate = offsets[-1] / max(1e-9, time.monotonic() - begun) / 1e6
     log.info("%s tokens of %s documents, %.2fM tokens/s", f"{offsets[-1]:,}", f"{len(offsets) - 1:,}", rate)
-    return counts
+    return {"dtype": dtype, "tokens": offsets[-1], "documents": len(offsets) - 1}

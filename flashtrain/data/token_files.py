@@ -9,15 +9,15 @@ import hashlib
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flashtrain.data.split_names import SplitFiles, by_split
-from flashtrain.data.token_cache import OpenTokens, TokenFile
+from flashtrain.data.token_cache import OpenTokens, TokenFile, cache_root
 from flashtrain.data.token_ids import TokenIds
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
+from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError, first_line
-from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.disk import replacing
 from flashtrain.files.found_files import find_files
 
@@ -27,7 +27,7 @@ FORMATS = (".npy", ".bin")
 NPY_DTYPES = ("uint16", "uint32", "int32", "int64")
 HEADER_BYTES = 1024  # of llm.c: 256 int32, of which the first three are magic, version and count
 HEADERS = {20240520: "uint16", 20240801: "uint32"}  # by the magic number: GPT-2's tokens, Llama 3's
-AT_ONCE = 2**24  # tokens that are checked at once
+TOKENS_CHUNK = 2**24  # tokens that are checked at once
 
 
 class TokenFiles(SplitFiles):
@@ -65,15 +65,22 @@ class TokenFiles(SplitFiles):
         return by_split(found, any_word=True)
 
     def open_tokens(self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> OpenTokens:
-        """Map the files, and check once that every token is in the vocabulary. Raises UserError."""
-        known = self._tokenizer(tokenizer)
+        """Map the files, and check once that every token is in the vocabulary. Raises UserError as the class does."""
+        known: Any = tokenizer
+        if isinstance(tokenizer, TokenizerSpec):
+            ids = tokenizer.kind == NONE
+            known = TokenIds(tokenizer.vocab_size, self.end_of_text) if ids else make_tokenizer(tokenizer)
         end = known.end_of_text if self.end_of_text is None else self.end_of_text
         if end >= known.vocab_size:
             raise UserError(f"data.end_of_text={end} must be below the vocabulary's size, {known.vocab_size:,}.")
-        cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
-        files = tuple(token_file(path, self.dtype) for path in self.files())
+        cache = cache_root(cache_dir)
+        files = tuple(
+            _npy_file(path) if path.suffix == ".npy" else _bin_file(path, self.dtype) for path in self.files()
+        )
         begin, offsets = 0, [np.zeros(1, np.int64)]
         for file in files:
+            if not file.tokens:
+                raise UserError(f"{file.path} contains no tokens.")
             least, most, *ends = _checked(file, end, cache)
             if least < 0 or most >= known.vocab_size:
                 raise UserError(
@@ -83,21 +90,6 @@ class TokenFiles(SplitFiles):
             offsets.append(begin + np.array(ends))
             begin += file.tokens
         return OpenTokens(self.path, files, np.concatenate(offsets), known, has_documents=end >= 0)
-
-    def _tokenizer(self, tokenizer: TokenizerSpec | Tokenizer) -> Tokenizer:
-        if not isinstance(tokenizer, TokenizerSpec):
-            return tokenizer
-        if tokenizer.kind == "none":
-            return TokenIds(tokenizer.vocab_size, self.end_of_text)
-        return make_tokenizer(tokenizer)
-
-
-def token_file(path: Path, dtype: str | None) -> TokenFile:
-    """The tokens of a file, found by its header, its size and data.dtype. Raises UserError."""
-    found = _npy_file(path) if path.suffix == ".npy" else _bin_file(path, dtype)
-    if not found.tokens:
-        raise UserError(f"{path} contains no tokens.")
-    return found
 
 
 def _npy_file(path: Path) -> TokenFile:
@@ -135,17 +127,16 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
 
 
 def _checked(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
-    """int64: the smallest and the largest token, then the ends of all documents, of which the last is the file's end.
-    The cache saves the result, since a large file takes a while."""
+    """int64: the smallest and the largest token, then the end of each document, of which the last is the file's end."""
     status = file.path.stat()
     state = (str(file.path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, *file[1:], end_of_text)
     noted = cache / "token-files" / f"{hashlib.sha256(repr(state).encode()).hexdigest()[:24]}.ends"
-    if noted.is_file():
+    if noted.is_file():  # a large file takes a while to check
         return np.load(noted, mmap_mode="r", allow_pickle=False)
     log.info("checking the %s tokens of %s once", f"{file.tokens:,}", file.path)
     tokens, bounds, ends = file.mapped(), [], [np.empty(0, np.int64)]
-    for begin in range(0, file.tokens, AT_ONCE):
-        piece = tokens[begin : begin + AT_ONCE]
+    for begin in range(0, file.tokens, TOKENS_CHUNK):
+        piece = tokens[begin : begin + TOKENS_CHUNK]
         bounds += [int(piece.min()), int(piece.max())]
         ends.append(begin + 1 + np.flatnonzero(piece == end_of_text))
     last = [] if tokens[-1] == end_of_text else [file.tokens]

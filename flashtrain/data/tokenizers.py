@@ -17,17 +17,6 @@ from flashtrain.data.library_tokenizer import CONFIG, MARK, LibraryTokenizer
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.json_files import read_json
 
-__all__ = [
-    "BPETokenizer",
-    "ByteTokenizer",
-    "Tokenizer",
-    "TokenizerSpec",
-    "gpt2_tokenizer",
-    "huggingface_tokenizer",
-    "load_tokenizer",
-    "make_tokenizer",
-]
-
 KINDS = ("bytes", "bpe", "gpt2")
 BYTES = 256
 NONE = "none"  # the kind of token files without a tokenizer
@@ -48,23 +37,23 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without end_of_text. The characters "<|endoftext|>" are ordinary text."""
+        """Encode a text, without end_of_text. The characters "<|endoftext|>" are ordinary text."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of several texts, one integer array each."""
+        """Encode several texts, as one integer array each."""
         ...
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Bytes that are not UTF-8 become U+FFFD, and end_of_text becomes "<|endoftext|>"."""
+        """Decode ids to a text. Bytes that are not UTF-8 become U+FFFD, and end_of_text becomes "<|endoftext|>"."""
         ...
 
     def describe(self) -> str:
-        """A short description."""
+        """Return a short description."""
         ...
 
     def fingerprint(self) -> str:
-        """A text that is the same for tokenizers that give the same ids."""
+        """Return a text that is the same for tokenizers that give the same ids."""
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -94,22 +83,14 @@ class ByteTokenizer(LibraryTokenizer):
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Which tokenizer to make.
+    """Which tokenizer to make."""
 
-    Args:
-        kind: "bytes", "bpe" (trained on the corpus), "gpt2", or the path of a Hugging Face folder.
-        vocab_size: Tokens of a trained "bpe".
-        vocab, merges: GPT-2's two files (None: from the hub).
-        sample_bytes: A "bpe" is trained on the first so many bytes of the corpus.
-        begin_of_text: See huggingface_tokenizer.
-    """
-
-    kind: str = "gpt2"
-    vocab_size: int = 50257
-    vocab: str | None = None
-    merges: str | None = None
-    sample_bytes: int = 200_000_000
-    begin_of_text: bool = True
+    kind: str = "gpt2"  # "bytes", "bpe" (trained on the corpus), "gpt2", or the path of a Hugging Face folder
+    vocab_size: int = 50257  # of a trained "bpe"
+    vocab: str | None = None  # GPT-2's vocabulary file (None: from the hub)
+    merges: str | None = None  # GPT-2's merges file (None: from the hub)
+    sample_bytes: int = 200_000_000  # a "bpe" is trained on the first so many bytes of the corpus
+    begin_of_text: bool = True  # see huggingface_tokenizer
 
     def __post_init__(self) -> None:
         if self.kind not in (*KINDS, NONE) and not Path(self.kind).expanduser().is_dir():
@@ -117,28 +98,35 @@ class TokenizerSpec:
 
     @property
     def short_name(self) -> str:
-        """The kind; "huggingface" for any folder."""
+        """The kind; "huggingface" for a folder."""
         return self.kind if self.kind in (*KINDS, NONE) else "huggingface"
 
     def key(self) -> str:
-        """A text that decides the ids: equal keys give equal tokens of a corpus. Files count by content, not path."""
+        """Return a text that decides the ids: equal keys give equal tokens of a corpus. Files count by content."""
         if self.kind == "bytes":
             return "bytes"
         if self.kind == "bpe":
             return f"bpe {self.vocab_size} of the first {self.sample_bytes} bytes"
         if self.kind != "gpt2":
-            from flashtrain.data.huggingface_tokenizer import folder_version
+            from flashtrain.data.huggingface_tokenizer import folder_version  # most runs need none of it
 
             version = folder_version(self.kind)
             begin = _put_before(self.kind, version) if self.begin_of_text else ()
             return f"huggingface {version}{f' after {begin}' if begin else ''}"
-        if self.vocab is None and self.merges is None:
+        if self.vocab is None or self.merges is None:
             return "gpt2 from the hub"
         return f"gpt2 {gpt2_files_version(self.vocab, self.merges)}"
 
 
 def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
-    """Make the tokenizer of a spec. Only a "bpe" reads the documents, to be trained on them. Raises UserError."""
+    """Make the tokenizer of a spec.
+
+    Args:
+        documents: Returns the texts that a "bpe" is trained on; the other kinds call it never.
+
+    Raises:
+        UserError: The files of the tokenizer are missing or damaged.
+    """
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "bpe":
@@ -149,17 +137,18 @@ def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] =
 
 
 def huggingface_tokenizer(folder: str | os.PathLike[str], *, begin_of_text: bool = True) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder, which may be one that flashtrain saved or exported.
+    """Load the tokenizer of a Hugging Face folder, which may be one that flashtrain saved or exported.
 
     No code in the folder is run.
 
     Args:
+        folder: The folder.
         begin_of_text: Whether documents and prompts begin with the ids that AutoTokenizer puts before a text.
 
     Raises:
         UserError: The folder has no tokenizer, a damaged one, or one without an end of text.
     """
-    from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer  # most runs need none of it
+    from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 
     folder = Path(folder).expanduser()
     found = load_tokenizer(folder) if holds_tokenizer(folder) else HuggingFaceTokenizer.load(folder)
@@ -173,7 +162,7 @@ def _put_before(folder: str, version: str) -> tuple[int, ...]:
 
 
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer that `save` or an export wrote to this folder. Raises UserError if there is none."""
+    """Load the tokenizer that `save` or an export wrote to this folder. Raises UserError if there is none."""
     folder = Path(folder)
     saved = _saved(folder)
     kind = saved.get("kind")
@@ -184,7 +173,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     if kind == "wordpiece":
         from flashtrain.data.wordpiece import WordPieceTokenizer
 
-        return cast(Tokenizer, WordPieceTokenizer.beside(folder))
+        return cast(Tokenizer, WordPieceTokenizer.load(folder))
     if kind == "huggingface":
         from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 
@@ -197,32 +186,32 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def begin_of(tokenizer: Tokenizer) -> Sequence[int]:
-    """The ids that transformers' AutoTokenizer puts before a text; none for bytes, bpe and gpt2."""
+    """Return the ids that transformers' AutoTokenizer puts before a text; none for bytes, bpe and gpt2."""
     return getattr(tokenizer, "begin_of_text", ())
 
 
 def without_begin(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer, or a copy that puts nothing before a text."""
+    """Return the tokenizer if it puts nothing before a text, else a copy that does not."""
     return cast(Any, tokenizer).without_begin() if begin_of(tokenizer) else tokenizer
 
 
 def as_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt, with those that the tokenizer puts before a text."""
+    """Encode a prompt, with the ids that the tokenizer puts before a text."""
     return [*begin_of(tokenizer), *tokenizer.encode(text)]
 
 
 def as_document(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """The ids of a document, int64: those before a text, the text's ids, and end_of_text."""
+    """Return the ids of a document, int64: those before a text, the text's ids, and end_of_text."""
     return np.concatenate((begin_of(tokenizer), ids, [tokenizer.end_of_text]), dtype=np.int64, casting="unsafe")
 
 
 def known_end(tokenizer: Tokenizer) -> int | None:
-    """The id that ends a text; None if it is not known, as for token files without a tokenizer."""
+    """Return the id that ends a text; None if it is not known, as for token files without a tokenizer."""
     return tokenizer.end_of_text if tokenizer.end_of_text >= 0 else None
 
 
 def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """Whether flashtrain saved a tokenizer there, which load_tokenizer reads."""
+    """Tell whether flashtrain saved a tokenizer in a folder, which load_tokenizer reads."""
     return bool(_saved(Path(folder)))
 
 
@@ -232,7 +221,7 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 
 def first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """The documents up to `limit` bytes; the last one is cut."""
+    """Yield the documents up to `limit` bytes; the last one is cut."""
     taken = 0
     for document in documents:
         if taken >= limit:

@@ -22,24 +22,19 @@ VOCABULARY = "vocab.txt"
 
 
 class SpecialTokens(NamedTuple):
-    """The ids of [PAD], [CLS], [SEP] and [MASK], and the range of ids that stand for text.
+    """The ids of [PAD], [CLS], [SEP] and [MASK], and the range of ids that stand for text."""
 
-    pad: fills the rest of a row, and is not attended to. classify: first token of every sample. separate: after each
-    segment. ordinary_begin, ordinary_end: the ids of text are range(ordinary_begin, ordinary_end); random tokens are
-    drawn from them. vocab_size: one more than the largest id.
-    """
-
-    pad: int
-    classify: int
-    separate: int
+    pad: int  # fills the rest of a row, and is not attended to
+    classify: int  # first token of every sample
+    separate: int  # after each segment
     mask: int
-    ordinary_begin: int
+    ordinary_begin: int  # the ids of text are range(ordinary_begin, ordinary_end)
     ordinary_end: int
-    vocab_size: int
+    vocab_size: int  # one more than the largest id
 
     @classmethod
     def past(cls, vocab_size: int) -> SpecialTokens:
-        """Four new ids after those of a tokenizer of `vocab_size` tokens.
+        """Return four new ids after those of a tokenizer of `vocab_size` tokens.
 
         Our tokenizers (bytes, bpe, gpt2) have none of the four. They have only an end of text, which ends a document in
         the token file and is not part of any sample.
@@ -51,8 +46,14 @@ class SpecialTokens(NamedTuple):
 class WordPieceTokenizer(LibraryTokenizer):
     """A tokenizer with [PAD], [CLS], [SEP] and [MASK] of its own, of which it adds none to a text.
 
-    Unlike our other tokenizers, it reads their spelling in a text as these tokens, as transformers does. `special` has
-    their ids; end_of_text is [SEP], as BERT has no other end of a document. UserError: one of the four is missing.
+    Unlike our other tokenizers, it reads their spelling in a text as these tokens, as transformers does. Its
+    end_of_text is [SEP], as BERT has no other end of a document.
+
+    Attributes:
+        special: The ids of the four tokens.
+
+    Raises:
+        UserError: One of the four is missing.
     """
 
     kind, name = "wordpiece", "WordPiece"
@@ -68,10 +69,14 @@ class WordPieceTokenizer(LibraryTokenizer):
         self.special = SpecialTokens(pad, classify, separate, mask, max(ids) + 1, self.vocab_size, self.vocab_size)
 
     @classmethod
-    def beside(cls, folder: str | os.PathLike[str]) -> WordPieceTokenizer | None:
-        """The tokenizer of a Hugging Face folder: tokenizer.json, or vocab.txt with the settings' do_lower_case.
+    def load(cls, folder: str | os.PathLike[str]) -> WordPieceTokenizer | None:
+        """Load the tokenizer of a Hugging Face folder: tokenizer.json, or vocab.txt with the settings' do_lower_case.
 
-        Returns None if there is none. Raises UserError: a file cannot be read, or the tokenizer is of another kind.
+        Returns:
+            The tokenizer, or None if the folder has none.
+
+        Raises:
+            UserError: A file cannot be read, or the tokenizer is of another kind.
         """
         folder = Path(folder)
         if (folder / FILE).is_file():

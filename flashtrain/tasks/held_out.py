@@ -51,8 +51,8 @@ def _draw(settings: Settings) -> tuple[Any, ...]:
 def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str]:
     """The files that a source trains on, or those that are scored; of what is no file the fingerprint."""
     if isinstance(source, MixtureSource):
-        for part in source.parts:
-            yield from _paths_and_fingerprints((scored and held_out(part.source)) or part.source, scored=scored)
+        for part in source.sources.values():
+            yield from _paths_and_fingerprints((scored and held_out(part)) or part, scored=scored)
     elif isinstance(source, SplitFiles) and source.address is None:
         yield from (file.resolve() for file in source.files())
     elif hasattr(source, "fingerprint"):

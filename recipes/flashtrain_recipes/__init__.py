@@ -19,6 +19,7 @@ COMPONENTS = {
     "benchmark.huggingface-long": "flashtrain_recipes.huggingface_benchmark.long_steps:LongSteps",
     "benchmark.context": "flashtrain_recipes.context_benchmark.run:ContextBenchmark",
     "study.language_model": "flashtrain_recipes.long_context.study:LengthsStudy",
+    "documents.synthetic": "flashtrain_recipes.synthetic_documents:build_source",
     "study.fine_tuning": "flashtrain_recipes.long_document:DocumentsStudy",
     "settings.benchmark": "flashtrain_recipes.harness.settings:BenchmarkSettings",
     "settings.lengths": "flashtrain_recipes.long_context.spec:LengthsSettings",

@@ -75,7 +75,7 @@ def test_a_long_text_has_the_tokens_of_the_whole(monkeypatch):
     text = "some  words and\n\nother words, \t \r\n it's 12 \u00e9 " * 40 + "x" * 80
     whole = tokenizer.encode(text)
     assert max(map(len, split_long(text, 37))) == 37
-    monkeypatch.setattr(bpe, "LONGEST_PIECE", 37)
+    monkeypatch.setattr(bpe, "MAX_PIECE_CHARACTERS", 37)
     monkeypatch.setattr(bpe, "split_long", lambda text: split_long(text, 37))
     assert tokenizer.encode(text) == whole
 

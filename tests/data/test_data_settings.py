@@ -77,4 +77,4 @@ def test_the_encoding_reaches_the_files_of_a_mixture_too(tmp_path) -> None:
     assert list(make_source(replaced).documents()) == ["\ufffd"]
     parts = f"data.mixture={{one: {{path: {tmp_path}, encoding_errors: replace}}}}"
     mixture = make_source(compose_settings(["recipe=gpt2", "data=mixture", parts]))
-    assert list(mixture.parts[0].source.documents()) == ["\ufffd"]
+    assert list(next(iter(mixture.sources.values())).documents()) == ["\ufffd"]

@@ -7,8 +7,9 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from flashtrain.data.bpe import BPETokenizer
 from flashtrain.data.datamodule import TextDataModule
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, TokenizerSpec
+from flashtrain.data.tokenizers import ByteTokenizer, TokenizerSpec
 from flashtrain.errors import UserError
 
 TEXTS = [f"This is document {number}, and it says something about {number * 7}.\n" for number in range(60)]

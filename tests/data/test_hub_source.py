@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 
-from flashtrain.data import hub_source
 from flashtrain.data.hub_source import HubSource
 from flashtrain.errors import UserError
 from flashtrain.settings.data import DataSettings
@@ -53,12 +54,15 @@ def test_a_local_folders_fingerprint_follows_its_files(folder):
 
 
 def test_the_fingerprint_follows_the_commit_and_offline_the_last_one_seen(monkeypatch):
-    def unreachable(*args):
+    def unreachable(*args, **options):
         raise ConnectionError("no network")
 
+    def at(commit):
+        return lambda *args, **options: SimpleNamespace(sha=commit)
+
     fingerprints = []
-    for ask in (lambda *_: "commit1", unreachable, lambda *_: "commit2", unreachable):
-        monkeypatch.setattr(hub_source, "_ask_hub", ask)
+    for answer in (at("commit1"), unreachable, at("commit2"), unreachable):
+        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", answer)
         fingerprints.append(HubSource("someone/something").fingerprint())
     first, first_offline, second, second_offline = fingerprints
     assert first == first_offline

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flashtrain.data.loader import FixedSampler, ResumableLoader, StepSampler
+from flashtrain.data.loader import ResumableLoader, StepSampler, equal_batches
 from flashtrain.data.packing import PackedSamples, Spans
 
 
@@ -54,7 +54,7 @@ def test_the_order_is_frozen_and_depends_on_the_seed_alone():
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
 def test_validation_reads_the_same_first_samples_whatever_the_shares(world_size, batch_size):
-    ranks = [FixedSampler(24, batch_size=batch_size, world_size=world_size, rank=rank) for rank in range(world_size)]
+    ranks = [equal_batches(24, batch_size=batch_size, world_size=world_size, rank=rank) for rank in range(world_size)]
     shares = [list(chain(*sampler)) for sampler in ranks]
     assert sorted(chain(*shares)) == list(range(24))
     assert len({len(share) for share in shares}) == 1
@@ -62,11 +62,11 @@ def test_validation_reads_the_same_first_samples_whatever_the_shares(world_size,
 
 @pytest.mark.parametrize(("samples", "batch_size", "sizes"), [(24, 10, [8] * 3), (23, 10, [10, 10, 3]), (5, 8, [5])])
 def test_validation_batches_are_of_one_size_where_that_is_not_much_smaller(samples, batch_size, sizes):
-    assert [len(batch) for batch in FixedSampler(samples, batch_size=batch_size)] == sizes
+    assert [len(batch) for batch in equal_batches(samples, batch_size=batch_size)] == sizes
 
 
 def test_every_device_validates_on_something():
-    batches = [list(FixedSampler(2, batch_size=4, world_size=3, rank=rank)) for rank in range(3)]
+    batches = [equal_batches(2, batch_size=4, world_size=3, rank=rank) for rank in range(3)]
     assert batches == [[[0]], [[1]], [[0]]]
 
 

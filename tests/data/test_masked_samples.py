@@ -68,16 +68,16 @@ def test_a_packed_row_is_filled_up_with_what_counts_nowhere(make):
     assert (batch["tokens"][24:] == SPECIAL.pad).all()
     assert batch["cu_seqlens"].dtype == torch.int32
     assert batch["cu_seqlens"].tolist()[:5] == [0, 11, 14, 24, 24]
-    assert batch["cu_seqlens"].shape == (samples.most + 1,)
-    assert batch["masked"].shape == batch["labels"].shape == (samples.most_labels,)
+    assert batch["cu_seqlens"].shape == (samples.max_sequences + 1,)
+    assert batch["masked"].shape == batch["labels"].shape == (samples.max_labels,)
     assert (batch["labels"] != -100).sum() == 3
 
 
 def test_no_row_has_more_labels_than_there_is_room_for(make):
     for options in ({}, {"share": 0.5}, {"share": 0.01}, {"budget": 200}):
         samples = make(**options)
-        rows = [list(range(4)), [2, 12, 22, 32, 42, 52, 5, 6][: samples.most], [4, 1, 7, 9]]
-        assert all(len(samples[samples.row(row)]["labels"]) == samples.most_labels for row in rows)
+        rows = [list(range(4)), [2, 12, 22, 32, 42, 52, 5, 6][: samples.max_sequences], [4, 1, 7, 9]]
+        assert all(len(samples[samples.row(row)]["labels"]) == samples.max_labels for row in rows)
 
 
 def test_every_epoch_masks_other_tokens_and_a_sample_the_same_in_any_row(make):

@@ -120,7 +120,7 @@ def test_settings_name_sources_and_weights(tmp_path):
     words = f"data.mixture={{books: {{path: {tmp_path}, weight: 2}}, library: {{include_tests: false}}}}"
     settings = compose_settings(["recipe=gpt2", "data=mixture", words])
     source = make_source(settings)
-    assert [(part.name, part.weight) for part in source.parts] == [("books", 2.0), ("library", 1.0)]
+    assert (list(source.sources), source.shares.tolist()) == (["books", "library"], [2 / 3, 1 / 3])
     assert "books 67% (files in" in source.describe()
     assert "without its tests" in source.describe()
 

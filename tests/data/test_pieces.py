@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashtrain.data.bpe import BPETokenizer
 from flashtrain.data.packing import Spans
 from flashtrain.data.pieces import TokenBreaks, split_pieces
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer
+from flashtrain.data.tokenizers import ByteTokenizer
 
 BYTES = ByteTokenizer()
 BREAKS = TokenBreaks.of(BYTES)

@@ -126,7 +126,7 @@ def test_a_path_that_is_missing_or_not_read_says_what_is(tmp_path: Path) -> None
         (b'["a list"]', r"a.jsonl:2: .*a list"),
         (b'{"text": "cut \\ud83d"}', r"a.jsonl:2: .* surrogates not allowed"),
         (b'{"body": "x", "title": "y"}', r"a.jsonl:2: no column 'text', expected one of body, title"),
-        (b'{"text": 3}', r"a.jsonl:2: 'text' holds a int"),
+        (b'{"text": 3}', r"a.jsonl:2: column 'text' holds a int"),
     ],
 )
 def test_a_line_that_is_no_text_is_named_by_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
@@ -138,7 +138,7 @@ def test_a_line_that_is_no_text_is_named_by_file_and_line(tmp_path: Path, line: 
 def test_a_table_without_such_a_text_is_named(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "n": [1]}), tmp_path / "b.parquet")
     assert "b.parquet: row 1: no column 'text', expected one of body, n" in refusal(tmp_path)
-    assert "b.parquet: row 1: 'n' holds a int" in refusal(tmp_path, text_column="n")
+    assert "b.parquet: row 1: column 'n' holds a int" in refusal(tmp_path, text_column="n")
 
 
 # ------------------------------------------------------------------ compressed

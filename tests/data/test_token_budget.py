@@ -50,7 +50,7 @@ def evenness(plan: TokenBudgetPlan, lengths: np.ndarray, steps: int) -> tuple[fl
     seed=st.integers(0, 3),
 )
 def test_every_sample_is_used_once_an_epoch(lengths, rows, most, seed):
-    plan = plan_of(np.array(lengths), budget=40, rows=rows, most=most, seed=seed)
+    plan = plan_of(np.array(lengths), budget=40, rows=rows, max_sequences=most, seed=seed)
     used: list[int] = []
     while plan.state.next_number - len(plan.state.waiting) < 3 * len(lengths) or min(
         plan.state.waiting, default=plan.state.next_number

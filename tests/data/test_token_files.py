@@ -91,7 +91,7 @@ def test_tokens_without_a_tokenizer_are_written_as_their_ids(tmp_path):
 
 
 def test_the_documents_of_a_large_file_are_noted_and_looked_at_anew_when_it_changes(tmp_path, monkeypatch, cache_home):
-    monkeypatch.setattr(token_files, "AT_ONCE", 7)
+    monkeypatch.setattr(token_files, "TOKENS_CHUNK", 7)
     path = tmp_path / "a.npy"
     np.save(path, IDS.astype("uint16"))
     first = opened(path, end_of_text=0).offsets.tolist()

@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, load_tokenizer
+from flashtrain.data.bpe import BPETokenizer
+from flashtrain.data.tokenizers import ByteTokenizer, load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
 from flashtrain.integrations import save_bert, save_decoder, save_tokenizer, save_weights
 from flashtrain.models import GPT2, GPT2Config
@@ -93,7 +94,7 @@ def test_wordpiece_is_the_same_for_transformers(lower, tmp_path) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     if lower is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower}))
-    ours = WordPieceTokenizer.beside(tmp_path)
+    ours = WordPieceTokenizer.load(tmp_path)
     assert ours is not None
     export = tmp_path / "export"
     config = BertConfig(len(words), len(words), context=32, layers=1, heads=1, embed=8, ffn=8)

@@ -15,13 +15,13 @@ class FineTuningSettings:
     """What BERT learns to label.
 
     target: any number of labels a text (scored by micro-F1), one class a text, or a label for each word (both scored by
-    accuracy). data: cues (data.cue_documents, made up), files (path: a .jsonl or .parquet file, or a folder) or hub
+    accuracy). data: cues (documents that recipes/ makes), files (path: a .jsonl or .parquet file, or a folder) or hub
     (name, config: a dataset that `datasets` loads). text_column, words_column, labels_column: of a row; words and
     their labels are two lists of one length. pooling, dropout: of the head. layout: packed without padding, or padded
     rows. batch: texts of a step, over all devices. tokens_at_once: a device computes at most so many (one text at
     least) where trainer.micro_batch does not say, and fewer where a GPU's memory holds fewer. train, validation, test:
     texts of each part, at most. validation_fraction: of the texts, held out where no file or split is for it.
-    length, labels: of made-up documents (CueDocuments).
+    length, labels: of synthetic documents.
     """
 
     target: str = option("labels", Target)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flashtrain.data.cue_documents import CueDocuments, best_micro_f1
 from flashtrain.data.labelled_documents import LabelledSamples
 from flashtrain.data.labelled_rows import SUFFIXES, Columns, Row, dataset_rows, encode_rows, file_rows, labels_in
 from flashtrain.data.sequences import SequenceShape
@@ -18,6 +17,7 @@ from flashtrain.data.split_names import split_named
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
+from flashtrain.registry import component
 from flashtrain.settings.data import DataSettings
 from flashtrain.tasks.masked_language.build import special_tokens
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
 
 SPLITS = ("train", "validation", "test")
-CUE_COUNTS = {"train": 100_000, "validation": 500, "test": 2000}
 
 
 @dataclass
@@ -82,8 +81,8 @@ def make_source(
     model (None: those of the texts to train on, before some are held out). only_test: whether none are trained on: the
     test texts alone, or all where none are called so. UserError: nothing to read, labels that were not trained on.
     """
-    if own.data == "cues":
-        return _cues(own, context)
+    if own.data not in ("files", "hub"):
+        return component("documents", "synthetic")(own, context)
     rows = read_rows(own)
     if only_test:
         parts = {"test": rows.get("test") or [row for name in SPLITS for row in rows.get(name, [])]}
@@ -144,25 +143,6 @@ def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None
             f"texts to train on at {where} have {names or 'no labels'}: finetune.target={own.target} tells two or "
             "more apart."
         )
-
-
-def _cues(own: FineTuningSettings, context: int) -> LabelledSource:
-    """Made-up documents: each split from a seed of its own."""
-    documents = {
-        name: CueDocuments(
-            getattr(own, name) or CUE_COUNTS[name],
-            own.length,
-            labels=own.labels,
-            seed=number,
-        )
-        for number, name in enumerate(SPLITS)
-    }
-    test = documents["test"]
-    special = SpecialTokens.past(test.vocab_size)
-    samples = {name: LabelledSamples(part, special, context, layout=own.layout) for name, part in documents.items()}
-    bound = best_micro_f1(test.length, context - 2, test.presence)
-    words = f"made-up documents of {own.length:,} tokens with cues"
-    return LabelledSource(samples, test.label_names, special, None, words, bound)
 
 
 def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, list[Row]]:

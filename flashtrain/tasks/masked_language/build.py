@@ -95,7 +95,7 @@ def read_bert(given: str | Path) -> SavedBert:
         return _of_run(str(given))
     folder = path if path.is_dir() else path.parent
     config, state = load_bert(path)
-    tokenizer = load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.beside(folder)
+    tokenizer = load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.load(folder)
     return SavedBert(config, state, tokenizer, folder, path)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flashtrain.data.sequences import Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.sequence_samples import Sequences, SequenceSamples
 
 _SPACE = b" "  # for byte 0 in a text, which is the padding
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from flashtrain.data.hub_source import datasets_library
-from flashtrain.data.sequences import Sequences, SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.byte_sequences import FileSource, with_held_out
+from flashtrain_recipes.arena.sequence_samples import Sequences
 
 SIDE, CLASSES = 32, 10
 WIDTH = 3 * SIDE * SIDE  # bytes of an image in colour

@@ -8,9 +8,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from flashtrain.data.sequences import Sequences, SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.byte_sequences import ReadSource
+from flashtrain_recipes.arena.sequence_samples import Sequences
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashtrain.data.sequences import Sequences, SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.byte_sequences import ByteSequences, FileSource
+from flashtrain_recipes.arena.sequence_samples import Sequences
 
 LENGTH = 4000  # the Arena's, of each text
 _NAMES = {"train": "train", "validation": "eval", "test": "test"}  # as the Arena's files have them

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from flashtrain.data.labelled_rows import SUFFIXES, Columns, Row, dataset_rows, file_rows
-from flashtrain.data.sequences import Sequences, SequenceShape
+from flashtrain.data.sequences import SequenceShape
 from flashtrain.data.split_names import split_named
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.byte_sequences import ByteSequences, FileSource, with_held_out
+from flashtrain_recipes.arena.sequence_samples import Sequences
 
 LENGTH = 4096  # the Arena's
 HELD_OUT = 2000  # training reviews that validate: the data set has no split for it

@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from flashtrain.command import modes
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
-from flashtrain.data.tokenizers import BPETokenizer, ByteTokenizer, huggingface_tokenizer
+from flashtrain.data.bpe import BPETokenizer
+from flashtrain.data.tokenizers import ByteTokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.report import read_result
 from flashtrain_recipes.long_context.passkey_run import FILLER, HIDDEN, make_prompt, passkey_rows

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from flashtrain.data.sequences import SequenceDataModule, Sequences, SequenceSamples, SequenceShape
+from flashtrain.data.sequences import SequenceDataModule, SequenceShape
 from flashtrain.errors import UserError
+from flashtrain_recipes.arena.sequence_samples import Sequences, SequenceSamples
 
 
 def sequences(*lengths: int) -> Sequences:

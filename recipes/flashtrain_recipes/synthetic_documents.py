@@ -5,18 +5,39 @@ n tokens of a document, c tokens that are read, L labels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
 from flashtrain.data.keyed_random import hashed, uniform
+from flashtrain.data.labelled_documents import LabelledSamples
+from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
+from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
+from flashtrain.tasks.fine_tuning.splits import SPLITS, LabelledSource
 
+COUNTS = {"train": 100_000, "validation": 500, "test": 2000}  # documents of each split
 FILLER = 1024  # different filler tokens
 _PRESENT, _PLACE, _FILLER = range(1, 4)  # keys that keep the three kinds of draws independent
 
 
-class CueDocuments:
+def build_source(own: FineTuningSettings, context: int) -> LabelledSource:
+    """Make the documents of a run, each split from a seed of its own, cut to the context."""
+    documents = {
+        name: SyntheticDocuments(getattr(own, name) or COUNTS[name], own.length, labels=own.labels, seed=number)
+        for number, name in enumerate(SPLITS)
+    }
+    test = documents["test"]
+    special = SpecialTokens.past(test.vocab_size)
+    samples = {name: LabelledSamples(part, special, context, layout=own.layout) for name, part in documents.items()}
+    bound = best_micro_f1(test.length, context - 2, test.presence)
+    words = f"synthetic documents of {own.length:,} tokens"
+    return LabelledSource(samples, test.label_names, special, None, words, bound)
+
+
+@dataclass(eq=False)
+class SyntheticDocuments:
     """Synthetic long documents (LabelledDocuments). Document i follows from (seed, i) alone, and is made when read.
 
     Each label is present independently with the same probability. Each present label has one cue, a token of its own,
@@ -27,29 +48,28 @@ class CueDocuments:
 
     Args:
         size: Number of documents.
-        length, labels: n and L.
+        length: n.
+        labels: L.
         presence: Probability that a label is present.
+        seed: Seed of the documents.
 
-    Raises UserError: there are more labels than tokens.
+    Raises:
+        UserError: There are more labels than tokens.
     """
 
-    def __init__(
-        self,
-        size: int,
-        length: int = 16384,
-        *,
-        labels: int = 8,
-        presence: float = 0.2,
-        seed: int = 0,
-    ) -> None:
-        if length < labels:
-            raise UserError(f"length={length} with {labels} labels: expected a length of at least {labels} tokens.")
-        self.size = size
-        self.length = length
-        self.presence = presence
-        self.seed = seed
-        self.label_names = tuple(f"cue {number}" for number in range(labels))
-        self.vocab_size = labels + FILLER
+    size: int
+    length: int = 16384
+    labels: int = 8
+    presence: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length < self.labels:
+            raise UserError(
+                f"length={self.length} with {self.labels} labels: expected a length of at least {self.labels} tokens."
+            )
+        self.label_names = tuple(f"cue {number}" for number in range(self.labels))
+        self.vocab_size = self.labels + FILLER
         self._frequencies = np.cumsum(1 / np.arange(1, FILLER + 1))
         self._frequencies /= self._frequencies[-1]
 
@@ -58,14 +78,14 @@ class CueDocuments:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(size,) int64."""
+        """(size,) int64: tokens of each document."""
         return np.full(self.size, self.length, dtype=np.int64)
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens (n,) int64 and labels (L,) bool. Raises IndexError for a document that does not exist."""
+        """Make a document's tokens, (n,) int64, and labels, (L,) bool. Raises IndexError if it does not exist."""
         if not 0 <= number < self.size:
             raise IndexError(f"document {number} of {self.size}")
-        index = np.arange(len(self.label_names))
+        index = np.arange(self.labels)
         present = uniform(self.seed, _PRESENT, number, index) < self.presence
         draws = uniform(self.seed, _FILLER, number, np.arange(self.length))
         tokens = len(index) + np.searchsorted(self._frequencies, draws, side="right")
@@ -76,14 +96,14 @@ class CueDocuments:
     def _places(self, number: int) -> np.ndarray:
         """(L,) distinct uniform places: drawn one by one, and drawn again if a place is taken."""
         places: list[int] = []
-        for label in range(len(self.label_names)):
+        for label in range(self.labels):
             draws = (hashed(self.seed, _PLACE, number, label, again) for again in count())
             places.append(next(place for draw in draws if (place := int(draw % np.uint64(self.length))) not in places))
         return np.array(places)
 
 
 def best_micro_f1(length: int, read: int, presence: float) -> float:
-    """The highest expected micro-F1 of a reader of the first `read` tokens, over very many documents.
+    """Return the highest expected micro-F1 of a reader of the first `read` tokens, over very many documents.
 
     Let f = min(1, read / n) be the probability that a cue is read, and p the presence. A label whose cue is seen is
     certain: p f of all labels. The others look alike: predicting none of them scores 2 f / (1 + f), predicting all

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashtrain.data.cue_documents import FILLER, CueDocuments, best_micro_f1
 from flashtrain.errors import UserError
+from flashtrain_recipes.synthetic_documents import FILLER, SyntheticDocuments, best_micro_f1
 
 
 def test_a_label_is_present_exactly_where_its_cue_is():
-    documents = CueDocuments(50, 300, labels=6)
+    documents = SyntheticDocuments(50, 300, labels=6)
     for number in range(50):
         tokens, present = documents.document(number)
         assert len(tokens) == 300
@@ -19,14 +19,14 @@ def test_a_label_is_present_exactly_where_its_cue_is():
 
 
 def test_documents_follow_from_seed_and_number_alone():
-    one, same, other = CueDocuments(9, 200), CueDocuments(99, 200), CueDocuments(9, 200, seed=1)
+    one, same, other = SyntheticDocuments(9, 200), SyntheticDocuments(99, 200), SyntheticDocuments(9, 200, seed=1)
     assert np.array_equal(one.document(5)[0], same.document(5)[0])
     assert not np.array_equal(one.document(5)[0], other.document(5)[0])
     assert not np.array_equal(one.document(5)[0], one.document(6)[0])
 
 
 def test_cues_lie_anywhere_and_labels_are_as_frequent_as_asked():
-    documents = CueDocuments(3000, 40, labels=4, presence=0.3)
+    documents = SyntheticDocuments(3000, 40, labels=4, presence=0.3)
     places = [np.flatnonzero(documents.document(number)[0] < 4) for number in range(3000)]
     counts = np.bincount(np.concatenate(places), minlength=40)
     assert counts.sum() / 12000 == pytest.approx(0.3, abs=0.02)
@@ -41,7 +41,7 @@ def test_the_bound_for_documents_of_one_length_is_its_formula(share, presence):
 
 
 def test_no_rule_of_what_to_guess_scores_above_the_bound_and_one_reaches_it():
-    documents = CueDocuments(4000, 60, labels=3, presence=0.4)
+    documents = SyntheticDocuments(4000, 60, labels=3, presence=0.4)
     visible, present = (np.zeros((4000, 3), dtype=bool) for _ in range(2))
     for number in range(4000):
         tokens, present[number] = documents.document(number)
@@ -53,4 +53,4 @@ def test_no_rule_of_what_to_guess_scores_above_the_bound_and_one_reaches_it():
 
 def test_documents_that_cannot_be_made_are_one_line():
     with pytest.raises(UserError, match="length=7 with 8 labels"):
-        CueDocuments(3, 7)
+        SyntheticDocuments(3, 7)
