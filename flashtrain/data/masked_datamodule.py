@@ -143,7 +143,7 @@ class MaskedTextDataModule(TextDataModule):
         if self._breaks is None:
             self._breaks = TokenBreaks.of(self.tokenizer)
         longest = self.context - 2
-        return splitpieces(
+        return split_pieces(
             self.cache.tokens,
             spans,
             self._breaks,
