@@ -6,7 +6,6 @@ head.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain_recipes.attention_benchmark.reference import Expected
 from flashtrain_recipes.harness.clock import Clock, Pace, Timed
 from flashtrain_recipes.harness.rows import Row
+from flashtrain_recipes.harness.turns import Sample
 
 
 class Passes:
@@ -27,6 +27,9 @@ class Passes:
         call: computes the output from the leaves q, k and v.
         dout: the output's gradient.
         gather: gives every rank's value; the launching of the slowest counts.
+
+    Attributes:
+        measures: memory and errors, by their columns.
     """
 
     def __init__(
@@ -38,11 +41,8 @@ class Passes:
         gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
         self.call, self.leaves, self.dout, self.clock, self.gather = call, leaves, dout, clock, gather
-        self.errors: tuple[float | None, float | None] = (None, None)
-        self.peak_gib: float | None = None
+        self.measures: Row = {"peak_memory_gib": None, "error": None, "gradient_error": None}
         self._host = [0.0, 0.0]  # seconds of launching
-        self._samples: list[list[float]] = []
-        self._communication: list[float] = []
 
     def first(self, expected: Expected | None, held: Callable[[Tensor], Tensor]) -> None:
         """Call each pass for its errors, and again for its memory and how long launching takes.
@@ -54,40 +54,24 @@ class Passes:
         out = self.call(*self.leaves)
         gradients = self._gradients(out)
         if expected is not None:
-            self.errors = expected.error(out.detach(), held), expected.gradient_error(*gradients, held=held)
+            self.measures["error"] = expected.error(out.detach(), held)
+            self.measures["gradient_error"] = expected.gradient_error(*gradients, held=held)
         del out, gradients
         peak = self.clock.peak_mib(self._launch)
-        self.peak_gib = None if peak is None else peak / 1024
+        self.measures["peak_memory_gib"] = None if peak is None else peak / 1024
 
-    def turn(self, *, communication: bool = False) -> float:
-        """Sample each pass once, and return both together in milliseconds.
-
-        Args:
-            communication: also sample both passes with the computing left out.
-        """
-        self._samples.append([one.milliseconds for one in self._sample()])
-        if communication:
-            with only_communicating():
-                self._communication.append(sum(one.milliseconds for one in self._sample()))
-        return sum(self._samples[-1])
-
-    def found(self) -> Row:
-        """Return this rank's medians in milliseconds (communication_ms: of both passes together), GiB and errors."""
-        forward, backward = (statistics.median(part) for part in zip(*self._samples, strict=True))
-        alone = statistics.median(self._communication) if self._communication else None
-        error, gradient_error = self.errors
-        return {
-            "forward_ms": forward, "backward_ms": backward, "communication_ms": alone, "rounds": len(self._samples),
-            "peak_memory_gib": self.peak_gib, "error": error, "gradient_error": gradient_error,
-        }  # fmt: skip
+    def sample(self) -> Sample:
+        """Time each pass once, in milliseconds."""
+        forward, backward = self._timed()
+        return {"forward_ms": forward.milliseconds, "backward_ms": backward.milliseconds}
 
     def _gradients(self, out: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(out, list(self.leaves), self.dout)
 
     def _launch(self) -> None:
-        self._host = [max(self.gather(one.host_us)) / 1e6 for one in self._sample()]
+        self._host = [max(self.gather(one.host_us)) / 1e6 for one in self._timed()]
 
-    def _sample(self) -> tuple[Timed, Timed]:
+    def _timed(self) -> tuple[Timed, Timed]:
         outs: list[Tensor] = []
         forward = self.clock.queued([lambda: outs.append(self.call(*self.leaves))], Pace(1, self._host[0]))
         return forward, self.clock.queued([lambda: self._gradients(outs[0])], Pace(1, self._host[1]))

@@ -19,7 +19,7 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
     """Return the row of a baseline at a case.
 
     Args:
-        ranks: what each rank found (Passes.found).
+        ranks: what each rank measured, by columns.
         one: the same of one device; None: not measured.
     """
     case, found = place.case, {key: _largest(of[key] for of in ranks) for key in ranks[0]}

@@ -18,13 +18,13 @@ from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
-from flashtrain_recipes.context_benchmark.passes import Passes
+from flashtrain_recipes.context_benchmark.passes import Passes, only_communicating
 from flashtrain_recipes.context_benchmark.ranks import Team
 from flashtrain_recipes.context_benchmark.rows import row_of
 from flashtrain_recipes.harness.clock import clock_for
 from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.settings import BenchmarkSettings
-from flashtrain_recipes.harness.turns import Entry, Turns
+from flashtrain_recipes.harness.turns import Entry, Sample, Turns
 
 INPUTS, ONE_DEVICE = "the inputs", "one device"
 _BOTH = "forward and backward"
@@ -40,9 +40,15 @@ class CaseFailed(Exception):
 
 
 @dataclass
-class ContextEntry(Entry[ContextBaseline]):
-    attention: Attention = field(kw_only=True)
+class ContextEntry(Entry[Any]):
+    """A baseline at the case; attention None: one device."""
+
+    attention: Attention | None = field(kw_only=True)
     passes: Passes = field(kw_only=True)
+
+    def measures(self) -> Row:
+        """This rank's medians in milliseconds, memory and errors."""
+        return {**self.medians(_BOTH), "rounds": len(self.samples[_BOTH]), **self.passes.measures}
 
 
 class ContextTurns(Turns[ContextCase, ContextEntry]):
@@ -65,7 +71,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     ) -> None:
         super().__init__(case, **common)
         self.team, self.options, self.failed, self.place = team, options, failed, Place(case, team)
-        self.one: Passes | None = None
+        self.one: ContextEntry | None = None  # the same attention on one device
         self.expected: Expected | None = None
         self.shards: dict[str, tuple[list[Tensor], Tensor]] = {}  # of each layout: the leaves q, k and v, and dout
 
@@ -85,8 +91,9 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
                 with self._computing(ONE_DEVICE):
                     attend = Flashtrain().attend(one, Context(one, self.device))
                     leaves = [whole.q, whole.k, whole.v]
-                    self.one = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, clock_for(self.device))
-                    self.one.first(self.expected, lambda x: x)
+                    passes = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, clock_for(self.device))
+                    passes.first(self.expected, lambda x: x)
+                    self.one = ContextEntry(None, {_BOTH: []}, attention=None, passes=passes)
                 self.clock.settle()
             del whole
         return super().run(baselines)
@@ -116,15 +123,19 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
 
     def begin_round(self, number: int) -> None:
         if self.one is not None:
-            self.one.turn()
+            self.one.samples[_BOTH].append(self.one.passes.sample())
 
     def goes_on(self, number: int) -> bool:
         return bool(self.team.gather(super().goes_on(number))[0])
 
-    def sample(self, entry: ContextEntry, part: str, number: int) -> None:
-        entry.add(part, entry.passes.turn(communication=number < _COMMUNICATION_ROUNDS))
+    def sample(self, entry: ContextEntry, part: str, number: int) -> Sample:
+        sample = entry.passes.sample()
+        if number < _COMMUNICATION_ROUNDS:
+            with only_communicating():
+                sample["communication_ms"] = sum(entry.passes.sample().values())
+        return sample
 
     def rows_of(self, entry: ContextEntry) -> list[Row]:
-        everyone = self.team.gather(entry.passes.found())
-        one = None if self.one is None else self.one.found()
+        everyone = self.team.gather(entry.measures())
+        one = None if self.one is None else self.one.measures()
         return [row_of(self.place, entry.baseline, entry.attention, everyone, one)] if self.team.rank == 0 else []

@@ -1,6 +1,4 @@
-"""One case measured: every baseline is started, then all take turns in rounds, so that a device whose clocks drift
-favours none. Nothing of Lightning: ranks that only compute import it.
-"""
+"""One case measured: every baseline is started, then all take turns in rounds, so that drifting clocks favour none."""
 
 from __future__ import annotations
 
@@ -22,17 +20,21 @@ from flashtrain_recipes.harness.baseline import B, Case
 from flashtrain_recipes.harness.clock import Clock
 from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row, empty_row
 
-FEWEST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 Note = Callable[[str, str], None]  # called with what could not be measured: (title, reason)
+Sample = dict[str, float]  # the figures of one turn, by their columns
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured of a case. rounds: turns of each baseline; steps: of a turn, where that has several.
+    """How much is measured of a case.
 
-    late, until: moments of time.monotonic(): after the first, the end of the case's share of the time, no further round
-    is begun; after the second nothing at all.
+    Attributes:
+        rounds: turns of each baseline.
+        steps: launches of a turn, where that has several.
+        late: a moment of time.monotonic(), the end of the case's share of the time: no further round is begun.
+        until: the end of all time: nothing is begun.
     """
 
     rounds: int
@@ -49,23 +51,25 @@ class Effort:
 
 @dataclass
 class Entry(Generic[B]):
-    """One baseline at the case, started. samples: {part: milliseconds, one a turn}; parts without samples have no
-    figure. failed: parts that have no further turns."""
+    """One baseline at the case, started.
+
+    Attributes:
+        samples: {part: [{column: figure}, one of each turn]}.
+        failed: parts that have no further turns.
+    """
 
     baseline: B
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
 
-    def add(self, part: str, milliseconds: float) -> None:
-        self.samples.setdefault(part, []).append(milliseconds)
-
-    def median(self, part: str) -> float:
-        """Milliseconds of a part that has samples."""
-        return statistics.median(self.samples[part])
+    def medians(self, part: str) -> Sample:
+        """Return the median of each column of a part that has samples."""
+        columns = dict.fromkeys(key for sample in self.samples[part] for key in sample)
+        return {key: statistics.median(one[key] for one in self.samples[part] if key in one) for key in columns}
 
     @property
     def is_measured(self) -> bool:
-        """Whether every part has a figure, or never will have one."""
+        """Every part has a figure, or never will have one."""
         return all(samples or part in self.failed for part, samples in self.samples.items())
 
 
@@ -74,7 +78,11 @@ C = TypeVar("C", bound=Case)
 
 
 class Turns(ABC, Generic[C, E]):
-    """One case on one device; `run` gives its rows. note: called with what could not be measured."""
+    """One case on one device.
+
+    Args:
+        note: called with what could not be measured.
+    """
 
     def __init__(self, case: C, *, device: torch.device, clock: Clock, seed: int, effort: Effort, note: Note) -> None:
         self.case, self.device, self.clock, self.seed, self.effort, self.note = case, device, clock, seed, effort, note
@@ -84,43 +92,42 @@ class Turns(ABC, Generic[C, E]):
     # ---------------------------------------------------------------- what a family says
     @abstractmethod
     def start(self, baseline: Any) -> None:
-        """First calls: what they give, the memory they need. Makes an entry (`self.entries`), whose samples have a key
-        for each part that turns are to sample. May raise anything."""
+        """Make first calls, and an entry whose samples have a key for each part to sample. May raise anything."""
 
     @abstractmethod
-    def sample(self, entry: E, part: str, number: int) -> None:
-        """One turn of a part, in round `number`: adds to the entry's samples. May raise anything."""
+    def sample(self, entry: E, part: str, number: int) -> Sample | None:
+        """Take one turn of a part, in round `number`; None: it is skipped. May raise anything."""
 
     @abstractmethod
     def rows_of(self, entry: E) -> list[Row]:
-        """The rows of an entry that has a sample at least."""
+        """Return the rows of an entry that has samples."""
 
     def begin(self) -> None:
-        """What the case needs before any baseline: inputs, a reference."""
+        """Make what the case needs before any baseline: inputs, a reference."""
 
     def without(self, baseline: Any, part: str, status: str, reason: str | None) -> list[Row]:
-        """The rows of what has no figure. part: "" where all of the baseline failed."""
+        """Return the rows of what has no figure. part: "" where all of the baseline failed."""
         return [empty_row(baseline.columns(self.case), status, reason)]
 
     def refuses(self, baseline: Any) -> tuple[str, str] | None:
-        """(status, reason) of a baseline that is not to be started at this case, known beforehand."""
+        """Return (status, reason) of a baseline that is not to be started, known beforehand."""
         return (NO_TIME, "benchmark.max_seconds leave no time for it") if self.effort.is_over() else None
 
     def begin_round(self, number: int) -> None:
-        """Called before the turns of a round."""
+        """Do what precedes the turns of a round."""
 
     def goes_on(self, number: int) -> bool:
-        """Whether round `number` is begun. Late, the fewest rounds are made still, or every entry gets one figure."""
+        """Whether round `number` is begun. Late, MIN_ROUNDS are still made, or every entry gets one figure."""
         if number >= self.effort.rounds:
             return False
         if not self.effort.is_late():
             return True
         measured = all(entry.is_measured for entry in self.entries)
-        return number < FEWEST_ROUNDS and not (self.effort.is_over() and measured)
+        return number < MIN_ROUNDS and not (self.effort.is_over() and measured)
 
     # ---------------------------------------------------------------- the same for all
     def run(self, baselines: Sequence[Any]) -> list[Row]:
-        """The rows, those without figures last; their status says why."""
+        """Measure the baselines, and return the rows; those without figures come last, and their status says why."""
         self.begin()
         for baseline in baselines:
             if not baseline.applies(self.case):
@@ -150,27 +157,31 @@ class Turns(ABC, Generic[C, E]):
             number += 1
 
     def _turn(self, entry: E, part: str, number: int) -> None:
-        reason = self.guarded(entry.baseline, partial(self.sample, entry, part, number))
+        def take() -> None:
+            sample = self.sample(entry, part, number)
+            entry.samples[part] += [] if sample is None else [sample]
+
+        reason = self.guarded(entry.baseline, take)
         if reason is not None:
             entry.failed.add(part)
             if not entry.samples[part]:  # else what it gave until now counts
                 self.leave_out(entry.baseline, part, *_status_of(reason))
 
     def attempt(self, baseline: Any, part: str, do: Callable[[], object]) -> bool:
-        """Whether it worked. If not, that is noted, and is a row."""
+        """Call `do` for a part of the baseline, and return whether it worked; a failure is noted and is a row."""
         reason = self.guarded(baseline, do)
         if reason is not None:
             self.leave_out(baseline, part, *_status_of(reason))
         return reason is None
 
     def leave_out(self, baseline: Any, part: str, status: str, reason: str | None) -> None:
-        """Note why there is no figure, and keep the rows that say so."""
+        """Note why a part has no figure, and add the rows that say so."""
         words = [part, status if status != FAILED else "", reason or ""]
         self.note(baseline.title, ": ".join(word for word in words if word))
         self.empty += self.without(baseline, part, status, reason)
 
     def guarded(self, baseline: Any, do: Callable[[], object]) -> str | None:
-        """None where it worked, else what happened in a line. Raises where that has broken the GPU."""
+        """Call `do`; return what failed, in a line, or None. Raises where that has broken the GPU."""
         try:
             with baseline.within():
                 do()
@@ -183,14 +194,14 @@ class Turns(ABC, Generic[C, E]):
         return reason
 
     def after_failure(self) -> None:
-        """Let go of what a failed call has left."""
+        """Free what a failed call has left."""
 
 
 T = TypeVar("T")
 
 
 def in_turn(entries: Sequence[T], number: int) -> Iterator[T]:
-    """The entries in the order of a round: who begins moves on by one a round."""
+    """Yield the entries in the order of round `number`: who begins moves on by one each round."""
     for place in range(len(entries)):
         yield entries[(place + number) % len(entries)]
 

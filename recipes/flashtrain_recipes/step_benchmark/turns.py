@@ -18,13 +18,13 @@ from torch import Tensor
 
 from flashtrain.announce import say
 from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Row
-from flashtrain_recipes.harness.turns import Entry, Turns
+from flashtrain_recipes.harness.turns import Entry, Sample, Turns
 from flashtrain_recipes.step_benchmark.cases import StepCase
 from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, StepBaseline, TrainingStep
 
 _STEP = "step"  # the one part of a turn
 _TURN_SECONDS = 2.0  # a turn has fewer steps than requested rather than take longer
-_MOST_SECONDS = 60.0  # of all turns but the first: minutes tell nothing that these do not
+_MAX_SECONDS = 60.0  # of all turns but the first: minutes tell nothing that these do not
 
 
 @dataclass(kw_only=True)
@@ -106,13 +106,14 @@ class StepTurns(Turns[StepCase, StepEntry]):
         self.entries.append(entry)
         say(f"    {baseline.title}: ready after {entry.first_seconds + entry.seconds:.0f} s")
 
-    def sample(self, entry: StepEntry, part: str, number: int) -> None:
-        if number * entry.seconds > _MOST_SECONDS:
-            return
+    def sample(self, entry: StepEntry, part: str, number: int) -> Sample | None:
+        if number * entry.seconds > _MAX_SECONDS:
+            return None
         entry.launch()  # untimed: the device's caches and the allocator are another baseline's
         count = max(1, min(self.effort.steps, round(_TURN_SECONDS / entry.seconds)))
-        entry.add(part, self.clock.waited([entry.launch], count))
+        milliseconds = self.clock.waited([entry.launch], count)
         entry.step.drop_gradients()
+        return {"milliseconds": milliseconds}
 
     def after_failure(self) -> None:
         for entry in self.entries:
@@ -120,7 +121,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
 
     # ---------------------------------------------------------------- rows
     def rows_of(self, entry: StepEntry) -> list[Row]:
-        milliseconds = entry.median(_STEP)
+        milliseconds = entry.medians(_STEP)["milliseconds"]
         compiling = max(0.0, entry.first_seconds - milliseconds / 1e3) if entry.baseline.compiled else 0.0
         row: Row = {
             **entry.baseline.columns(self.case),

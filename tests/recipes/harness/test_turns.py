@@ -46,13 +46,13 @@ class TwoParts(Turns[OneCase, Entry[Named]]):
             entry.samples["2"] = []
         self.entries.append(entry)
 
-    def sample(self, entry: Entry[Named], part: str, number: int) -> None:
+    def sample(self, entry: Entry[Named], part: str, number: int) -> dict[str, float]:
         entry.baseline.call(part)
-        entry.add(part, float(number))
+        return {"milliseconds": float(number)}
 
     def rows_of(self, entry: Entry[Named]):
         return [
-            {"implementation": entry.baseline.title, "part": part, "milliseconds": entry.median(part)}
+            {"implementation": entry.baseline.title, "part": part, **entry.medians(part)}
             for part, samples in entry.samples.items() if samples
         ]  # fmt: skip
 

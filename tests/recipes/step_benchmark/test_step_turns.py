@@ -76,6 +76,6 @@ def test_a_loss_that_is_no_number_is_not_a_measurement() -> None:
 
 
 def test_steps_that_take_long_are_few(monkeypatch, passing) -> None:
-    monkeypatch.setattr("flashtrain_recipes.step_benchmark.turns._MOST_SECONDS", 0.02)
+    monkeypatch.setattr("flashtrain_recipes.step_benchmark.turns._MAX_SECONDS", 0.02)
     (row,) = turns(effort=Effort(rounds=5)).run([MadeUp("slow", does=lambda: passing(0.03))])
     assert row["turns"] == 1
