@@ -1,5 +1,4 @@
-"""Cases: a shape, a mask and a set of features that every implementation is measured on; benchmark.rows names lists of
-them:
+"""What attention is measured on: a shape, a mask and features. benchmark.rows names lists of such cases:
 
 grid          the product of benchmark.seqlens, head_dims and masks
 anchors       the attention shapes that flashtrain is held against other implementations in
@@ -31,45 +30,49 @@ from flashtrain_recipes.attention_benchmark.settings import (
     parse_mask,
 )
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 BLOCK_SIZE = 128
 SOFTCAP = 30.0
 PAGE = 256  # keys of a cache's page: what every implementation takes
-# Masks that are arguments of a call; the others are tensors made once a batch.
-BY_ARGUMENT = ("full", "causal", "window")
+BY_ARGUMENT = (
+    "full",
+    "causal",
+    "window",
+)  # masks that are arguments of a call; the others are tensors made once a batch
+GRID_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+BLOCK_SPARSE_LENGTHS = (4096, 8192, 16384, 32768, 65536)
+FEATURE_LENGTH = 16384
+FEATURE_MASKS = ("causal-document", "prefix-lm", "shared-question", "global-window")
+BIAS_LENGTH = 4096
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one row of a table describes, but for the implementation and the direction.
-
-    mask: a name of settings.MASKS. documents: the lengths of one row's documents, whose sum is S, for masks that have
-    them; (): document_lengths. density: of a random block mask, the share of blocks that are computed. softcap: 0, or
-    the scores' bound. features: of ALiBi (with the usual slopes), sinks (a learnable score in each row of a head),
-    deterministic, bias and bias gradient (of the shape (1, H, Sq, Sk)). plans: also measure how long making the mask
-    takes. page: of a cache of keys and values that the queries are decoded with, forward only: keys a page, 0 without
-    pages; None: no cache. beside: measure it beside the same call without features, of this head dimension; 0: not.
-    compiled: measure ours under torch.compile too. as_called: time each call by itself, with its launching.
-    """
+    """What one row of a table describes, but for the implementation and the direction."""
 
     batch: int
     heads: int
     seqlen_q: int
     head_dim: int
-    mask: str
-    kv_heads: int = 0
-    seqlen_k: int = 0
+    mask: str  # a name of settings.MASKS
+    kv_heads: int = 0  # 0: as many as heads
+    seqlen_k: int = 0  # 0: as long as seqlen_q
     dropout: float = 0.0
     dtype_name: str = "bfloat16"
-    documents: tuple[int, ...] = ()
-    density: float = 1.0
-    softcap: float = 0.0
+    documents: tuple[
+        int, ...
+    ] = ()  # the lengths of one row's documents, for masks that have them; (): document_lengths
+    density: float = 1.0  # of a random block mask: the share of blocks that are computed
+    softcap: float = 0.0  # the scores' bound; 0: none
+    # ALiBi (the usual slopes), sinks (a learnable score a head), deterministic, bias, bias gradient (1, H, Sq, Sk)
     features: tuple[str, ...] = ()
-    plans: bool = False
-    page: int | None = None
-    beside: int = 0
-    compiled: bool = False
-    as_called: bool = False
+    plans: bool = False  # also measure how long making the mask takes
+    page: int | None = (
+        None  # decode with a cache of keys and values in pages of so many keys, 0: without; None: no cache
+    )
+    beside: int = 0  # also measure the call without features, of this head dimension; 0: not
+    compiled: bool = False  # also measure ours under torch.compile
+    as_called: bool = False  # time each call by itself, with its launching
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -103,29 +106,28 @@ class Case:
 
     @property
     def feature_words(self) -> str:
-        """Softcap and features; "" where the case has none."""
+        """Softcap and features, as rows have them; "" where the case has none."""
         return ", ".join(([f"softcap {self.softcap:g}"] if self.softcap else []) + [*self.features])
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What of the case a baseline must support (AttentionBaseline.supports)."""
+        """The features that a baseline must support."""
         values = {"softcap": self.softcap, "dropout": self.dropout, "pages": self.page}
         return (*(word for word, value in values.items() if value), *self.features)
 
     @property
     def part(self) -> str:
-        """Which of the tables of rows=as-called the case is in; "" in none."""
+        """The table of rows=as-called that the case is in; "" with other presets."""
         if not self.as_called:
             return ""
         return "decoding" if self.page is not None else "features" if self.beside else "calls"
 
     @property
     def plain(self) -> Case:
-        """The call without features that the case is measured beside."""
+        """The call without features that the case is compared with."""
         return replace(self, softcap=0.0, dropout=0.0, features=(), head_dim=self.beside, beside=0)
 
     def columns(self) -> dict[str, Any]:
-        """The case as the columns of a row."""
         own = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout")
         found = {name: getattr(self, name) for name in own} | {"dtype": self.dtype_name}
         cache = "" if self.page is None else f"pages of {self.page}" if self.page else "contiguous"
@@ -143,22 +145,17 @@ class Case:
 
 
 def flops(case: Case, pairs: float, direction: str) -> float:
-    """FLOPs of one call: 4 * D for each visible pair (two products), 2.5 times that backward (five products).
+    """Return the FLOPs of one call: 4 D for each visible pair (two products), backward 2.5 times that (five products).
 
-    pairs: (query, key) pairs a head computes, over one row of the batch (inputs.counted_pairs).
+    Args:
+        pairs: (query, key) pairs that a head computes over one row of the batch (Context.counted_pairs).
     """
     forward = 4.0 * case.batch * case.heads * pairs * case.head_dim
     return forward if direction == "forward" else 2.5 * forward
 
 
-GRID_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-FEATURE_LENGTH = 16384
-FEATURE_MASKS = ("causal-document", "prefix-lm", "shared-question", "global-window")
-BIAS_LENGTH = 4096
-
-
 def cases(settings: AttentionSettings) -> list[Case]:
-    """The cases that the settings name, in the order of measuring. Raises UserError where none is left."""
+    """Return the cases that the settings name, in the order of measuring. Raises UserError where none is left."""
     found = _PRESETS[settings.rows](settings)
     as_called = settings.rows == "as-called"
     found = [replace(case, dtype_name=settings.dtype, as_called=as_called) for case in found]
@@ -171,10 +168,7 @@ def cases(settings: AttentionSettings) -> list[Case]:
 
 
 def _chosen(case: Case, settings: AttentionSettings) -> bool:
-    """Whether a preset's case is among the lengths, head dimensions and masks asked for.
-
-    Lengths of features and block-sparse are put in by the presets themselves.
-    """
+    # the presets features and block-sparse take the lengths in themselves
     lengths = None if settings.rows in ("features", "block-sparse") else settings.seqlens
     return (
         (lengths is None or case.seqlen_q in lengths)
@@ -184,21 +178,20 @@ def _chosen(case: Case, settings: AttentionSettings) -> bool:
 
 
 def _grid(settings: AttentionSettings) -> list[Case]:
-    found = []
-    for mask in settings.masks or ["full", "causal"]:
-        for head_dim in settings.head_dims or [64, 128]:
-            for length in settings.seqlens or GRID_LENGTHS:
-                found += [
-                    Case(
-                        batch=settings.batch or max(1, settings.tokens // length),
-                        heads=_heads(settings, head_dim),
-                        seqlen_q=length,
-                        head_dim=head_dim,
-                        mask=mask,
-                        density=density,
-                    )
-                    for density in (settings.densities if mask == "block-random" else [1.0])
-                ]
+    found = [
+        Case(
+            settings.batch or max(1, settings.tokens // length),
+            _heads(settings, dim),
+            length,
+            dim,
+            mask,
+            density=density,
+        )
+        for mask in settings.masks or ["full", "causal"]
+        for dim in settings.head_dims or [64, 128]
+        for length in settings.seqlens or GRID_LENGTHS
+        for density in (settings.densities if mask == "block-random" else [1.0])
+    ]
     return [replace(case, batch=1) if case.kind.endswith("varlen") else case for case in found]
 
 
@@ -259,7 +252,7 @@ def _features(settings: AttentionSettings) -> list[Case]:
 def _block_sparse(settings: AttentionSettings) -> list[Case]:
     found = []
     for head_dim in (64, 128):
-        for length in settings.seqlens or (4096, 8192, 16384, 32768, 65536):
+        for length in settings.seqlens or BLOCK_SPARSE_LENGTHS:
             if length % BLOCK_SIZE:
                 raise UserError(f"benchmark.seqlens: {length} must be a multiple of {BLOCK_SIZE} with block masks.")
             dense = Case(max(1, settings.tokens // length), _heads(settings, head_dim), length, head_dim, "full")
@@ -311,8 +304,7 @@ def _as_called(settings: AttentionSettings) -> list[Case]:
 
 
 def _heads(settings: AttentionSettings, head_dim: int) -> int:
-    """As asked, or FlashAttention-2's convention: a model of width 2048."""
-    return settings.heads or max(1, 2048 // head_dim)
+    return settings.heads or max(1, 2048 // head_dim)  # FlashAttention-2's convention: a model of width 2048
 
 
 _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
@@ -328,9 +320,11 @@ _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
 def document_lengths(
     total: int, count: int | None = None, seed: int = 0, *, low: int = 0, high: int = 0
 ) -> tuple[int, ...]:
-    """Lengths of documents that fill `total` tokens: random, always the same for a seed.
+    """Return random lengths of documents that fill `total` tokens, the same for equal seeds.
 
-    count: how many; None: as many as it takes. low, high: the range; 0: total/64 and total/8.
+    Args:
+        count: how many; None: as many as it takes.
+        low, high: the range; 0: total / 64 and total / 8.
     """
     draw = random.Random(seed)
     low, high = low or max(1, total // 64), high or max(1, total // 8)

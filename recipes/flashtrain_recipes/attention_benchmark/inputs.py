@@ -1,8 +1,7 @@
-"""What the implementations of a case are given: tensors, drawn afresh, and which pairs of queries and keys are visible.
+"""What the implementations of a case are given: random tensors, and which pairs of queries and keys are visible.
 
-A mask is a rule, for the reference, dense masks and FlexAttention: a function of head, query and key indices that
-broadcast. Ours gets the same masks from flashtrain_kernels.masks (baselines/ours.py); tests hold the two against each
-other.
+A mask is a rule here: a function of head, query and key indices that broadcast. Ours gets its masks from
+flashtrain_kernels.masks (baselines/ours.py), and tests compare the two.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, n blocks a side, T packed
 tokens.
@@ -25,23 +24,22 @@ from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, PAGE, Case
 
 Rule = Callable[[Any, Tensor, Tensor], Tensor]
 
-# Elements of a dense piece of the mask that is made at once.
-_PIECE = 2**26
-MOST_SETS = 32
+_PIECE = 2**26  # elements of the dense mask that are made at once
+MAX_SETS = 32
 
 
 def prefix_length(seqlen: int) -> int:
-    """Tokens of a prefix-LM's prefix: a quarter."""
+    """Return the tokens of a prefix-LM's prefix: a quarter."""
     return seqlen // 4
 
 
 def global_sizes(seqlen: int) -> tuple[int, int]:
-    """(global tokens, window to each side) of the mask global-window."""
+    """Return (global tokens, window to each side) of the mask global-window."""
     return max(1, seqlen // 128), max(1, seqlen // 16)
 
 
 def segment_lengths(case: Case) -> tuple[int, ...]:
-    """Question and answers of shared-question; else the documents."""
+    """Return the lengths of question and answers with shared-question, else those of the documents."""
     if case.kind != "shared-question":
         return case.documents
     answer = case.seqlen_q // 8
@@ -49,20 +47,20 @@ def segment_lengths(case: Case) -> tuple[int, ...]:
 
 
 def segment_ids(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(S,) int32: which document or segment each token belongs to."""
+    """Return the document or segment that each token belongs to, (S,) int32."""
     counts = torch.tensor(lengths, device=device)
     ordinal = torch.arange(len(lengths), device=device, dtype=torch.int32)
     return torch.repeat_interleave(ordinal, counts, output_size=sum(lengths))
 
 
 def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """(documents + 1,) int32: cumulative lengths from 0, flash-attn's cu_seqlens."""
+    """Return the cumulative lengths from 0, (documents + 1,) int32: flash-attn's cu_seqlens."""
     ends = torch.tensor(lengths, device=device).cumsum(0)
     return torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
 
 
 def rule(case: Case, device: torch.device) -> Rule:
-    """The rule of a case's mask, which is no table of blocks."""
+    """Return the rule of a case's mask, which is no table of blocks."""
     name, kind, offset = case.mask_name, case.kind, case.seqlen_k - case.seqlen_q
     if kind == "full":
         return lambda h, q, k: (q >= 0) & (k >= 0)
@@ -87,10 +85,10 @@ def rule(case: Case, device: torch.device) -> Rule:
 
 
 def block_table(case: Case, device: torch.device) -> Tensor:
-    """(H, n, n) bool: the blocks of BLOCK_SIZE tokens that a block mask computes. Raises UserError for odd lengths.
+    """Return the blocks of BLOCK_SIZE tokens that a block mask computes, (H, n, n) bool.
 
-    block-random: in each row of each head the case's share of the blocks, at least one. block-butterfly: the blocks
-    whose numbers differ in at most one binary digit, alike for every head.
+    Raises:
+        UserError: a length is no multiple of BLOCK_SIZE.
     """
     blocks = case.seqlen_k // BLOCK_SIZE
     if blocks * BLOCK_SIZE != case.seqlen_k or case.seqlen_q != case.seqlen_k:
@@ -101,50 +99,46 @@ def block_table(case: Case, device: torch.device) -> Tensor:
 
 
 def pieces(case: Case, limit: int = _PIECE) -> list[tuple[int, int]]:
-    """Ranges of queries whose part of the S x S matrix has at most `limit` elements."""
+    """Return ranges of queries whose rows of the S x S matrix have at most `limit` elements."""
     rows = max(1, limit // case.seqlen_k)
     return [(begin, min(begin + rows, case.seqlen_q)) for begin in range(0, case.seqlen_q, rows)]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One set: q (B, Sq, H, D), k and v (B, Sk, K, D), leaves that want gradients; dout like q.
+    """One set of inputs; q, k, v and sink want gradients."""
 
-    bias: (1, H, Sq, Sk) or None, the same tensor in every set; a leaf where the case wants its gradient.
-    slopes: (H,) float32 or None. sink: (H,), a leaf, or None.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor
-    bias: Tensor | None = None
-    slopes: Tensor | None = None
-    sink: Tensor | None = None
+    q: Tensor  # (B, Sq, H, D)
+    k: Tensor  # (B, Sk, K, D)
+    v: Tensor  # (B, Sk, K, D)
+    dout: Tensor  # (B, Sq, H, D)
+    bias: Tensor | None = None  # (1, H, Sq, Sk), the same in every set; wants its gradient where the case says so
+    slopes: Tensor | None = None  # (H,) float32
+    sink: Tensor | None = None  # (H,)
 
     @cached_property
     def pages(self) -> tuple[Tensor, Tensor, Tensor]:
-        """k and v as a cache in pages (pages, PAGE, K, D), shuffled, and where each is: (B, Sk / PAGE) int32."""
+        """k and v in shuffled pages, each (pages, PAGE, K, D), and the number of each page, (B, Sk / PAGE) int32."""
         k, v = (x.detach().reshape(-1, PAGE, *x.shape[2:]) for x in (self.k, self.v))
         order = torch.randperm(k.shape[0], device=k.device)
         return k[order], v[order], order.argsort().to(torch.int32).view(self.k.shape[0], -1)
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The tensors that the backward pass differentiates for: q, k, v, and a bias and sink that want gradients."""
+        """The tensors that want gradients: q, k, v, then bias and sink."""
         extra = [x for x in (self.bias, self.sink) if x is not None and x.requires_grad]
         return [self.q, self.k, self.v, *extra]
 
 
 class Context:
-    """What the implementations of one case share: masks in the forms that some of them need, made when first used."""
+    """The masks of one case, in each form that an implementation needs, made when first used."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, self.device = case, device
 
     @cached_property
     def table(self) -> Tensor:
-        """(H, n, n) bool: a block mask's."""
+        """A block mask's, (H, n, n) bool."""
         return block_table(self.case, self.device)
 
     @cached_property
@@ -156,13 +150,13 @@ class Context:
         return lambda h, q, k: table[h, q // BLOCK_SIZE, k // BLOCK_SIZE]
 
     def visible(self, head: int, begin: int, end: int) -> Tensor:
-        """(queries, Sk) bool, of the queries from `begin` to before `end`."""
+        """Return which keys the queries from `begin` to before `end` see, (queries, Sk) bool."""
         keys = torch.arange(self.case.seqlen_k, device=self.device)
         return self.rule(head, torch.arange(begin, end, device=self.device)[:, None], keys[None, :])
 
     @cached_property
     def dense(self) -> Tensor | None:
-        """True where a pair is visible: (Sq, Sk), for block masks (H, Sq, Sk); None where all are."""
+        """Which pairs are visible, (Sq, Sk) or for block masks (H, Sq, Sk) bool; None: all."""
         if self.case.kind == "full":
             return None
         heads = self.case.heads if self.case.is_block_sparse else 1
@@ -171,14 +165,14 @@ class Context:
 
     @cached_property
     def visible_pairs(self) -> int:
-        """Visible pairs over one row of the batch, of one head (of all heads' mean, for block masks, rounded)."""
+        """Visible pairs of one head over one row of the batch; for block masks the mean over the heads."""
         if self.case.is_block_sparse:
             return round(int(self.table.sum()) * BLOCK_SIZE**2 / self.case.heads)
         return sum(int(self.visible(0, *piece).sum()) for piece in pieces(self.case))
 
     @property
     def counted_pairs(self) -> float:
-        """The pairs that FLOPs are counted by, as the field counts them: causal is half of the square, exactly."""
+        """The pairs that FLOPs are counted by; as the field counts them, causal is exactly half of the square."""
         case = self.case
         half = 0.5 if case.mask_name.causal else 1.0
         if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:
@@ -186,21 +180,13 @@ class Context:
         return half * sum(length**2 for length in case.documents) if case.has_documents else float(self.visible_pairs)
 
     @cached_property
-    def distance(self) -> Tensor:
-        """(Sq, Sk) float32: how far apart a query's position and a key's are, for ALiBi."""
-        offset = self.case.seqlen_k - self.case.seqlen_q
-        query = torch.arange(self.case.seqlen_q, device=self.device, dtype=torch.float32) + offset
-        key = torch.arange(self.case.seqlen_k, device=self.device, dtype=torch.float32)
-        return (query[:, None] - key[None, :]).abs_()
-
-    @cached_property
     def cu_seqlens(self) -> Tensor:
-        """(documents of the batch + 1,) int32 on the device, the rows of the batch one after the other."""
+        """The cumulative lengths of the batch's documents, row after row, (documents + 1,) int32."""
         return starts(self.case.documents * self.case.batch, self.device)
 
     @cached_property
     def filled(self) -> Tensor:
-        """(B,) int32 on the device: how many keys of its cache each sequence has, all of them."""
+        """How many keys of its cache each sequence has, all of them, (B,) int32."""
         return torch.full((self.case.batch,), self.case.seqlen_k, dtype=torch.int32, device=self.device)
 
     @property
@@ -210,9 +196,10 @@ class Context:
 
 
 def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> list[Inputs]:
-    """Fresh standard-normal inputs, as many sets as together exceed twice the device's cache (32 at most).
+    """Return standard-normal inputs: as many sets as together exceed twice the cache, MAX_SETS at most.
 
-    cache_bytes: of the last-level cache; 0 gives one set.
+    Args:
+        cache_bytes: of the device's last-level cache; 0 gives one set.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -231,10 +218,10 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
     wanted = math.ceil(2 * cache_bytes / ((math.prod(queries) + 2 * math.prod(keys)) * case.dtype.itemsize))
     return [
         Inputs(drawn(*queries), drawn(*keys), drawn(*keys), drawn(*queries, leaf=False), bias, slopes, sink)
-        for _ in range(min(max(1, wanted), MOST_SETS))
+        for _ in range(min(max(1, wanted), MAX_SETS))
     ]
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """(H,) float32: 2^(-8 h / H) for h = 1 ... H (ALiBi, arXiv 2108.12409)."""
+    """Return 2^(-8 h / H) for h = 1 ... H, (H,) float32 (ALiBi, arXiv 2108.12409)."""
     return torch.exp2(-8.0 / heads * torch.arange(1, heads + 1, device=device, dtype=torch.float32))

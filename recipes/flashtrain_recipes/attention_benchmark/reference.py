@@ -1,6 +1,6 @@
-"""What the answer is: attention and its gradients in float64, for a few heads of one row of the batch.
+"""The reference: attention and its gradients in float64, for one group of heads of one row of the batch.
 
-Written apart from flashtrain_kernels' own reference, piece by piece of the queries, so that 64K tokens fit as well.
+It computes some queries at a time, so that 64K tokens fit, and shares nothing with flashtrain_kernels' own reference.
 S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension; g = H / K query heads a group.
 """
 
@@ -23,28 +23,29 @@ _PIECE = {"cuda": 2**25, "cpu": 2**22}
 
 @dataclass(frozen=True)
 class Expected:
-    """out, dq (Sq, g, D), dk, dv (Sk, D), float64: of the last row of the batch and its last key/value head's group."""
+    """The float64 result for the last row of the batch and the group of its last key/value head."""
 
-    out: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
+    out: Tensor  # (Sq, g, D)
+    dq: Tensor  # (Sq, g, D)
+    dk: Tensor  # (Sk, D)
+    dv: Tensor  # (Sk, D)
 
     def error(self, out: Tensor, held: Held = lambda x: x) -> float:
-        """The largest difference of out (B, Sq, H, D) from the reference, over the reference's largest value.
+        """Return the largest difference of out (B, Sq, H, D) from the reference, over the reference's largest value.
 
-        held: cuts a tensor (S, ...) to those of its tokens that are compared.
+        Args:
+            held: cuts a tensor (S, ...) to the tokens that are compared.
         """
         return _relative(out[-1, :, -self.out.shape[1] :], self.out, held)
 
     def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, *, held: Held = lambda x: x) -> float:
-        """The same for the three gradients, in q's and k's shapes: the largest of the three."""
+        """Return the largest such error of the three gradients, which have the shapes of q, k and v."""
         pairs = ((dq[-1, :, -self.dq.shape[1] :], self.dq), (dk[-1, :, -1], self.dk), (dv[-1, :, -1], self.dv))
         return max(_relative(found, wanted, held) for found, wanted in pairs)
 
 
 def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
-    """The reference for one set of inputs. Dropout is not part of it: every implementation draws its own."""
+    """Return the reference for one set of inputs, without dropout, for which every implementation draws its own."""
     group = case.heads // case.kv_heads
     first = case.heads - group
     q, dout = (x[-1, :, first:].detach().double() for x in (inputs.q, inputs.dout))
@@ -65,7 +66,7 @@ def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
 
 
 def _scores(case: Case, inputs: Inputs, scores: Tensor, head: int, begin: int) -> Tensor:
-    """Softcap, ALiBi and bias in the scores of some queries (from number `begin`) of one head."""
+    # softcap, ALiBi and bias in the scores of some queries, from number `begin`
     rows, keys = scores.shape
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)

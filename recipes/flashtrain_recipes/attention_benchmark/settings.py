@@ -1,4 +1,4 @@
-"""The settings of recipe=attention-benchmark, and the names of masks, which recipe=long-context-benchmark has too."""
+"""The settings of recipe=attention-benchmark, and the names of its masks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ BLOCK_SPARSE = ("block-random", "block-butterfly")
 
 @dataclass(frozen=True)
 class MaskName:
-    """A mask's name taken apart. kind: its entry in MASKS, "window" for the two windows.
+    """A mask's name taken apart."""
 
-    left, right: keys to each side of the query that a window or causal mask shows, as flash-attn counts them; -1: all.
-    """
-
-    kind: str
-    left: int = -1
-    right: int = -1
+    kind: str  # its entry in MASKS, "window" for the two windows
+    left: int = -1  # keys before the query that are visible, as flash-attn counts them; -1: all
+    right: int = -1  # the same after the query
 
     @property
     def causal(self) -> bool:
@@ -48,7 +45,7 @@ class MaskName:
 
 
 def parse_mask(name: str) -> MaskName:
-    """What a mask's name means. Raises UserError for a name that is none of MASKS."""
+    """Return what a mask's name means. Raises UserError for a name that is none of MASKS."""
     window = re.fullmatch(r"window-(\d+)(?:-(\d+))?", name)
     if window:
         return MaskName("window", int(window[1]), int(window[2] or 0))
@@ -59,27 +56,20 @@ def parse_mask(name: str) -> MaskName:
 
 @dataclass
 class AttentionSettings:
-    """rows: a preset of cases.py. seqlens, head_dims and masks: the lengths, head dimensions and masks of rows=grid
-    (None: its own); with another preset they choose among its rows. batch: sequences, or None: as many as hold `tokens`
-    together. tokens: of a batch, where benchmark.batch or .batches does not say. heads None: 2048 / head dimension.
-    densities: of rows=block-sparse. longest: leaves longer rows out (recipe=lra-speed: cuts sequences to it).
-    warm_seconds: of rows=as-called on a GPU: before measuring, processes beside each other call everything once, for so
-    long at most, so that compiled kernels are found on disk. reference: also compute a float64 reference, and each
-    implementation's error.
-    """
+    """Which attention is measured."""
 
-    rows: str = option("grid", PRESETS)
-    seqlens: list[int] | None = None
-    batch: int | None = None
-    tokens: int = 16384
-    heads: int | None = None
-    head_dims: list[int] | None = None
-    masks: list[str] | None = None
-    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
+    rows: str = option("grid", PRESETS)  # the list of cases to measure
+    seqlens: list[int] | None = None  # of rows=grid (null: its own); of another preset, rows of these alone
+    batch: int | None = None  # sequences; null: as many as hold benchmark.tokens together
+    tokens: int = 16384  # of a batch, where benchmark.batch or benchmark.batches does not say
+    heads: int | None = None  # null: 2048 / head dimension
+    head_dims: list[int] | None = None  # of rows=grid (null: its own); of another preset, rows of these alone
+    masks: list[str] | None = None  # of rows=grid (null: its own); of another preset, rows of these alone
+    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])  # of random block masks
     dtype: str = option("bfloat16", DTYPES)
-    longest: int | None = None
-    warm_seconds: float = 60.0
-    reference: bool = True
+    longest: int | None = None  # leaves longer rows out; recipe=lra-speed cuts sequences to it
+    warm_seconds: float = 60.0  # of rows=as-called on a GPU: how long processes may call everything once before
+    reference: bool = True  # also compute a float64 reference, and each implementation's error
 
     def check_attention(self) -> None:
         """Raise UserError for the first of these settings that cannot be."""

@@ -1,5 +1,6 @@
-"""Before rows=as-called are measured on a GPU: processes beside each other call everything once, forward and backward,
-so that compiled kernels lie in their caches on disk. One after another, compiling them takes longer than measuring.
+"""Before rows=as-called are measured on a GPU, many processes call everything once and leave compiled kernels on disk.
+
+One process alone would take longer to compile them than to measure.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from flashtrain_recipes.attention_benchmark.baselines import all_baselines
 from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 
-_MOST_PROCESSES = 16  # a container may show the processors of its whole host
+_MAX_PROCESSES = 16  # a container may show the processors of its whole host
 
 
 def warm_up(calls: Sequence[tuple[Case, str]], seconds: float, device: str = "cuda") -> None:
-    """Call every baseline, by its name, at its case once; for so many seconds at most."""
-    count = min(os.cpu_count() or 1, _MOST_PROCESSES, len(calls))
+    """Call every baseline, given by its name, at its case once, for so many seconds at most."""
+    count = min(os.cpu_count() or 1, _MAX_PROCESSES, len(calls))
     context = torch.multiprocessing.get_context("spawn")  # CUDA allows no other
     with context.Pool(count, _begin) as pool:  # whose end kills the processes, whatever they do
         pool.starmap_async(call_once, [(*call, device) for call in calls], chunksize=1).wait(seconds)
 
 
 def call_once(case: Case, name: str, device_type: str) -> None:
-    """Forward, and backward where the case has it; what fails says so when it is measured."""
+    """Call forward, and backward where the case has it; what fails says so when it is measured."""
     device = torch.device(device_type)
     (baseline,) = [one for one in all_baselines(device_type) if one.name == name]
     if case.page is not None:
@@ -48,7 +49,6 @@ def call_once(case: Case, name: str, device_type: str) -> None:
 
 
 def _begin() -> None:
-    """In each process: without lines of its own."""
     quieten()
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the others compile meanwhile
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,7 +1,4 @@
-"""What bert-speed trains: a BERT of one size at one dropout, on full rows or on sequences of a text's lengths.
-
-N sequences, S tokens of the longest.
-"""
+"""What recipe=bert-speed trains: a BERT of one size, on full rows or on sequences of a text's lengths."""
 
 from __future__ import annotations
 
@@ -27,19 +24,15 @@ VOCAB_SIZE = 30528  # BERT's 30,522 rounded up to a multiple of 64, for every ba
 
 @dataclass(frozen=True)
 class BertCase(StepCase):
-    """size, family-bert's; context: S. unit: "" for full rows, or what the lengths are of. lengths: (N,) of those, on
-    all of which a turn trains once. batch: rows of a padded step.
-
-    activation: "gelu" (the tanh form) or "gelu_exact", of every baseline.
-    """
+    """A BERT on full rows, or on sequences of a text's lengths, on all of which a launch trains once."""
 
     size: str
     context: int
-    batch: int
-    unit: str
+    batch: int  # rows of a padded step
+    unit: str  # of the text that the lengths are of; "": full rows
     dropout: float
     weights: str
-    activation: str = "gelu"
+    activation: str = "gelu"  # the tanh form, or "gelu_exact"
     lengths: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -48,7 +41,6 @@ class BertCase(StepCase):
 
     @property
     def model(self) -> str:
-        """Such as bert-large."""
         return f"bert-{self.size}"
 
     @property
@@ -56,7 +48,7 @@ class BertCase(StepCase):
         return (self.size, self.unit, self.dropout, self.weights)
 
     def config(self) -> BertConfig:
-        """The shape that every baseline builds: masked head, no pooler."""
+        """Return the shape that every baseline builds: masked head, no pooler."""
         context = max(512, self.context)  # rows of the position table, as BERT has them
         made = BertConfig.of_size(
             self.size, vocab_size=VOCAB_SIZE, context=context, dropout=self.dropout, activation=self.activation
@@ -64,15 +56,15 @@ class BertCase(StepCase):
         return replace(made, vocab_rows=VOCAB_SIZE)
 
     def all_lengths(self) -> np.ndarray:
-        """(N,): of the sequences of a turn; `batch` full rows, or all of the text's lengths."""
+        """Return the lengths of a launch's sequences, one each: `batch` full rows, or all of the text's lengths."""
         return np.array(self.lengths or [self.context] * self.batch, dtype=np.int64)
 
     def draw(self, device: torch.device, seed: int) -> Sequences:
-        """In main memory, from where each baseline batches them."""
+        """Return sequences in main memory, from where each baseline batches them."""
         return Sequences.draw(self.all_lengths(), VOCAB_SIZE, seed)
 
     def flops(self) -> float:
-        """Model FLOPs of a turn by the real lengths: nothing counts for padding."""
+        """Return the model's FLOPs of a launch by the real lengths: nothing counts for padding."""
         lengths = self.all_lengths()
         return self.config().flops(lengths.tolist(), int(masked_count(np.maximum(lengths - 2, 1), SHARE).sum()))
 
@@ -95,7 +87,7 @@ class BertCase(StepCase):
 
 
 def cases(settings: Settings) -> list[BertCase]:
-    """Every size, precision, dropout, length and batch requested; those of a text without its lengths yet."""
+    """Return every requested size, precision, dropout, length and batch; cases of a text have no lengths yet."""
     options = settings.benchmark
     activation = settings.bert.activation or "gelu"
     if settings.bert.family != "bert" or activation not in ("gelu", "gelu_exact"):
@@ -116,7 +108,7 @@ def cases(settings: Settings) -> list[BertCase]:
 
 
 def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> BertCase:
-    """The case with lengths drawn from the text's: of its units, [CLS] and [SEP] included."""
+    """Return the case with lengths drawn from those of the text's units, [CLS] and [SEP] included."""
     if not case.unit:
         return case
     budget = max(case.context, settings.masked.token_budget or 0)

@@ -41,7 +41,11 @@ class BertSteps(StepBenchmark):
         Over("over_length_buckets", _RATE, _CASE, lambda row: not _is_ours(row) and _is_bucketed(row), _is_ours),
         # how many times longer the same takes with dropout
         Over(
-            "without_dropout", "milliseconds", _SAME, lambda row: not row["dropout"], lambda row: bool(row["dropout"])
+            "without_dropout",
+            "milliseconds",
+            _SAME,
+            lambda row: row.get("dropout") == 0,
+            lambda row: bool(row["dropout"]),
         ),
     )
 

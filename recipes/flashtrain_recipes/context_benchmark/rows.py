@@ -13,6 +13,8 @@ from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.harness.rows import Row
 
 MEASURED, NOT_MEASURED = "measured", "not measured"
+_ERRORS = ("error", "gradient_error")
+_SAME = ("mask", "heads", "kv_heads", "head_dim", "dtype")  # what cases have in common that differ in length and degree
 
 
 def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks: Sequence[Row], one: Row | None) -> Row:
@@ -28,35 +30,34 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
     row = {**baseline.columns(case), **times, "one_device_ms": None, "one_device": NOT_MEASURED, "efficiency": None}
     if one is not None:
         row |= _one_device(row, one["forward_ms"], one["backward_ms"], MEASURED)
-    row["tflops_per_device"] = round(case.flops / took / case.degree / 1e9, 4)
-    row |= {"communication_ms": round(alone, 4), "communication_share": round(alone / took, 4)}
-    row["sent_mib"] = round(attention.traffic.total / 2**20, 3)
-    row["imbalance"] = round(_imbalance(place, baseline.layout, attention.together), 4)
-    row["peak_memory_gib"] = _rounded(found["peak_memory_gib"])
-    row["one_device_memory_gib"] = None if one is None else _rounded(one["peak_memory_gib"])
-    errors = ("error", "gradient_error")
+    # ranks that divide the heads of the same tokens have as much to do
+    work = attention_work(place.layout(baseline.layout), visible_keys(case.mask)).reshape(-1, attention.together)
+    row |= {
+        "tflops_per_device": round(case.flops / took / case.degree / 1e9, 4),
+        "communication_ms": round(alone, 4),
+        "communication_share": round(alone / took, 4),
+        "sent_mib": round(attention.traffic.total / 2**20, 3),
+        "imbalance": round(imbalance(np.repeat(work.mean(1), attention.together)), 4),
+        "peak_memory_gib": _rounded(found["peak_memory_gib"]),
+        "one_device_memory_gib": None if one is None else _rounded(one["peak_memory_gib"]),
+    }
     if found["error"] is not None:
-        row |= {key: found[key] for key in errors}
+        row |= {key: found[key] for key in _ERRORS}
         if one is not None:
-            row |= {f"one_device_{key}": one[key] for key in errors}
-            ratios = [found[key] / one[key] for key in errors if one[key]]
+            row |= {f"one_device_{key}": one[key] for key in _ERRORS}
+            ratios = [found[key] / one[key] for key in _ERRORS if one[key]]
             row["error_ratio"] = _rounded(max(ratios) if len(ratios) == 2 else None)
     return {**row, "rounds": found["rounds"]}
 
 
 def extrapolated(row: Row, case: ContextCase, rows: Iterable[Mapping[str, Any]], cases: Sequence[ContextCase]) -> Row:
-    """Return the row; where one device was not measured, with times at the FLOP rate of the longest that was.
+    """Return the row; where one device was not measured, with its times at the FLOP rate of the longest that was.
 
     Args:
         rows: until now, of the cases; only those of the same attention are looked at.
     """
-    if row.get("one_device") != NOT_MEASURED:
-        return row
-    same = ("mask", "heads", "kv_heads", "head_dim", "dtype")
-    known = [
-        other for other in rows if other.get("one_device") == MEASURED and all(other[key] == row[key] for key in same)
-    ]
-    if not known:
+    known = [one for one in rows if one.get("one_device") == MEASURED and all(one[key] == row[key] for key in _SAME)]
+    if row.get("one_device") != NOT_MEASURED or not known:
         return row
     longest = max(known, key=lambda other: int(other["seqlen"]))
     of = next(one for one in cases if all(longest[key] == value for key, value in one.columns().items()))
@@ -74,12 +75,6 @@ def _one_device(row: Row, forward: float, backward: float, origin: str) -> Row:
         "one_device": origin,
         "efficiency": round((forward + backward) / (row["degree"] * took), 4),
     }
-
-
-def _imbalance(place: Place, layout: str, together: int) -> float:
-    """max / mean of attention work: ranks that divide the heads of the same tokens have as much to do."""
-    work = attention_work(place.layout(layout), visible_keys(place.case.mask))
-    return imbalance(np.repeat(work.reshape(-1, together).mean(1), together))
 
 
 def _largest(values: Iterable[float | None]) -> Any:

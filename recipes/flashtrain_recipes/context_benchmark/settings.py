@@ -29,19 +29,14 @@ class Shape(NamedTuple):
 
 @dataclass
 class ContextSettings:
-    """shapes: as "16x128" (heads x head dimension) or "32/8x128" (32 query, 8 key/value heads); None: 16x128.
-    ways, layouts: of flashtrain's attention, None: all. degrees: devices that share a sequence.
-    one_device_longest: up to this length the same attention is measured on one device too, beyond it that time follows
-    from the FLOP rate at the longest length measured, and is marked. check_longest: up to this length results and
-    gradients are compared with float64.
-    """
+    """Which attention is measured over how many devices."""
 
-    shapes: list[str] | None = None
-    ways: list[str] | None = None
-    layouts: list[str] | None = None
-    degrees: list[int] | None = None
-    one_device_longest: int = 131072
-    check_longest: int = 32768
+    shapes: list[str] | None = None  # heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads
+    ways: list[str] | None = None  # of flashtrain's attention; null: all
+    layouts: list[str] | None = None  # of flashtrain's attention; null: all
+    degrees: list[int] | None = None  # how many devices share a sequence; null: those of 2, 4 and 8 that there are
+    one_device_longest: int = 131072  # tokens measured on one device too; beyond, its time follows from the FLOP rate
+    check_longest: int = 32768  # tokens up to which results and gradients are compared with float64
 
     def check_context(self, masks: list[str] | None) -> None:
         """Raise UserError for the first of these settings that cannot be, or of the masks over several devices."""
@@ -58,15 +53,12 @@ class ContextSettings:
 
 
 def parse_shape(text: str) -> Shape:
-    """What an entry of benchmark.shapes means. Raises UserError for one that cannot be."""
-    found = re.fullmatch(r"(\d+)(?:/(\d+))?x(\d+)", text)
-    if found is None:
-        raise UserError(f"benchmark.shapes: '{text}' is no shape. Expected 16x128, or 32/8x128 with shared heads.")
-    heads, head_dim = int(found[1]), int(found[3])
-    kv_heads = int(found[2] or heads)
-    if not (1 <= kv_heads <= heads and heads % kv_heads == 0 and 1 <= head_dim <= 256):
+    """Return what an entry of benchmark.shapes means. Raises UserError for one that cannot be."""
+    found = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?x([1-9]\d*)", text)
+    shape = Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3]))) if found else None
+    if shape is None or shape.heads % shape.kv_heads or shape.head_dim > 256:
         raise UserError(
-            f"benchmark.shapes: '{text}' cannot be. Expected key/value heads that divide the query heads, and head "
-            "dimensions of 1 to 256."
+            f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension, as 16x128, or 32/8x128 with "
+            "shared key/value heads; head dimensions go to 256."
         )
-    return Shape(heads, kv_heads, head_dim)
+    return shape

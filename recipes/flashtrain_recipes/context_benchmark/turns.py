@@ -39,15 +39,16 @@ class CaseFailed(Exception):
         self.title = title
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ContextEntry(Entry[Any]):
     """A baseline at the case; attention None: one device."""
 
-    attention: Attention | None = field(kw_only=True)
-    passes: Passes = field(kw_only=True)
+    samples: dict[str, list[Sample]] = field(default_factory=lambda: {_BOTH: []})
+    passes: Passes
+    attention: Attention | None = None
 
     def measures(self) -> Row:
-        """This rank's medians in milliseconds, memory and errors."""
+        """Return this rank's medians in milliseconds, memory and errors, by their columns."""
         return {**self.medians(_BOTH), "rounds": len(self.samples[_BOTH]), **self.passes.measures}
 
 
@@ -71,12 +72,11 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
     ) -> None:
         super().__init__(case, **common)
         self.team, self.options, self.failed, self.place = team, options, failed, Place(case, team)
-        self.one: ContextEntry | None = None  # the same attention on one device
+        self.one: ContextEntry | None = None  # the same attention on one device, of the first rank
         self.expected: Expected | None = None
         self.shards: dict[str, tuple[list[Tensor], Tensor]] = {}  # of each layout: the leaves q, k and v, and dout
 
     def run(self, baselines: Sequence[ContextBaseline]) -> list[Row]:
-        """Make the inputs and the reference, start one device on the first rank, then measure the baselines."""
         one, options = self.case.attention, self.options
         if INPUTS not in self.failed:
             with self._computing(INPUTS):
@@ -93,7 +93,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
                     leaves = [whole.q, whole.k, whole.v]
                     passes = Passes(lambda *_, whole=whole: attend(whole), leaves, whole.dout, clock_for(self.device))
                     passes.first(self.expected, lambda x: x)
-                    self.one = ContextEntry(None, {_BOTH: []}, attention=None, passes=passes)
+                    self.one = ContextEntry(baseline=None, passes=passes)
                 self.clock.settle()
             del whole
         return super().run(baselines)
@@ -113,12 +113,11 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         return self.failed.get(INPUTS) or self.failed.get(baseline.title)
 
     def start(self, baseline: ContextBaseline) -> None:
-        leaves, dout = self.shards[baseline.layout]
+        (leaves, dout), layout, rank = self.shards[baseline.layout], self.place.layout(baseline.layout), self.team.rank
         attention = baseline.attend(self.place, *leaves)
         passes = Passes(attention.call, leaves, dout, self.clock, self.team.gather)
-        layout, rank = self.place.layout(baseline.layout), self.team.rank
         passes.first(self.expected, lambda x: layout.shard(x[None], rank)[0])
-        self.entries.append(ContextEntry(baseline, {_BOTH: []}, attention=attention, passes=passes))
+        self.entries.append(ContextEntry(baseline=baseline, passes=passes, attention=attention))
         self.clock.settle()
 
     def begin_round(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""What is measured (a case), and an implementation that is measured on it (a baseline; flashtrain's own is one)."""
+"""A case, and a baseline: an implementation that is measured on it (flashtrain's own is one)."""
 
 from __future__ import annotations
 
@@ -14,40 +14,37 @@ from flashtrain_recipes.harness.rows import Row
 
 
 class Case(Protocol):
-    """One thing that every baseline is measured on. str(case) names it in a line. Cases are hashable."""
+    """What every baseline is measured on: hashable, and str(case) names it in a line."""
 
     def columns(self) -> Row:
-        """The case as the columns of a row."""
+        """Return the case as the columns of a row."""
 
 
 class Baseline(ABC):
-    """One implementation. name: in benchmark.implementations. title: in tables. compiled: by torch.compile.
+    """One implementation. Each family adds how its baselines are called."""
 
-    Each family extends this class by how its baselines are called.
-    """
-
-    name: str
-    title: str
-    compiled: bool = False
+    name: str  # in benchmark.implementations
+    title: str  # in tables
+    compiled: bool = False  # by torch.compile
 
     def missing(self, device: torch.device) -> str | None:
-        """Why it cannot be used on this device at all; None where it can."""
+        """Return why the device cannot have it at all; None where it can."""
         return None
 
     def applies(self, case: Any) -> bool:
-        """False where the case does not concern this baseline: it is left out without a note."""
+        """Whether the case concerns this baseline; if not, it is left out without a note."""
         return True
 
     def refuses(self, case: Any) -> str | None:
-        """What of the case it does not support, in words; None where it may be tried."""
+        """Return what of the case it does not support, in words; None where it may be tried."""
         return None
 
     def columns(self, case: Any) -> Row:
-        """What every row of it at the case begins with; case None: of one that this machine does not have."""
+        """Return what its rows at the case begin with; case None: this machine does not have it."""
         return {"implementation": self.title, **({} if case is None else case.columns())}
 
     def within(self) -> AbstractContextManager[object]:
-        """Entered around everything that is computed with it."""
+        """Return what is entered around all that it computes."""
         return nullcontext()
 
 
@@ -55,9 +52,13 @@ B = TypeVar("B", bound=Baseline)
 
 
 def choose(everyone: Sequence[B], names: Sequence[str] | None, device: torch.device) -> tuple[list[B], dict[B, str]]:
-    """(the named baselines that this device can have, {each that it cannot have: why}). names None: all.
+    """Return (the named baselines that this device can have, {each that it cannot have: why}).
 
-    Raises UserError for the first name that none has.
+    Args:
+        names: None: all.
+
+    Raises:
+        UserError: no baseline has one of the names.
     """
     known = list(dict.fromkeys(one.name for one in everyone))
     for name in names or ():

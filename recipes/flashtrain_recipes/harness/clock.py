@@ -16,43 +16,43 @@ import torch
 
 Launch = Callable[[], object]
 
-# One sample: launches for this long, and not more than so many, which keeps them below what a GPU's queue holds.
-_SAMPLE_SECONDS = 0.010
-_MOST_LAUNCHES = 50
-_MOST_CALLS = 10  # of a sample in which each call is waited for
+_SAMPLE_SECONDS = 0.010  # launches of one sample go on for so long
+_MAX_LAUNCHES = 50  # of one sample: below what a GPU's queue holds
+_MAX_CALLS = 10  # of a sample in which each call is waited for
 _CLOCK_HZ = 2.0e9  # no GPU's multiprocessors run faster for long: a pause of this many cycles lasts a second at least
-_LONGEST_PAUSE = 0.1
+_MAX_PAUSE = 0.1  # seconds
 
 
 class Pace(NamedTuple):
-    """How one baseline is sampled. launches: a sample. host_seconds: of the processor, a launch."""
+    """How one baseline is sampled."""
 
-    launches: int
-    host_seconds: float = 0.0
+    launches: int  # of a sample
+    host_seconds: float = 0.0  # of the processor, a launch
 
 
 class Timed(NamedTuple):
-    """One sample. host_us: microseconds of the processor a call, without waiting for the GPU; on a CPU all of it."""
+    """One sample."""
 
     milliseconds: float
-    host_us: float
+    host_us: float  # microseconds of the processor a call, without waiting for the GPU; on a CPU all of it
 
 
 class Clock:
     """Wall-clock time on a CPU, where a call returns when it is done; memory is not watched there.
 
-    Launches that are given as a sequence follow one another around. cache_bytes: of the device's last cache, which
-    inputs must exceed to be read from memory. meet: called before each sample, on the device's queue: where several
-    devices begin one together.
+    Launches that are given as a sequence are called one after the other, again and again.
+
+    Args:
+        meet: called before each sample, on the device's queue: where several devices begin together.
     """
 
-    cache_bytes = 0
+    cache_bytes = 0  # of the device's last cache, which inputs must exceed to be read from memory
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
         self.meet = meet
 
     def pace(self, launches: Sequence[Launch]) -> Pace:
-        """How many launches make a sample, from a few of them after one to warm up."""
+        """Return how many launches make a sample, from a few of them after one to warm up."""
         launches[0]()
         self.check()
         few = 3
@@ -60,12 +60,13 @@ class Clock:
         host = _run(launches, few)
         self.check()
         seconds = (time.perf_counter() - began) / few
-        return Pace(max(1, min(_MOST_LAUNCHES, round(_SAMPLE_SECONDS / max(seconds, 1e-9)))), host)
+        return Pace(max(1, min(_MAX_LAUNCHES, round(_SAMPLE_SECONDS / max(seconds, 1e-9)))), host)
 
     def waited(self, launches: Sequence[Launch], count: int) -> float:
-        """Milliseconds of a launch from the program's side, launching included: the mean of `count`, then waited for.
+        """Return the milliseconds of a launch from the program's side, launching included.
 
-        Of training steps, and of short calls that launching may dominate.
+        The mean of `count` launches that are waited for together: for training steps, and short calls that launching
+        may dominate.
         """
         self.check()
         self.meet()
@@ -75,28 +76,28 @@ class Clock:
         return (time.perf_counter() - began) / count * 1e3
 
     def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
-        """The device's time, launching hidden, and the processor's, which waits for nothing: means of one sample."""
+        """Return the device's time with launching hidden, and the processor's: means of one sample."""
         milliseconds = self.waited(launches, pace.launches)
         return Timed(milliseconds, milliseconds * 1e3)
 
     def called(self, launches: Sequence[Launch], pace: Pace) -> Timed:
-        """As a program calls it: each call by itself on an idle device, launching counted; medians of one sample."""
+        """Return the time of each call by itself on an idle device, launching counted: medians of one sample."""
         return self.queued(launches, pace)
 
     def peak_mib(self, call: Launch) -> float | None:
-        """The most memory that the call held at any moment beyond what was held before it, in MiB; None: unknown."""
+        """Return the most memory that the call held beyond what was held before it, in MiB; None: unknown."""
         call()
         return None
 
     def held_mib(self) -> float | None:
-        """The memory that tensors hold now, in MiB; None: unknown."""
+        """Return the memory that tensors hold now, in MiB; None: unknown."""
         return None
 
     def check(self) -> None:
         """Wait for the device. Raises where a failed kernel has broken it: nothing more can be measured then."""
 
     def settle(self) -> None:
-        """`check`, and give cached memory back, so that the next baseline finds all of it."""
+        """Wait for the device, and free cached memory for the next baseline."""
 
 
 class GpuClock(Clock):
@@ -128,7 +129,7 @@ class GpuClock(Clock):
     def called(self, launches: Sequence[Launch], pace: Pace) -> Timed:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         took: list[Timed] = []
-        for number in range(min(pace.launches, _MOST_CALLS)):
+        for number in range(min(pace.launches, _MAX_CALLS)):
             self.check()
             start.record()
             host = _run([launches[number % len(launches)]], 1)
@@ -158,13 +159,13 @@ class GpuClock(Clock):
 
 
 def clock_for(device: torch.device, meet: Callable[[], object] = lambda: None) -> Clock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     return GpuClock(device, meet) if device.type == "cuda" else Clock(meet)
 
 
 def _pause_queue(host_seconds: float) -> None:
-    """Let the current GPU's queue wait for longer than the processor needs to fill it, which takes so many seconds."""
-    torch.cuda._sleep(int(min(1.5 * host_seconds + 1e-4, _LONGEST_PAUSE) * _CLOCK_HZ))
+    """Let the current GPU's queue wait for longer than the processor needs to fill it."""
+    torch.cuda._sleep(int(min(1.5 * host_seconds + 1e-4, _MAX_PAUSE) * _CLOCK_HZ))
 
 
 def _run(launches: Sequence[Launch], count: int) -> float:

@@ -1,7 +1,7 @@
-"""Work in processes of its own, one a rank: what they send, and one line when one of them fails.
+"""Work in processes, one a rank: what they send, and one line when one of them fails.
 
-torch.multiprocessing starts and ends them. It names whichever failed rank it sees first (torch 2.13), though that may
-have failed because another did: here each rank sends when it failed, and the first is named.
+torch.multiprocessing (2.13) names whichever failed rank it sees first, though that may have failed because another did:
+here each rank sends when it failed, and the first is named.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from flashtrain.errors import RunFailed, causes, first_line
 from flashtrain.training.out_of_memory import is_out_of_memory
 
 START_METHOD = "spawn"  # CUDA allows no other
-_LAST_WORDS = 1.0  # seconds in which the others may send, too, why they failed
+_GRACE_SECONDS = 1.0  # in which the other ranks may send, too, why they failed
 
 
 class Failure(NamedTuple):
-    """Why a rank ended: a line, and where. moment: of time.time(). full: there was no memory. title: as the error's."""
+    """Why a rank ended."""
 
-    moment: float
+    moment: float  # of time.time()
     line: str
     trace: str = ""
-    full: bool = False
-    title: str = ""
+    full: bool = False  # out of memory
+    title: str = ""  # the error's attribute `title`
 
     @classmethod
     def of(cls, error: Exception, rank: int, size: int) -> Failure:
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
 
 
 class RankFailed(RunFailed):
-    """A rank failed, in one line; the log has where."""
+    """A rank failed. The message is one line, and the log has the traceback."""
 
     def __init__(self, failure: Failure, more: str = "") -> None:
         super().__init__(failure.line + more)
@@ -51,10 +51,13 @@ class RankFailed(RunFailed):
 def in_ranks(
     work: Callable[..., None], arguments: tuple[Any, ...], size: int, *, until: float = math.inf
 ) -> Generator[Any, None, None]:
-    """Run work(rank, send, *arguments) in `size` processes; what they send until all have ended.
+    """Run work(rank, send, *arguments) in `size` processes, and yield what they send until all have ended.
 
-    until: a moment of time.monotonic(), after which TimeoutError is raised. Raises RankFailed for the first rank that
-    failed. The processes are gone however this ends.
+    The processes are gone however this ends.
+
+    Raises:
+        TimeoutError: `until`, a moment of time.monotonic(), is over.
+        RankFailed: of the first rank that failed.
     """
     failures: list[Failure] = []
     with get_context(START_METHOD).Manager() as manager:
@@ -64,7 +67,7 @@ def in_ranks(
         try:
             while not over:
                 try:
-                    over = ranks.join(timeout=0.1, grace_period=_LAST_WORDS)
+                    over = ranks.join(timeout=0.1, grace_period=_GRACE_SECONDS)
                 except ProcessExitedException as raised:
                     over, error = True, raised
                 while not sent.empty():
@@ -85,7 +88,6 @@ def in_ranks(
 
 
 def _first(codes: Sequence[int], error: ProcessExitedException, failures: Sequence[Failure]) -> Failure:
-    """The rank that was killed, or the first of those that failed."""
     size = len(codes)
     for rank, code in enumerate(codes):
         if code < 0 and code != -signal.SIGTERM:  # by which join ends those that wait

@@ -36,19 +36,19 @@ EVERY_CASE = "every case"
 
 @dataclass
 class Run:
-    """A run under way: everything found so far. overrides: the command line's. until: a moment of time.monotonic()
-    after which nothing new is begun. notes: {(baseline, reason): cases}."""
+    """A run under way: everything found so far."""
 
     folder: Path
     recipe: str
-    overrides: Sequence[str]
+    overrides: Sequence[str]  # the command line's
     loggers: list[Logger]
-    until: float = math.inf
+    until: float = math.inf  # a moment of time.monotonic() after which nothing new is begun
     rows: list[Row] = field(default_factory=list)
-    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # {(baseline, reason): cases}
 
     @property
     def seconds_left(self) -> float:
+        """Until nothing new is begun."""
         return self.until - time.monotonic()
 
     def note(self, case: str, title: str, reason: str) -> None:
@@ -74,8 +74,11 @@ def begun(
 ) -> Iterator[Run]:
     """Begin a run in `folder`; however the block ends, its rows are saved and its loggers closed.
 
-    started: time.time() at the command's start, from which benchmark.max_seconds counts. Raises Stopped after Ctrl-C or
-    SIGTERM.
+    Args:
+        started: time.time() at the command's start, from which benchmark.max_seconds counts.
+
+    Raises:
+        Stopped: after Ctrl-C or SIGTERM.
     """
     limit = settings.benchmark.max_seconds
     until = math.inf if limit is None else time.monotonic() + limit - (time.time() - started)

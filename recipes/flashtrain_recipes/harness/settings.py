@@ -1,4 +1,4 @@
-"""The settings `benchmark.*`: those of every benchmark here, and each family's own (in its folder)."""
+"""The settings `benchmark.*`: those of all families together."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from flashtrain_recipes.attention_benchmark.settings import AttentionSettings
 from flashtrain_recipes.context_benchmark.settings import ContextSettings
 from flashtrain_recipes.step_benchmark.settings import StepSettings
 
-# The least that a number may be, or each of a list.
-_LEAST = {
+_MINIMUMS = {
     **dict.fromkeys(("rounds", "max_seconds", "steps", "contexts", "batches", "samples"), 1),
     **dict.fromkeys(("seqlens", "batch", "tokens", "heads", "longest"), 1),
     **dict.fromkeys(("warm_seconds", "one_device_longest", "check_longest"), 0),
@@ -21,16 +20,12 @@ _LEAST = {
 
 @dataclass
 class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
-    """What a recipe measures; recipes that train measure nothing (name None).
+    """What a recipe measures."""
 
-    implementations None: all that this device can have. rounds: how often every implementation takes its turn.
-    max_seconds: begin nothing new after this long, so that a rented GPU is given back in time.
-    """
-
-    name: str | None = None
-    implementations: list[str] | None = None
-    rounds: int = 10
-    max_seconds: float | None = None
+    name: str | None = None  # what is measured; recipes set it
+    implementations: list[str] | None = None  # null: all that this device can have
+    rounds: int = 10  # how often every implementation takes its turn
+    max_seconds: float | None = None  # begin nothing new after so long, so that a rented GPU is given back in time
 
     def check(self) -> None:
         if self.name is not None:
@@ -40,7 +35,7 @@ class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
         for one in fields(self):
             if getattr(self, one.name) == [] and one.name not in may_be_empty:
                 raise UserError(f"benchmark.{one.name}=[] names nothing.")
-        for setting, least in _LEAST.items():
+        for setting, least in _MINIMUMS.items():
             given = getattr(self, setting)
             for number in given if isinstance(given, list) else [given]:
                 at_least(f"benchmark.{setting}", number, least)

@@ -1,4 +1,4 @@
-"""mode=benchmark: what is measured instead of trained, as a run asks for it, and which settings each benchmark uses."""
+"""mode=benchmark: what a run asks of it, and which settings each benchmark uses."""
 
 from __future__ import annotations
 
@@ -77,5 +77,4 @@ class Benchmark(Mode):
 
 
 def _named(settings: Settings, hardware: Hardware) -> Any:
-    """What benchmark.name names: a harness.benchmark.Benchmark."""
     return component("benchmark", str(settings.benchmark.name))(settings, hardware)

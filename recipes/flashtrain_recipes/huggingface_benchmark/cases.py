@@ -49,20 +49,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class HuggingFaceCase(StepCase):
-    """model: a name of SHAPES, trained whole, or with LORA behind it by adapters. context: S. base: the run's settings.
+    """A decoder of a published shape."""
 
-    layers: in place of the shape's own, None for those.
-    """
-
-    model: str
+    model: str  # a name of SHAPES, trained whole; with LORA behind it, by adapters
     context: int
     weights: str
-    base: Settings
+    base: Settings  # the run's
     batch: int = 1
-    layers: int | None = None
+    layers: int | None = None  # None: as many as the shape has
 
     def settings(self) -> Settings:
-        """Those of recipe=hf that train it."""
+        """Return the settings of recipe=hf that train the case."""
         own = self.settings_of(self.base)
         kind, options = SHAPES[self.model.removesuffix(LORA)]
         layers = {} if self.layers is None else {"num_hidden_layers": self.layers}
@@ -80,17 +77,16 @@ class HuggingFaceCase(StepCase):
         return draw_tokens(vocab_size, self.batch, self.context, device, seed)
 
     def flops_per_token(self) -> float:
-        """Of forward and backward, as the model counts them: the same for every implementation."""
         return self._on_meta.flops_per_token(self.context)
 
 
 def cases(settings: Settings) -> list[HuggingFaceCase]:
-    """Every model, precision of weights and context asked for."""
-    asked = settings.benchmark
+    """Return every requested model, precision of weights, context and batch."""
+    options = settings.benchmark
     return [
         HuggingFaceCase(model, context, weights, settings, batch)
-        for model in asked.models
-        for weights in asked.weights
-        for context in sorted(asked.contexts)
-        for batch in batches_of(asked, context)
+        for model in options.models
+        for weights in options.weights
+        for context in sorted(options.contexts)
+        for batch in batches_of(options, context)
     ]

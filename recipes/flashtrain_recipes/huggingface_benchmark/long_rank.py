@@ -1,4 +1,4 @@
-"""A process of recipe=hf-long: a rank that makes a case's steps by Lightning's Trainer, and sends what they took."""
+"""A process of recipe=hf-long: a rank that makes a case's steps by Lightning's Trainer and sends their figures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so
 
 
 def model_of(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
-    """The case's model, on the meta device, in the precision of the hardware."""
+    """Return the case's model, on the meta device, in the precision of the hardware."""
     settings = case.settings()
     model = make_model(settings, vocab_size=0, attention=hardware.attention)
     check_model(settings, model)
@@ -43,9 +43,11 @@ def model_of(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
 def measure_steps(
     rank: int, send: Callable[[Row], None], model: str, context: int, hardware: Hardware, folder: Path, port: int
 ) -> None:
-    """Send the row's columns as soon as they are known; what follows is ended by the process that started this one.
+    """Send the row's columns as soon as they are known; then the process that started this one ends it.
 
-    folder: the run's. port: free, where the ranks meet.
+    Args:
+        folder: the run's.
+        port: a free one, where the ranks meet.
     """
     settings = read_settings(folder)
     case = HuggingFaceCase(model, context, "fp32", settings)
@@ -80,8 +82,10 @@ def measure_steps(
 
 
 class _Reports(pl.Callback):
-    """At the end of a fit, before Lightning moves tens of GiB to host memory, done(seconds of its steps, GiB of its
-    peak), the largest of all ranks', on the first. states: the optimiser has its states before the first step."""
+    """Calls done(seconds of the steps, GiB of the peak), the largest of all ranks', on the first rank at a fit's end.
+
+    Lightning moves tens of GiB to host memory only after. states: make the optimiser's states before the first step.
+    """
 
     def __init__(self, done: Callable[[list[float], float | None], None], *, states: bool = False) -> None:
         self.throughput = Throughput(warmup_steps=0)
@@ -103,8 +107,10 @@ class _Reports(pl.Callback):
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """The optimiser's states, by a step of gradients that are 0. A first step makes them after its backward, so that
-    the peak of one step alone would be without them; every later step has them."""
+    """Make the optimiser's states, by a step of gradients that are 0.
+
+    Without it a first step's peak, before the optimiser makes them, would be below that of every later step.
+    """
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     optimizer.step()
@@ -112,7 +118,7 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def warm_up(case: HuggingFaceCase, hardware: Hardware, folder: Path, batching: Batching) -> float:
-    """Seconds of a step of a few layers, which compiles what the case needs. Nothing of it stays."""
+    """Make a step of a few layers, which compiles what the case needs, and return its seconds. Nothing of it stays."""
     took: list[float] = []
     _fit(replace(case, layers=_WARM_LAYERS), hardware, folder, 1, batching, _Reports(lambda each, _: took.extend(each)))
     gc.collect()

@@ -1,8 +1,7 @@
 """recipe=hf-long: steps of transformers' decoders at long contexts, by the strategy, savings and Trainer of recipe=hf.
 
 Each case is measured in processes of its own, a rank each (long_rank.py): what runs out of memory, hangs or takes too
-long ends with them, and is a row. Two layers of the same kind make a step first, so that what is measured holds no
-compilation.
+long ends with them, and is a row.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.huggingface_benchmark.long_rank import measure_steps, model_of
 
 PLAN = "plan of memory=auto"
-_MULTIPLE = 4096  # tokens: of the contexts that are reported as the largest
-_MOST = 4096  # such multiples: the search for the largest context stays below
+_MULTIPLE = 4096  # tokens: the largest contexts are reported in multiples of so many
+_MAX_MULTIPLES = 4096  # the search for the largest context stays below
 
 
 def memory_figure(rows: Rows, path: str | Path) -> Path:
@@ -43,13 +42,16 @@ def memory_figure(rows: Rows, path: str | Path) -> Path:
 
 
 class Flashtrain(Baseline):
+    """The one implementation."""
+
     name = title = "flashtrain"
 
 
 class LongSteps(Benchmark):
-    """Every model and context asked for, on trainer.devices devices that share a sequence where context_parallel says.
+    """Every requested model and context, on trainer.devices devices.
 
-    UserError: more devices than there are.
+    Raises:
+        UserError: there are fewer devices.
     """
 
     what = "long steps of transformers' decoders"
@@ -122,7 +124,7 @@ class LongSteps(Benchmark):
         return "\n".join([*lines, *largest, last])
 
     def planned(self, case: HuggingFaceCase) -> Row:
-        """What is known of a case beforehand."""
+        """Return the row of a case that is known before measuring, with its estimates."""
         settings, model = case.settings(), model_of(case, self.settled)
         columns = {
             "implementation": "flashtrain", "model": case.model, "context": case.context, "batch": 1,
@@ -137,9 +139,9 @@ class LongSteps(Benchmark):
             return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
 
     def plans(self) -> list[Row]:
-        """For each model the largest context that memory=auto takes, by its estimate; nothing of them is measured.
+        """Return a row for each model: the largest context that memory=auto takes by its estimate, not measured.
 
-        limited_by: what a longer one would not fit, the device's memory or the host's; None: no limit below _MOST.
+        Its column limited_by says which memory a longer context exceeds: the device's or the host's.
         """
         return [row for model in self.options.models if (row := self._largest(model))]
 
@@ -152,7 +154,7 @@ class LongSteps(Benchmark):
             settings.memory = type(settings.memory)()
             return choose_batching(settings, self.settled, model)
 
-        low, high = 0, _MOST
+        low, high = 0, _MAX_MULTIPLES
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if plan(middle).fits else (low, middle)
@@ -163,18 +165,16 @@ class LongSteps(Benchmark):
         return {
             "implementation": PLAN, "model": name, "context": low * _MULTIPLE, "batch": 1,
             "devices": self.devices, "precision": self.settled.precision, **_estimated(plan(low)),
-            "limited_by": None if high == _MOST else "host" if by_host else "device",
+            "limited_by": None if high == _MAX_MULTIPLES else "host" if by_host else "device",
             "peak_memory_gib": None, "step_seconds": None,
         }  # fmt: skip
 
 
 def _estimated(batching: Batching) -> Row:
-    """The savings that are taken, and what is estimated of them."""
     needed = batching.estimate
     return {**memory_columns(batching), "host_estimate_gib": None if needed is None else round(needed.host / GIB, 2)}
 
 
 def _words(row: Row) -> str:
-    """What is planned of a case, as mode=plan lists it."""
     keys = ("memory", "memory_estimate_gib", "host_estimate_gib", "limited_by", "error")
     return ", ".join(f"{key} {row[key]}" for key in keys if row.get(key) is not None)

@@ -1,4 +1,4 @@
-"""What training steps are measured on: a model at a context, a batch and a precision of weights; and GPT-2 as one.
+"""What training steps are measured on: a model at a context, a batch and a precision of weights.
 
 B batch, S sequence.
 """
@@ -28,28 +28,24 @@ NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever 
 
 
 class StepCase(ABC):
-    """A case of any model. model: its name. context: tokens a sample. batch: samples a step.
+    """A case of any model."""
 
-    weights: "fp32" (autocast), "bf16" (and nothing in float32) or "bf16-master" (with float32 copies that the optimiser
-    updates).
-    """
-
-    model: Any
-    context: Any
-    batch: Any
-    weights: Any
+    model: Any  # its name
+    context: Any  # tokens a sample
+    batch: Any  # samples a step
+    weights: Any  # "fp32" (autocast), "bf16" or "bf16-master" (with float32 copies that the optimiser updates)
 
     @abstractmethod
     def draw(self, device: torch.device, seed: int) -> tuple[Any, ...]:
-        """Random samples and labels, as the losses take them; the same for equal seeds."""
+        """Return random samples and labels, as the losses take them; the same for equal seeds."""
 
     @abstractmethod
     def flops_per_token(self) -> float:
-        """Model FLOPs of forward and backward: the same for every baseline, whatever it computes twice or in vain."""
+        """Return the model's FLOPs of forward and backward, whatever a baseline computes besides."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What cases have in common that differ in context and batch alone."""
+        """Equal for cases that differ in context and batch alone."""
         return (self.model, self.weights)
 
     @property
@@ -63,7 +59,7 @@ class StepCase(ABC):
         return bool(self.weights == MASTERS)
 
     def settings_of(self, base: Settings) -> Settings:
-        """Those that train it, a step being one micro-batch."""
+        """Return the settings that train the case, a step being one micro-batch."""
         own = deepcopy(base)
         own.context, own.mask, own.data.document_mask = self.context, MaskSettings(), False
         own.trainer.micro_batch = self.batch
@@ -73,7 +69,7 @@ class StepCase(ABC):
         return own
 
     def hardware_of(self, machine: Hardware) -> Hardware:
-        """The machine, with the precision that the case's weights mean."""
+        """Return the machine with the precision that the case's weights mean."""
         mixed = "bf16-mixed" if machine.kind == "cuda" else "32-true"
         return replace(machine, precision="bf16-true" if self.is_bfloat16 else mixed)
 
@@ -81,14 +77,14 @@ class StepCase(ABC):
         return {"model": self.model, "context": self.context, "batch": self.batch, "weights": self.weights}
 
     def rates(self, milliseconds: float, peak_flops: float | None) -> Row:
-        """tokens_per_second and mfu (of the device's dense peak in FLOP/s; None: unknown) of such a step."""
+        """Return tokens_per_second and mfu of a step. peak_flops: the device's dense peak in FLOP/s; None: unknown."""
         rate = self.batch * self.context / milliseconds * 1e3
         mfu = None if peak_flops is None else round(rate * self.flops_per_token() / peak_flops, 4)
         return {"tokens_per_second": round(rate, 1), "mfu": mfu}
 
     def needs_memory_of(self, other: StepCase) -> bool:
-        """Whether it needs no less memory than the other: activations go with the tokens, the S x S matrix with tokens
-        times context."""
+        """Whether the case needs no less memory than the other."""
+        # activations grow with the tokens, the S x S matrix with tokens times context
         longer = self.context >= other.context and self.batch * self.context >= other.batch * other.context
         return bool(self.kind == other.kind and longer)
 
@@ -97,31 +93,30 @@ class StepCase(ABC):
 
 
 def draw_tokens(vocab_size: int, batch: int, context: int, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-    """Random tokens and labels, each (B, S) int64, labels[b, s] the token after tokens[b, s]."""
+    """Return random tokens and labels, each (B, S) int64; labels[b, s] is the token after tokens[b, s]."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(vocab_size, (batch, context + 1), generator=generator).to(device)
     return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
 
 def batches_of(options: Any, context: int) -> list[int]:
-    """benchmark.batches, or the one that holds benchmark.tokens: one sample where that is longer."""
+    """Return benchmark.batches, or the one batch that holds benchmark.tokens: one sample where that is longer."""
     return sorted(set(options.batches)) if options.batches else [max(1, options.tokens // context)]
 
 
 @dataclass(frozen=True)
 class GPT2Case(StepCase):
-    """model: a name of models.SIZES. vocab_size: tokens; vocab_rows: rows of every baseline's embedding table,
-    None for vocab_size rounded up to a multiple of 64."""
+    """A GPT-2 of a size."""
 
-    model: str
+    model: str  # a name of models.SIZES
     context: int
     batch: int
     weights: str
     vocab_size: int
-    vocab_rows: int | None = None
+    vocab_rows: int | None = None  # of every baseline's embedding table; None: vocab_size rounded up to 64
 
     def config(self) -> GPT2Config:
-        """The shape that every baseline builds."""
+        """Return the shape that every baseline builds."""
         return GPT2Config.of_size(
             self.model, vocab_size=self.vocab_size, context=self.context, vocab_rows=self.vocab_rows
         )
@@ -130,7 +125,6 @@ class GPT2Case(StepCase):
         return draw_tokens(self.vocab_size, self.batch, self.context, device, seed)
 
     def flops_per_token(self) -> float:
-        """6 N + 12 layers E S / 2 (GPT2.flops_per_token)."""
         return _flops_per_token(self.config())
 
 
@@ -141,7 +135,7 @@ def _flops_per_token(config: GPT2Config) -> float:
 
 
 def cases(settings: Settings) -> list[GPT2Case]:
-    """Every model, context, batch and precision of weights requested. UserError: a model that is not GPT-2."""
+    """Return every requested model, context, batch and precision of weights. Raises UserError: not model=gpt2."""
     if settings.model.name != "gpt2":
         raise UserError(
             f"model={settings.model.name}: training steps of model=gpt2 are measured, which others have too."

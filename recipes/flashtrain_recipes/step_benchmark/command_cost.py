@@ -1,7 +1,7 @@
-"""What the command costs beyond its training steps: `python -m flashtrain recipe=gpt2` beside the bare loop.
+"""What `python -m flashtrain recipe=gpt2` costs beyond its bare training steps.
 
 The command runs as it would for a user, in a process of its own, with its data, loggers, callbacks and Lightning's
-Trainer; the bare loop is flashtrain's row, the same model's steps on one batch that lies on the device already.
+Trainer; the bare steps are those of flashtrain's row, on one batch that lies on the device already.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.command.compose import quoted
 from flashtrain.folders.run_folder import FAILED, FINISHED, read_summary
 from flashtrain.run.job_process import job_command
-from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import Hardware
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.rows import NO_TIME, Row
@@ -32,15 +28,23 @@ _PASSED_ON = ("data", "logger", "model", "optimizer", "schedule", "attention", "
 
 
 def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Row:
-    """The row of the command at this case: its steps as it logs them itself, and `command_cost`, what they take longer
-    than the bare loop's, in percent. A command that fails is a row that says so. bare: flashtrain's row of the case."""
-    summary = _run(command_words(case, benchmark.settings, run.overrides, benchmark.hardware), run)
-    step_seconds = mean_step_seconds(run.folder / _FOLDER / METRICS)
-    row = {"implementation": COMMAND, **case.columns()}
-    if summary.get("status") != FINISHED or step_seconds is None:
+    """Run the command at a case, and return its row: `command_cost` is the percentage that its steps take longer.
+
+    Its time of a step is the mean of what it logged, since logging costs time at some steps only, without the first
+    time, which holds compilation. A command that fails is a row that says so.
+
+    Args:
+        bare: flashtrain's row of the case.
+    """
+    summary = _run(_words(case, benchmark, run), run)
+    metrics, row = run.folder / _FOLDER / METRICS, {"implementation": COMMAND, **case.columns()}
+    logged = (
+        [one["step_seconds"] for one in read_metrics(metrics) if "step_seconds" in one] if metrics.is_file() else []
+    )
+    if summary.get("status") != FINISHED or len(logged) < 2:
         error = str(summary.get("error") or f"see {run.folder / _OUTPUT}")
         return {**row, "tokens_per_second": None, "status": summary.get("status") or FAILED, "error": error}
-    milliseconds = step_seconds * 1e3
+    milliseconds = statistics.mean(logged[1:]) * 1e3
     return {
         **row,
         **case.rates(milliseconds, benchmark.hardware.peak_flops),
@@ -51,38 +55,26 @@ def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Ro
     }
 
 
-def command_words(case: GPT2Case, settings: Settings, overrides: Sequence[str], machine: Hardware) -> list[str]:
-    """The overrides of a training run of this case: what this run was given, its demo's data, steps of one batch."""
-    steps, tokens = settings.benchmark.command_steps, case.batch * case.context
+def _words(case: GPT2Case, benchmark: Benchmark, run: Run) -> list[str]:
+    # what this run was given, its demo's data, and steps of one batch
+    settings, steps, tokens = benchmark.settings, benchmark.options.command_steps, case.batch * case.context
     own = {
         "context": case.context, "model.size": case.model, "model.vocab_rows": case.vocab_rows or "null",
         "data.tokenizer": settings.data.tokenizer, "data.validation_tokens": tokens, "trainer.tokens_per_step": tokens,
         "trainer.micro_batch": case.batch, "trainer.steps": steps, "trainer.validate_every": steps,
-        "trainer.checkpoint_every": steps, "hardware.precision": case.hardware_of(machine).precision,
+        "trainer.checkpoint_every": steps, "hardware.precision": case.hardware_of(benchmark.hardware).precision,
         "optimizer.master_weights": str(case.has_masters).lower(), "hardware.demo": "never", "generate.tokens": 1,
         "seed": settings.seed,
     }  # fmt: skip
     if settings.data.source == "stdlib":
         own["data.include_tests"] = str(settings.data.include_tests).lower()
-    given = {word: word.lstrip("+~").split("=")[0] for word in overrides}
+    given = {word: word.lstrip("+~").split("=")[0] for word in run.overrides}
     passed = [word for word, key in given.items() if key.split(".")[0] in _PASSED_ON and key not in own]
     return ["recipe=gpt2", *passed, *[f"{key}={value}" for key, value in own.items()]]
 
 
-def mean_step_seconds(metrics: Path) -> float | None:
-    """Seconds of a step of the run that left this metrics.jsonl, the mean over all that it logged but the first time.
-
-    The mean, since logging costs time at some steps only; the first time holds compilation. None where the run logged
-    fewer than two times. Intervals are equally long.
-    """
-    if not metrics.is_file():
-        return None
-    logged = [row["step_seconds"] for row in read_metrics(metrics) if "step_seconds" in row]
-    return statistics.mean(logged[1:]) if len(logged) > 1 else None
-
-
-def _run(words: Sequence[str], run: Run) -> dict[str, Any]:
-    """Run the command in the run's folder, its output in a file beside its own, and return its summary row."""
+def _run(words: list[str], run: Run) -> dict[str, Any]:
+    # in the run's folder, the output in a file there
     place = run.folder / _FOLDER
     seconds = None if math.isinf(run.until) else run.seconds_left
     say(f"    the command itself: python -m flashtrain {' '.join(words)}")

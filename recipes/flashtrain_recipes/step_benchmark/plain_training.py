@@ -1,10 +1,8 @@
-"""GPT-2 in plain PyTorch, as anyone would write it for torch.compile: the implementation to be faster than; and
-model=plain, which trains it by the same command, so that loss curves can be laid on ours:
+"""GPT-2 in plain PyTorch, as anyone would write it for torch.compile: the implementation to be faster than.
 
-    python -m flashtrain -m recipe=gpt2 model=gpt2,plain trainer.micro_batch=32
-
-It starts from the very weights that model=gpt2 starts from with the same seed, and sees the same batches. Its layers
-are none of flashtrain's, so that nothing done to those changes it.
+model=plain trains it by the same command as ours, from the same weights for equal seeds, to compare their losses:
+`python -m flashtrain -m recipe=gpt2 model=gpt2,plain trainer.micro_batch=32`. Its layers are none of flashtrain's, so
+that nothing done to those changes it.
 
 B batch, S sequence, H heads, D head dimension, E embedding width, V rows of the embedding table.
 """
@@ -29,7 +27,8 @@ from flashtrain_kernels import Mask
 class PlainGPT(Trainable):
     """A GPT-2 decoder without dropout, whose weights have the names of models.gpt2's.
 
-    attention: "sdpa" or "standard" (scores, softmax and weights are S x S).
+    Args:
+        attention: "sdpa" or "standard" (with the S x S matrix).
     """
 
     def __init__(self, shape: GPT2Config, attention: str) -> None:
@@ -47,7 +46,7 @@ class PlainGPT(Trainable):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, S, V) of tokens (B, S)."""
+        """Return the logits (B, S, V) of tokens (B, S)."""
         x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -56,9 +55,10 @@ class PlainGPT(Trainable):
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
-        """Mean cross-entropy in nats of labels (B, S), which are shifted already, from float32 logits or wider.
+        """Return the mean cross-entropy, in nats, of labels (B, S), which are shifted already.
 
-        UserError: a mask or positions.
+        Raises:
+            UserError: a mask or positions.
         """
         if mask is not None or positions is not None:
             raise UserError(
@@ -68,11 +68,11 @@ class PlainGPT(Trainable):
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.flatten())
 
     def parameter_count(self) -> int:
-        """All parameters."""
+        """Return the number of all parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """As GPT2.flops_per_token."""
+        """Return what GPT2.flops_per_token does."""
         with torch.device("meta"):
             return GPT2(self.config, attention="sdpa").flops_per_token(context)
 
@@ -98,12 +98,12 @@ class PlainBlock(nn.Module):
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention by torch's own kernels; q, k, v and the result (B, H, S, D)."""
+    """Return causal attention by torch's own kernels; q, k, v and the result are (B, H, S, D)."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same with the S x S matrix stored, as before FlashAttention (Dao et al. 2022, Algorithm 0)."""
+    """Return causal attention with the S x S matrix stored (Dao et al. 2022, Algorithm 0)."""
     length = q.shape[-2]
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
@@ -111,9 +111,13 @@ def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def build_plain(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> PlainGPT:
-    """The component model=plain. attention: "standard" writes out the S x S matrix, any other is SDPA.
+    """Build model=plain with the weights of model=gpt2.
 
-    UserError: a configuration that PlainGPT has no parts for.
+    Args:
+        attention: "standard" stores the S x S matrix, any other is SDPA.
+
+    Raises:
+        UserError: a configuration that PlainGPT has no parts for.
     """
     config = decoder_config("gpt2", settings, vocab_size=vocab_size, context=context)
     if config.positions != "learned" or config.dropout:

@@ -44,7 +44,7 @@ class StepBenchmark(Benchmark):
 
     @contextmanager
     def around(self, case: StepCase) -> Iterator[None]:
-        """A compiler that knows nothing of other cases, and does not give up after a few uses of one function."""
+        """Let the compiler forget other cases, and not give up after a few uses of one function."""
         torch.set_float32_matmul_precision("high")  # as training does
         if not any(one.compiled for one in self.baselines):
             yield
@@ -89,7 +89,7 @@ class GPT2Steps(StepBenchmark):
         return with_best_batches(super().completed(rows))
 
     def _measure_command(self, run: Run) -> None:
-        """Add the row of the command itself, at the first model and context and flashtrain's best batch there."""
+        """Add the row of the command itself, at the first model and context and our best batch there."""
         first = self.cases[0]
         same = [case for case in self.cases if (case.kind, case.context) == (first.kind, first.context)]
         found = {case: row for case in same for row in run.rows if _is_ours(row, case)}
@@ -102,6 +102,5 @@ class GPT2Steps(StepBenchmark):
 
 
 def _is_ours(row: Row, case: StepCase) -> bool:
-    """Whether the row is a figure of flashtrain's at the case."""
     wanted = {"implementation": FLASHTRAIN, **case.columns()}
     return bool(row.get("tokens_per_second")) and wanted.items() <= row.items()

@@ -1,6 +1,4 @@
-"""The settings of the recipes that measure whole training steps: of GPT-2, BERT, transformers' decoders and the Long
-Range Arena.
-"""
+"""The settings of all recipes that measure whole training steps."""
 
 from __future__ import annotations
 
@@ -22,28 +20,20 @@ SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx"
 
 @dataclass
 class StepSettings:
-    """models, contexts, weights: every combination is measured. weights: "fp32" computes in autocast's bfloat16, "bf16"
-    holds weights and optimiser states in bfloat16, "bf16-master" has float32 copies of them beside. batches: sequences
-    a step, each implementation is told at its best one; None: as many as hold `tokens` together. steps: of one turn of
-    an implementation. compile: whether implementations that are compiled may be; None: on GPUs only. command_steps:
-    steps for which `python -m flashtrain recipe=gpt2` is run beside the bare loop, 20 or more, to tell what its data
-    and logging cost; 0: not. updates: of recipe=hf-speed; false measures forward and backward alone.
-    tasks: of recipe=lra-speed (None: all). units, samples: of recipe=bert-speed: besides full rows of `contexts`, so
-    many sequences of the lengths that these units of the text have; dropouts: each measured.
-    """
+    """Which training steps are measured: every combination of models, contexts and weights."""
 
-    models: list[str] = field(default_factory=lambda: ["124m", "355m"])
-    contexts: list[int] = field(default_factory=lambda: [1024])
-    batches: list[int] | None = None
-    weights: list[str] = field(default_factory=lambda: ["fp32"])
-    steps: int = 10
-    compile: bool | None = None
-    command_steps: int = 0
-    updates: bool = True
-    tasks: list[str] | None = None
-    units: list[str] = field(default_factory=lambda: ["paragraph"])
-    samples: int = 2048
-    dropouts: list[float] = field(default_factory=lambda: [0.0])
+    models: list[str] = field(default_factory=lambda: ["124m", "355m"])  # sizes or shapes of benchmark.name's models
+    contexts: list[int] = field(default_factory=lambda: [1024])  # tokens of a sequence
+    batches: list[int] | None = None  # sequences a step; null: as many as hold benchmark.tokens together
+    weights: list[str] = field(default_factory=lambda: ["fp32"])  # fp32 (autocast), bf16, bf16-master (float32 copies)
+    steps: int = 10  # of one turn of an implementation
+    compile: bool | None = None  # whether implementations that are compiled on GPUs are so here; null: on GPUs only
+    command_steps: int = 0  # also run `python -m flashtrain recipe=gpt2` for so many steps, 20 or more, for its cost
+    updates: bool = True  # of recipe=hf-speed; false: forward and backward alone
+    tasks: list[str] | None = None  # of recipe=lra-speed; null: all
+    units: list[str] = field(default_factory=lambda: ["paragraph"])  # of recipe=bert-speed: units of text to batch
+    samples: int = 2048  # of recipe=bert-speed: sequences that have the lengths of each of benchmark.units
+    dropouts: list[float] = field(default_factory=lambda: [0.0])  # of recipe=bert-speed
 
     def check_steps(self, name: str | None) -> None:
         """Raise UserError for the first of these settings that cannot be. name: benchmark.name."""

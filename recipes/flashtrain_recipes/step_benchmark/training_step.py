@@ -1,7 +1,4 @@
-"""An optimiser step of any model (zero the gradients, forward, backward, clip, update), and a baseline that makes it.
-
-B batch, S sequence.
-"""
+"""An optimiser step of any model: zero the gradients, forward, backward, clip, update."""
 
 from __future__ import annotations
 
@@ -19,16 +16,18 @@ from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.step_benchmark.cases import StepCase
 
 # GPT-2's usual optimiser, for every baseline but ours, whose own settings have the same values.
-LEARNING_RATE, BETAS, WEIGHT_DECAY, LARGEST_NORM = 6e-4, (0.9, 0.95), 0.1, 1.0
+LEARNING_RATE, BETAS, WEIGHT_DECAY, MAX_NORM = 6e-4, (0.9, 0.95), 0.1, 1.0
 
 LossFunction = Callable[..., Tensor]
 
 
 class TrainingStep:
-    """A model on a device, with its optimiser. Called with what the loss takes, it makes a step.
+    """A model on a device with its optimiser, which makes a step when it is called with what the loss takes.
 
-    clip: bounds the gradients before the update. autocast: the dtype that matrix products are computed in, None for the
-    weights' own. schedule: stepped after the update.
+    Args:
+        clip: bounds the gradients before the update.
+        autocast: the dtype that matrix products are computed in; None: the weights' own.
+        schedule: stepped after the update.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class TrainingStep:
         self._device_type = next(model.parameters()).device.type
 
     def __call__(self, *arguments: Any) -> Tensor:
-        """The loss before the update, a scalar on the device that nothing has waited for."""
+        """Make a step, and return the loss before the update, a scalar on the device that nothing has waited for."""
         self.drop_gradients()
         # as Lightning's precision plugin calls it: weights are cast at each use, or by the compiled graph
         with torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None, cache_enabled=False):
@@ -59,43 +58,37 @@ class TrainingStep:
         return loss.detach()
 
     def drop_gradients(self) -> None:
-        """Give the gradients' memory back."""
+        """Free the gradients' memory."""
         self.optimizer.zero_grad(set_to_none=True)
 
 
 class MemoryChoice(NamedTuple):
-    """words: what is computed twice, moved or cut into pieces to need less memory; "" for nothing of it.
+    """How a step saves memory."""
 
-    estimate_gib: the peak that is expected, in GiB; None where nobody says.
-    """
-
-    words: str = ""
-    estimate_gib: float | None = None
+    words: str = ""  # what is computed twice, moved or cut into chunks, as rows have it; "": nothing
+    estimate_gib: float | None = None  # of the peak; None: unknown
 
 
 class StepBaseline(Baseline):
-    """A baseline that makes training steps.
+    """A baseline that makes training steps."""
 
-    adapts: whether it trades time for memory where a case needs that: what did not fit says nothing of what is larger.
-    """
-
-    adapts = False
+    adapts = False  # to a case, by trading time for memory: what did not fit says nothing of a larger case
 
     def memory(self, case: Any) -> MemoryChoice:
-        """The memory settings that the case is trained with."""
+        """Return the memory settings that the case is trained with."""
         return MemoryChoice()
 
     @abstractmethod
     def build(self, case: Any, device: torch.device) -> TrainingStep:
-        """A model with random weights on the device, and its step."""
+        """Return the step of a model with random weights on the device."""
 
     def batches(self, case: Any, drawn: tuple[Any, ...], device: torch.device) -> Sequence[tuple[Any, ...]]:
-        """What the steps of a turn take, one after the other, of what the case drew. Not timed."""
+        """Return what the steps of a launch take, one after the other, made of what the case drew. Not timed."""
         return [drawn]
 
 
 def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
-    """The step of a baseline that is not ours: torch's fused AdamW, decay on matrices, clipping by the norm.
+    """Return the step of a baseline that is not ours: torch's fused AdamW, decay on matrices, clipping by the norm.
 
     Weights go to bfloat16, or the loss under autocast, as the case says (on a CPU float32 stays float32).
     """
@@ -109,12 +102,12 @@ def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: tor
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=True)
     if case.has_masters:
         optimizer = MasterWeights(optimizer)
-    clip = partial(nn.utils.clip_grad_norm_, parameters, LARGEST_NORM)
+    clip = partial(nn.utils.clip_grad_norm_, parameters, MAX_NORM)
     return TrainingStep(model, loss, optimizer, clip, autocast=autocast_of(case, device))
 
 
 def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
-    """The step that a task of ours (a LightningModule) trains its model with."""
+    """Return the step that a task of ours (a LightningModule) trains its model with."""
     if case.is_bfloat16:
         model.to(torch.bfloat16)
     task.configure_model()
@@ -125,5 +118,5 @@ def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, d
 
 
 def autocast_of(case: StepCase, device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
+    """Return the dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
     return torch.bfloat16 if device.type == "cuda" and not case.is_bfloat16 else None

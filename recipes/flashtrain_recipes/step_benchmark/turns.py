@@ -1,7 +1,7 @@
-"""One case of training steps measured: every baseline makes its first steps, then all take turns.
+"""One case of training steps, measured by all baselines in turns.
 
-All models stay on the device with their optimiser states, and each gives its gradients back after its turn. What does
-not fit beside the others' models is measured after them, alone.
+All models stay on the device with their optimiser states, and each frees its gradients after its turn. What does not
+fit next to the others' models is measured after them, alone.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ _MAX_SECONDS = 60.0  # of all turns but the first: minutes tell nothing that the
 
 @dataclass(kw_only=True)
 class StepEntry(Entry[StepBaseline]):
-    """first_seconds: of the first steps, compilation included; seconds: of the second, about what they take.
-
-    batches: what the steps of a launch take, one after the other. peak_mib: of weights, optimiser states and what a
-    step needs beyond them; None: unknown.
-    """
+    """A baseline's model and steps. A launch makes a step on each of the batches."""
 
     step: TrainingStep
     batches: Sequence[tuple[Any, ...]]
     memory: MemoryChoice
-    first_seconds: float = 0.0
-    seconds: float = 0.0
-    peak_mib: float | None = None
+    first_seconds: float = 0.0  # of the first launch, compilation included
+    seconds: float = 0.0  # of the second launch
+    peak_mib: float | None = None  # of weights, optimiser states and what a step needs beyond; None: unknown
 
     def launch(self) -> Tensor:
         return [self.step(*arguments) for arguments in self.batches][-1]
 
 
 class StepTurns(Turns[StepCase, StepEntry]):
-    """peak_flops: the device's, for MFU; None: unknown. full: (title of a baseline, case) that ran out of memory: what
-    needs as much is not tried, unless the baseline adapts. This case's are added."""
+    """One case of training steps.
+
+    Args:
+        peak_flops: the device's dense peak in FLOP/s, for MFU; None: unknown.
+        full: (title of a baseline, case) that ran out of memory, to which this case's are added: what needs as much
+            memory is not tried, unless the baseline adapts.
+    """
 
     def __init__(
         self, case: StepCase, *, peak_flops: float | None, full: list[tuple[str, StepCase]], **common: Any
@@ -70,8 +71,8 @@ class StepTurns(Turns[StepCase, StepEntry]):
         return rows
 
     def leave_out(self, baseline: StepBaseline, part: str, status: str, reason: str | None) -> None:
-        beside = [one for one in self.entries if one.baseline is not baseline]
-        if status == OUT_OF_MEMORY and reason is None and beside:
+        others = [one for one in self.entries if one.baseline is not baseline]
+        if status == OUT_OF_MEMORY and reason is None and others:
             self._later.append(baseline)
         else:
             self.full += [(baseline.title, self.case)] if status == OUT_OF_MEMORY else []
@@ -84,7 +85,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
         return super().refuses(baseline)
 
     def start(self, baseline: StepBaseline) -> None:
-        """The first two launches: compilation, then memory and about how long one takes."""
+        """Launch twice: for compilation, then for memory and about how long a launch takes."""
         memory = baseline.memory(self.case)
         before = self.clock.held_mib()
         step = baseline.build(self.case, self.device)

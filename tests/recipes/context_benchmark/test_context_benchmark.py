@@ -110,7 +110,7 @@ def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchma
     assert (summary["status"], summary["cases"], summary["cases_measured"]) == ("finished", 4, 4)
     file = tmp_path / "context.json"
     assert report([str(runs / "grid"), "--save", str(file)]) == 0
-    assert report([str(file), "--figure", "context-efficiency", "--out", str(tmp_path)]) == 0
+    assert report([str(file), "--figure", "context-efficiency"]) == 0
     assert report([str(file), "--columns", "seqlen", "--pivot", "way", "--value", "efficiency", "--markdown"]) == 0
     assert "| tokens of the sequence | all-to-all | all-gather | ring | plain all-gather |" in capsys.readouterr().out
 

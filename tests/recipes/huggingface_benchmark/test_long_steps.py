@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -122,7 +121,7 @@ def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(name: str
 
 def test_the_largest_context_that_memory_auto_takes_is_a_row_of_each_model() -> None:
     job = long_steps_on(H200, "benchmark.models=[llama-1b,llama-8b-lora]", "memory=none")
-    rows = job.completed(SimpleNamespace(rows=[]))
+    rows = job.completed([])
     assert [row["model"] for row in rows] == ["llama-1b", "llama-8b-lora"]
     assert {row["implementation"] for row in rows} == {"plan of memory=auto"}
     for row in rows:

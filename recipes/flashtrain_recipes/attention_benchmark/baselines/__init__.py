@@ -16,9 +16,10 @@ __all__ = ["AttentionBaseline", "all_baselines"]
 
 
 def all_baselines(device_type: str = "cuda", *, matrices: bool = True) -> list[AttentionBaseline]:
-    """One of each, in the order of the tables.
+    """Return one of each, in the order of the tables.
 
-    matrices: whether torch's SDPA is given, as matrices, the masks that it has no name for.
+    Args:
+        matrices: whether torch's SDPA is given, as matrices, the masks that it has no name for.
     """
     flash = "torch SDPA, FlashAttention-2" if device_type == "cuda" else "torch SDPA, flash"
     return [

@@ -1,4 +1,4 @@
-"""What an implementation of attention is to the benchmark.
+"""What every implementation of attention offers the benchmark.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
@@ -19,9 +19,9 @@ Attend = Callable[[Inputs], Tensor]
 
 
 class AttentionBaseline(Baseline):
-    """One implementation of attention. supports: of Case.needs, those that it has."""
+    """One implementation of attention."""
 
-    supports: tuple[str, ...] = ()
+    supports: tuple[str, ...] = ()  # of Case.needs
 
     def refuses(self, case: Any) -> str | None:
         lacking = [word for word in case.needs if word not in self.supports]
@@ -29,13 +29,13 @@ class AttentionBaseline(Baseline):
 
     @abstractmethod
     def attend(self, case: Case, context: Context) -> Attend:
-        """A function of one set of inputs that returns out (B, Sq, H, D). Masks are made here, once, outside it."""
+        """Return a function of one set of inputs that returns out (B, Sq, H, D). Masks are made here, once."""
 
     def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
-        """What is computed once a batch to describe the case's mask, to be timed; None where there is nothing."""
+        """Return what describes the case's mask once a batch, to be timed; None where there is nothing."""
         return None
 
 
 def first(result: Any) -> Tensor:
-    """The output of functions that return it alone in some versions and with the log-sum-exp in others."""
+    """Return the output of a function that returns it alone in some versions, and with the log-sum-exp in others."""
     return result[0] if isinstance(result, (tuple, list)) else result

@@ -1,5 +1,4 @@
-"""What has flash-attn's functions: the packages flash_attn (FlashAttention-2), flash_attn_interface (3) and
-flash_attn.cute (flash-attn-4) where they are installed; ours too (ours.py).
+"""Implementations that have flash-attn's functions: the packages of FlashAttention-2, 3 and 4.
 
 B batch, S sequence, T packed tokens, H heads, D head dimension.
 """
@@ -29,18 +28,18 @@ class FlashAttnFunctions(AttentionBaseline):
     supports: tuple[str, ...] = ("softcap", "dropout", "ALiBi", "deterministic", "pages")
 
     def imported(self) -> Any:
-        """The module. A flash-attn-4 alone also answers to `import flash_attn`: the functions decide."""
-        found = importlib.import_module(self.module)
+        """Import the module. Raises ImportError for one without flash-attn's functions."""
+        found = importlib.import_module(self.module)  # flash-attn-4 alone also answers to `import flash_attn`
         if not hasattr(found, "flash_attn_func"):
             raise ImportError(f"{self.module} has no flash_attn_func")
         return found
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
-        """Arguments besides `options` that describe the case's mask."""
+        """Return the arguments besides `options` that describe the case's mask."""
         return {}
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
-        """The keyword arguments of a call, without those that have their defaults."""
+        """Return the keyword arguments of a call, without those that have their defaults."""
         given = {
             "window_size": (case.mask_name.left, case.mask_name.right) if case.kind == "window" else None,
             "dropout_p": case.dropout or None,
@@ -73,7 +72,7 @@ class FlashAttnFunctions(AttentionBaseline):
         return attention
 
     def cached(self, module: Any, case: Case, context: Context) -> Attend:
-        """`attend` of a case whose keys and values are a cache."""
+        """Return what `attend` does for a case whose keys and values are a cache."""
 
         def attention(one: Inputs) -> Tensor:
             k, v, table = one.pages if case.page else (one.k, one.v, None)

@@ -30,7 +30,7 @@ from flashtrain_recipes.attention_benchmark.inputs import (
 
 
 class Flashtrain(FlashAttnFunctions):
-    """What a call gets on this device. Masks that are no argument of a call are made once a batch and given as mask."""
+    """The kernels that a call gets on this device. Masks that are no argument of a call are made once a batch."""
 
     name = title = "flashtrain"
     module, packed = "flashtrain_kernels", ("varlen", "causal-varlen")
@@ -51,7 +51,7 @@ class Flashtrain(FlashAttnFunctions):
 
 
 class FlashtrainPlanned(Flashtrain):
-    """flash_attn_varlen_func, given the mask that its layers share instead of each making its own."""
+    """flash_attn_varlen_func with a mask that all layers share, instead of each layer making its own."""
 
     name, title = "flashtrain-planned", "flashtrain, planned once"
 
@@ -77,13 +77,13 @@ class FlashtrainCompiled(Flashtrain):
 
     def attend(self, case: Case, context: Context) -> Attend:
         attention = super().attend(case, context)
-        # A function of tensors, as in a model: what the benchmark does around the call is not looked at anew each time.
+        # a function of tensors, as in a model, so that no guard looks at what the benchmark does around the call
         compiled = fresh_compile(lambda q, k, v: attention(Inputs(q, k, v, q)))
         return lambda inputs: compiled(inputs.q, inputs.k, inputs.v)
 
 
 class FlashtrainPortable(Flashtrain):
-    """The same on the portable kernels, where the Hopper kernels are there too."""
+    """The same functions on the portable kernels, where the GPU has Hopper kernels too."""
 
     name, title = "flashtrain-portable", "flashtrain, portable"
 
@@ -96,8 +96,9 @@ class FlashtrainPortable(Flashtrain):
 
 
 def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
-    """Makes a case's mask, which is no table of blocks, without a plan; from what a batch brings along on its device:
-    that is made here, once, and not timed.
+    """Return a function that makes a case's mask (no table of blocks), without a plan.
+
+    What a batch brings along on its device is made here, once, and not timed.
     """
     seqlen = case.seqlen_k
     if case.kind in BY_ARGUMENT:

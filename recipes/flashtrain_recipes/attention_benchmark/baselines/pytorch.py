@@ -1,5 +1,4 @@
-"""PyTorch's attention: written out, SDPA one backend at a time, varlen_attn (FlashAttention-2 behind cu_seqlens), and
-FlexAttention, compiled, with a block mask and, for features, a score function.
+"""PyTorch's implementations of attention: written out, SDPA by one backend at a time, varlen_attn, FlexAttention.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens, n blocks
 a side.
@@ -20,12 +19,13 @@ from flashtrain_recipes.attention_benchmark.baselines.base import Attend, Attent
 from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, alibi_slopes
 
+_ON_CPU = ("FLASH_ATTENTION", "MATH")  # SDPA's backends
+
 
 class Standard(AttentionBaseline):
     """Two matrix products with a softmax between them, each an operation of its own."""
 
     name, title = "standard", "standard attention"
-    supports = ("softcap", "dropout", "ALiBi", "sinks", "deterministic", "bias", "bias gradient")
 
     def attend(self, case: Case, context: Context) -> Attend:
         hidden = None if context.dense is None else ~context.dense
@@ -36,25 +36,11 @@ class Standard(AttentionBaseline):
             if group > 1:
                 k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
             scores = (q @ k.transpose(-2, -1)) * case.scale
-            if case.softcap:
-                scores = case.softcap * torch.tanh(scores / case.softcap)
-            if inputs.slopes is not None:
-                scores = scores - (inputs.slopes[:, None, None] * context.distance).to(scores.dtype)
-            if inputs.bias is not None:
-                scores = scores + inputs.bias
             if hidden is not None:
                 scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-            if inputs.sink is not None:
-                scores = torch.cat([scores, inputs.sink[:, None, None].expand(*scores.shape[:3], 1)], dim=-1)
-            weights = torch.softmax(scores, dim=-1)[..., : case.seqlen_k]
-            if case.dropout:
-                weights = F.dropout(weights, case.dropout)
-            return (weights @ v).transpose(1, 2)
+            return (torch.softmax(scores, dim=-1) @ v).transpose(1, 2)
 
         return attention
-
-
-_ON_CPU = ("FLASH_ATTENTION", "MATH")
 
 
 class Sdpa(AttentionBaseline):
@@ -92,22 +78,24 @@ class Sdpa(AttentionBaseline):
 
 
 def _known_by_name(case: Case) -> bool:
-    """Whether no mask needs to be given: full, or causal where torch's top-left alignment is ours."""
+    # no mask needs to be given; torch aligns causal masks top-left
     return case.kind == "full" or (case.kind == "causal" and case.seqlen_q == case.seqlen_k)
 
 
 def _additive(case: Case, context: Context) -> Tensor:
-    """ALiBi and the mask as what is added to the scores: (1, H, Sq, Sk) in the inputs' dtype."""
+    """ALiBi and the mask as what is added to the scores, (1, H, Sq, Sk) in the inputs' dtype."""
     slopes = alibi_slopes(case.heads, context.device)
+    positions = torch.arange(case.seqlen_k, device=context.device, dtype=torch.float32)
+    distance = (positions[-case.seqlen_q :, None] - positions).abs_()
     whole = torch.empty(1, case.heads, case.seqlen_q, case.seqlen_k, device=context.device, dtype=case.dtype)
     for head in range(case.heads):  # one head at a time: in float32 all of them would not fit
-        added = context.distance * -slopes[head]
+        added = distance * -slopes[head]
         whole[0, head] = added if context.dense is None else added.masked_fill_(~context.dense, -torch.inf)
     return whole
 
 
 class VarlenAttn(AttentionBaseline):
-    """varlen_attn, on documents only."""
+    """torch's FlashAttention-2 behind cu_seqlens, on documents only."""
 
     name, title = "varlen-attn", "torch varlen_attn"
 
@@ -133,7 +121,7 @@ class VarlenAttn(AttentionBaseline):
 
 
 class Flex(AttentionBaseline):
-    """Compiled for each case's exact shape, as it is fastest; compiling is not timed."""
+    """Compiled for each case's exact shape, as it is fastest."""
 
     name, title = "flex", "FlexAttention"
     supports = ("softcap", "ALiBi", "bias", "bias gradient")
@@ -165,7 +153,7 @@ class Flex(AttentionBaseline):
 
 
 def make_block_mask(case: Case, context: Context) -> Any:
-    """The case's mask as FlexAttention's BlockMask; None where every pair is visible."""
+    """Return the case's mask as FlexAttention's BlockMask; None where every pair is visible."""
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
     if case.kind == "full":
@@ -184,7 +172,7 @@ def make_block_mask(case: Case, context: Context) -> Any:
 
 
 def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """Softcap, ALiBi or bias as FlexAttention's score_mod; None where the case has none."""
+    """Return softcap, ALiBi or bias as FlexAttention's score_mod; None where the case has none."""
     if case.softcap:
         bound = case.softcap
         return lambda score, b, h, q, k: bound * torch.tanh(score / bound)
@@ -199,9 +187,9 @@ def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
 
 
 def fresh_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function compiled anew: earlier cases' code is dropped, or torch would one day run it uncompiled."""
+    """Return the function compiled for exact shapes."""
     import torch._functorch.config as functorch
 
-    torch.compiler.reset()
+    torch.compiler.reset()  # or torch would, after many cases, run it uncompiled
     functorch.donated_buffer = False  # a backward that is launched again and again keeps its graph
     return torch.compile(function, dynamic=False)

@@ -1,4 +1,4 @@
-"""The implementations of BERT whose training steps are measured, in each way of batching."""
+"""The implementations of BERT whose training steps are measured, with each kind of batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["OURS", "all_baselines"]
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
-    """In the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
+    """Return them in the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
     ours = partial(FlashtrainBert, settings=settings, hardware=hardware, compiled=compiled)
     found: list[StepBaseline] = [ours("flashtrain", PACKED), ours("flashtrain-padded", RANDOM)]
     for ending, batching in (("", RANDOM), ("-buckets", BUCKETS)):

@@ -1,4 +1,4 @@
-"""flashtrain's BERT: the model, optimiser, clipping and compilation of recipe=bert, packed or padded."""
+"""flashtrain's BERT, trained as recipe=bert trains it, packed or padded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OURS = "flashtrain"
 
 
 class FlashtrainBert(StepBaseline):
-    """batching: PACKED or RANDOM, which are alike where all rows are full."""
+    """Our BERT. batching: PACKED or RANDOM, which are alike where all rows are full."""
 
     def __init__(self, name: str, batching: str, *, settings: Settings, hardware: Hardware, compiled: bool) -> None:
         self.name, self.batching, self.compiled = name, batching, compiled

@@ -1,4 +1,4 @@
-"""transformers' BertForMaskedLM, random weights, padded."""
+"""transformers' BertForMaskedLM with random weights, on padded batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flashtrain_recipes.step_benchmark.training_step import TrainingStep, usual_
 
 
 class HuggingFaceBert(HuggingFace):
-    """batching: RANDOM or BUCKETS."""
+    """transformers' BERT. batching: RANDOM or BUCKETS."""
 
     def __init__(self, name: str, implementation: str, *, batching: str, **options: Any) -> None:
         title = implementation if batching == RANDOM else f"{implementation}, {batching}"
@@ -33,7 +33,6 @@ class HuggingFaceBert(HuggingFace):
         self.implementation, self.batching = implementation, batching
 
     def applies(self, case: BertCase) -> bool:
-        """Full rows have no length buckets."""
         return bool(case.unit) or self.batching != BUCKETS
 
     def columns(self, case: BertCase | None) -> Row:
@@ -54,7 +53,7 @@ class HuggingFaceBert(HuggingFace):
 
 
 def hugging_face_bert(case: BertCase, device: torch.device, attention: str) -> Any:
-    """transformers' model of the case's shape, activation and dropout."""
+    """Return transformers' model of the case's shape, activation and dropout."""
     from transformers import AutoModelForMaskedLM, BertConfig
 
     config = BertConfig(**bert_content(case.config(), "BertForMaskedLM", 0, torch.float32))

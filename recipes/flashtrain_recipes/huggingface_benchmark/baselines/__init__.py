@@ -1,4 +1,4 @@
-"""What is measured: flashtrain, and transformers' own by its attention and compilation."""
+"""The implementations of a decoder's step: flashtrain's, and transformers' by its attention and compilation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN
 
 
 def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[HuggingFaceBaseline]:
-    """In the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
+    """Return them in the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
     theirs = partial(Transformers, hardware=hardware, updates=updates)
     return [
         Flashtrain("flashtrain", FLASHTRAIN, hardware, updates=updates, compiled=compiled),

@@ -1,5 +1,6 @@
-"""What every implementation of a decoder's training step begins with: flashtrain's model of the case, which holds
-transformers' class, with equal weights for equal seeds, and the optimiser that recipe=hf trains it with.
+"""What every implementation of a decoder's step begins with: flashtrain's model of the case, and its optimiser.
+
+The model holds transformers' class, and has equal weights for equal seeds.
 """
 
 from __future__ import annotations
@@ -27,28 +28,28 @@ from flashtrain_recipes.step_benchmark.training_step import (
 
 
 class GradientsOnly(torch.optim.SGD):
-    """Lets gradients go, and the weights as they are: forward and backward are measured by themselves."""
+    """An optimiser that frees gradients and updates nothing: forward and backward are measured alone."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         return None
 
 
 class HuggingFaceBaseline(StepBaseline):
-    """updates: False for forward and backward alone."""
+    """An implementation. updates: False for forward and backward alone."""
 
     def __init__(self, name: str, title: str, hardware: Hardware, *, updates: bool, compiled: bool) -> None:
         self.name, self.title, self.compiled = name, title, compiled
         self.hardware, self.updates = hardware, updates
 
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
-        """flashtrain's model, on the meta device."""
+        """Return flashtrain's model, on the meta device."""
         hardware = case.hardware_of(self.hardware)
         model = cast(HuggingFaceDecoder, make_model(case.settings(), vocab_size=0, attention=hardware.attention))
         model.keep_in(hardware.precision)
         return model
 
     def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
-        """Make flashtrain's model give time for memory as the settings say."""
+        """Make flashtrain's model trade time for memory as the settings say, and return how."""
         return save_memory(case.settings(), case.hardware_of(self.hardware), model)
 
     def step(
@@ -59,7 +60,7 @@ class HuggingFaceBaseline(StepBaseline):
         loss_of: Callable[[LanguageModel], Callable[..., Tensor]],
         device: torch.device,
     ) -> TrainingStep:
-        """A step of `part` of the model, which gets its weights here, by what is trained of it."""
+        """Give the model its weights, and return the step that trains `part` of it."""
         settings = case.settings()
         settings.trainer.compile = self.compiled and part is model
         torch.manual_seed(settings.seed)

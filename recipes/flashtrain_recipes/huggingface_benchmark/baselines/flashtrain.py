@@ -1,4 +1,4 @@
-"""What recipe=hf trains: the loss in pieces, our attention, the savings of `memory`, layers compiled one by one."""
+"""What recipe=hf trains: the loss in chunks, our attention, the savings of `memory`, layers compiled one by one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, Traini
 
 
 class Flashtrain(HuggingFaceBaseline):
+    """flashtrain's step."""
+
     adapts = True
 
     def memory(self, case: HuggingFaceCase) -> MemoryChoice:

@@ -18,7 +18,12 @@ CHECKPOINTING = "gradient checkpointing"
 
 
 class Transformers(HuggingFaceBaseline):
-    """attention: transformers' name; None: ours, by register_with_transformers. by_layer: compiled layer by layer."""
+    """transformers' step.
+
+    Args:
+        attention: transformers' name; None: ours, by register_with_transformers.
+        by_layer: compiled layer by layer, instead of whole.
+    """
 
     def __init__(
         self, *names: Any, attention: str | None = "sdpa", compiled: bool = False, by_layer: bool = False, **common: Any

@@ -15,7 +15,7 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
-    """In the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
+    """Return them in the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
     how = ", compiled" if compiled else ""
 
     def ours(name: str, title: str, attention: str, own: Settings = settings) -> StepBaseline:

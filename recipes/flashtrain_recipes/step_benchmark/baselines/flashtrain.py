@@ -1,4 +1,4 @@
-"""flashtrain's GPT-2: the model, optimiser, clipping, compilation and memory settings of recipe=gpt2."""
+"""flashtrain's GPT-2, trained as recipe=gpt2 trains it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ FLASHTRAIN = "flashtrain"
 
 
 class Flashtrain(StepBaseline):
-    """What the settings train, of the case's size and context. attention: as the setting `attention`."""
+    """What the settings train, at the case's size and context.
+
+    Args:
+        attention: as the setting `attention`.
+    """
 
     adapts = True
 
@@ -51,7 +55,6 @@ class Flashtrain(StepBaseline):
         return task_step(task, model, partial(batch_loss, task), case, device)
 
     def _model(self, case: GPT2Case) -> tuple[Trainable, MemoryChoice]:
-        """The model with random weights on torch's current device, and its memory settings."""
         settings, hardware = self._settings(case), self._hardware(case)
         model = make_model(settings, vocab_size=case.vocab_size, attention=hardware.attention)
         return model, save_memory(settings, hardware, model)
@@ -68,10 +71,11 @@ class Flashtrain(StepBaseline):
 
 
 def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> MemoryChoice:
-    """Make the model give time for memory as the settings say, and return how.
+    """Make the model trade time for memory as the settings say, and return how.
 
-    settings: of one case, with context and trainer.micro_batch. hardware: with the case's attention and precision.
-    model: not compiled yet, and perhaps on the meta device, where only the choice is wanted.
+    Args:
+        settings, hardware: of one case.
+        model: not compiled yet; on the meta device where only the choice is wanted.
     """
     if model.shape is None:
         return MemoryChoice()
@@ -82,5 +86,5 @@ def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Mem
 
 
 def batch_loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
-    """The task's loss of tokens and labels (B, S): without a document mask nothing else of a batch is read."""
+    """Return the task's loss of tokens and labels (B, S); without a document mask nothing else of a batch is read."""
     return task.batch_loss(cast(Batch, {"tokens": tokens, "labels": labels}))

@@ -1,4 +1,4 @@
-"""transformers' GPT2LMHeadModel, random weights."""
+"""transformers' GPT-2 with random weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ EAGER = "Hugging Face, eager"  # what speed-ups are over
 
 
 class HuggingFace(StepBaseline):
-    """attention: transformers' name, "eager" (the S x S matrix) or "sdpa" (torch's kernels)."""
+    """A model of transformers.
+
+    Args:
+        attention: transformers' name: "eager" (the S x S matrix) or "sdpa" (torch's kernels).
+    """
 
     def __init__(self, name: str, title: str, *, attention: str, compiled: bool = False) -> None:
         self.name, self.title, self.attention, self.compiled = name, title, attention, compiled
@@ -32,7 +36,7 @@ class HuggingFace(StepBaseline):
 
 
 def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> Any:
-    """transformers' model of the case's shape: no dropout, as many embedding rows as every baseline has."""
+    """Return transformers' model of the case's shape, without dropout."""
     from transformers import AutoModelForCausalLM, GPT2Config
 
     shape = case.config()
@@ -48,5 +52,5 @@ def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> A
 
 
 def hugging_face_loss(forward: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """transformers' own loss of tokens and labels (B, S), which are shifted already."""
+    """Return transformers' own loss of tokens and labels (B, S), which are shifted already."""
     return forward(input_ids=tokens, labels=labels, shift_labels=labels).loss

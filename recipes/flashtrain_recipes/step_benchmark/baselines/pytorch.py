@@ -1,4 +1,4 @@
-"""Plain PyTorch: PlainGPT (plain_training.py), compiled where that is wanted."""
+"""GPT-2 in plain PyTorch (plain_training.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline, Traini
 
 
 class Plain(StepBaseline):
-    """attention: see PlainGPT; backend: the only one that SDPA may take."""
+    """PlainGPT. backend: the only one that SDPA may take; None: any."""
 
     def __init__(
         self, name: str, title: str, *, compiled: bool, attention: str = "sdpa", backend: SDPBackend | None = None
