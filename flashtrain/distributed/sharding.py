@@ -22,14 +22,14 @@ def shard(
     *,
     blocks: Iterable[nn.Module] | None = None,
 ) -> nn.Module:
-    """Shard `module` over the data-parallel devices, in place, and return it.
+    """Shard a model over the data-parallel devices, in place, and return it.
 
     Call it in a LightningModule's configure_model, after activation checkpointing and before torch.compile.
 
     Args:
         module: the model.
         device_mesh: Lightning's (`self.device_mesh` under ModelParallelStrategy), whose dimension data_parallel is
-            used; one without named dimensions is used whole.
+            used.
         precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16, and reduce gradients in
             float32.
         blocks: the submodules that are gathered, used and freed one by one; None: `module.blocks`, or a transformers
@@ -39,7 +39,7 @@ def shard(
         UserError: no blocks are given or found.
     """
     # Imported here: not every build of torch has it.
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     if blocks is None:
         blocks = blocks_of(module)
@@ -47,12 +47,10 @@ def shard(
             raise UserError(
                 f"{type(module).__name__} has no attribute 'blocks'. Give the modules to shard one by one: blocks=..."
             )
-    names = getattr(device_mesh, "mesh_dim_names", None)
-    mesh = device_mesh[DATA_PARALLEL] if names and DATA_PARALLEL in names else device_mesh
-    policy = _policy(precision)
-    for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(module, mesh=mesh, mp_policy=policy)
+    computed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+    policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=None if computed is None else torch.float32)
+    for part in (*blocks, module):
+        fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=policy)
     for name in FORWARD_METHODS:
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
@@ -66,12 +64,3 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
         return list(blocks)
     names = {name for part in module.modules() for name in getattr(part, LAYER_NAMES, None) or ()}
     return [part for part in module.modules() if type(part).__name__ in names]
-
-
-def _policy(precision: str) -> Any:
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    computed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-    if computed is None:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=torch.float32)

@@ -23,7 +23,7 @@ import transformers
 from ranks import fork
 from torch import Tensor, nn
 
-from flashtrain.distributed.context.batch import BatchNames, shard_batch
+from flashtrain.distributed.context.batch import shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.methods import METHODS
 from flashtrain.integrations import register_with_transformers
@@ -31,7 +31,6 @@ from flashtrain.integrations.huggingface_numbers import balance_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
 VOCABULARY, ROWS, LENGTH = 29, 2, 45  # odd: no number of ranks divides it
-NAMES = BatchNames("input_ids")
 LAYOUTS = ("balanced", "head-tail", "contiguous")
 
 
@@ -184,7 +183,7 @@ def one_process(name: str, heads: int, batch: str) -> dict[str, Tensor]:
 def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far the mean over the ranks is from one process."""
     exact = one_process(case.model, case.heads, case.batch)
-    part, sequence = shard_batch(batch_of(case.batch), group, NAMES, layout=case.layout, method=case.method)
+    part, sequence = shard_batch(batch_of(case.batch), group, layout=case.layout, method=case.method)
     with use_sharded_sequence(sequence):
         found = loss_and_gradients(model_of(case.model, case.heads), part, sequence.weight)
     kinds = len(sequence._ready)

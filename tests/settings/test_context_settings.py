@@ -95,11 +95,11 @@ def test_the_strategy_is_made_as_the_settings_say():
     assert (made.context_parallel_size, made.method, made.layout) == (2, "ring", "head-tail")
     assert made.watchdog.timeout == 7200
     assert made._timeout.total_seconds() > 7200  # the watchdog speaks before a collective gives up
-    assert made.names.documents is None
+    assert made.documents is None
     masked = strategy_options(
         settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"), Path("run")
     )
-    assert make_strategy("context", **masked).names.documents == "documents"
+    assert make_strategy("context", **masked).documents == "documents"
     assert make_strategy("context", **masked).watchdog is None
     assert strategy_options(settings_of("trainer.strategy=ddp"), Path("run")) == {}
 

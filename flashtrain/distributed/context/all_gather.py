@@ -56,9 +56,9 @@ class AllGather:
         """See Method. The log-sum-exp is of this rank's tokens, (B, H, n)."""
         outs, lses = [], []
         for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
-            first_head = piece.queries.start
-            out, lse = local_attention.forward(q[:, :, piece.queries], keys, values, self.part, scores, first_head)
-            out, lse = scores.with_sinks(out, lse, first_head)
+            of_heads = scores.from_head(piece.queries.start)
+            out, lse = local_attention.forward(q[:, :, piece.queries], keys, values, self.part, of_heads)
+            out, lse = of_heads.with_sinks(out, lse)
             outs.append(out)
             lses.append(lse)
         return torch.cat(outs, 2), torch.cat(lses, 1)
@@ -67,13 +67,13 @@ class AllGather:
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See Method."""
-        scores.add_sink_gradients(dout, out, lse, 0)
+        scores.add_sink_gradients(dout, out, lse)
         dqs: list[Tensor] = []
         sums: list[Transfer] = []
         for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
             own = piece.queries
             of_heads = dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous()
-            dq, dk, dv = local_attention.backward(*of_heads, self.part, scores, own.start)
+            dq, dk, dv = local_attention.backward(*of_heads, self.part, scores.from_head(own.start))
             dqs.append(dq)
             if sums:
                 sums[-1].wait()  # it was summed while this piece was computed: what was sent is no longer needed

@@ -6,7 +6,7 @@ Shapes: B batch, S sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,29 +17,17 @@ from flashtrain.distributed.context.layouts import LAYOUTS
 from flashtrain.distributed.context.methods import AUTO
 from flashtrain.distributed.context.sequence import IGNORED, ContextSequence
 from flashtrain.errors import UserError
-from flashtrain_kernels import Mask, masks
+from flashtrain_kernels import masks
 
-
-class BatchNames(NamedTuple):
-    """The names of a batch's tensors.
-
-    Attributes:
-        tokens: of (B, S, ...), which gives the sequence's length.
-        labels: of (B, S), with -100 for ignored.
-        documents: of document ids (B, S), by which the work is balanced. A batch without them is balanced by
-            transformers' cu_seq_lens_q, or by position_ids that restart; None: by neither.
-    """
-
-    tokens: str = "tokens"
-    labels: str = "labels"
-    documents: str | None = "documents"
+TOKENS = ("tokens", "input_ids")  # our batches', transformers'
+LABELS = "labels"
 
 
 def shard_batch(
     batch: Any,
     group: ContextGroup,
-    names: BatchNames,
     *,
+    documents: str | None = "documents",
     layout: str = "balanced",
     method: str = AUTO,
     weigh: Callable[[Any, Any], Any] | None = None,
@@ -49,10 +37,11 @@ def shard_batch(
     A rank without any label computes one, with weight 0, because it must take part in the backward.
 
     Args:
-        batch: tensors by name, the same on all ranks of the group. Tensors (B, S, ...) are sharded; their padding is
-            0, that of labels -100. Others stay whole.
+        batch: a dictionary, the same on all ranks of the group, whose "tokens" or "input_ids" are (B, S). Its tensors
+            (B, S, ...) are sharded; their padding is 0, that of "labels" -100. All else stays whole.
         group: the ranks that share the sequence.
-        names: the names of the batch's tensors.
+        documents: the name of document ids (B, S), by which the work is balanced. A batch without them is balanced by
+            transformers' cu_seq_lens_q, or by position_ids that restart; None: by neither.
         layout: a name of LAYOUTS.
         method: the context-parallel method.
         weigh: as ContextSequence's.
@@ -61,35 +50,36 @@ def shard_batch(
         (this rank's part of the batch, the sharded sequence).
 
     Raises:
-        UserError: the batch lacks the named tensors.
+        UserError: the batch has no tokens.
     """
-    tokens = _tokens(batch, names)
+    tokens = _tokens(batch)
     length = tokens.shape[1]
-    sharding = LAYOUTS[layout](_cost_mask(batch, names, length), group.size)
+    ids = None if documents is None else _documents(batch, documents, length)
+    # Attention is exact for any mask; the work is balanced for a causal one.
+    sharding = LAYOUTS[layout](masks.causal(length) if ids is None else masks.document(ids, causal=True), group.size)
     part: dict[str, Any] = dict(batch)
     whole: dict[str, Tensor] = {}
     for name, x in batch.items():
         if isinstance(x, Tensor) and x.dim() >= 2 and x.shape[:2] == tokens.shape[:2]:
             whole[name] = x
-            part[name] = sharding.shard(x, group.rank, fill=IGNORED if name == names.labels else 0)
-    counted = _counted(whole.get(names.labels), part, names, sharding, group)
+            part[name] = sharding.shard(x, group.rank, fill=IGNORED if name == LABELS else 0)
+    counted = _counted(whole.get(LABELS), part, sharding, group)
     size = tokens.shape[0] * length
     return part, ContextSequence(sharding, group, method=method, whole=whole, counted=counted, tokens=size, weigh=weigh)
 
 
-def check_same_batch(batch: Mapping[str, Any], names: BatchNames, group: ContextGroup, device: torch.device) -> None:
+def check_same_batch(batch: Any, group: ContextGroup, device: torch.device) -> None:
     """Check that all ranks of the group got the same tokens. Every rank must call it.
 
     Args:
-        batch: tensors by name.
+        batch: as in `shard_batch`.
         group: the ranks that share the sequence.
-        names: the names of the batch's tensors.
         device: where the ranks compare.
 
     Raises:
         UserError: they did not.
     """
-    tokens = _tokens(batch, names).to(device=device, dtype=torch.float64)
+    tokens = _tokens(batch).to(device=device, dtype=torch.float64)
     # A sum that depends on the order of the tokens; equal tokens give equal bits on every rank.
     order = torch.arange(1, tokens.numel() + 1, device=device, dtype=torch.float64).sin()
     mine = torch.stack((tokens.new_tensor(tokens.shape[1]), tokens.sum(), tokens.flatten() @ order))
@@ -104,25 +94,15 @@ def check_same_batch(batch: Mapping[str, Any], names: BatchNames, group: Context
         )
 
 
-def _tokens(batch: Any, names: BatchNames) -> Tensor:
-    if not isinstance(batch, Mapping):
-        raise UserError(
-            f"a batch of type {type(batch).__name__} under context parallelism. Expected a dictionary with "
-            f"'{names.tokens}' (B, S)."
-        )
-    tokens = batch.get(names.tokens)
+def _tokens(batch: Any) -> Tensor:
+    given = batch if isinstance(batch, Mapping) else {}
+    tokens = next((given[name] for name in TOKENS if name in given), None)
     if not isinstance(tokens, Tensor) or tokens.dim() < 2:
         raise UserError(
-            f"a batch without '{names.tokens}' (B, S): it has {', '.join(map(str, batch)) or 'nothing'}. Name its "
-            "tokens: ContextParallelStrategy(tokens=...)."
+            f"a batch of type {type(batch).__name__} ({', '.join(map(str, given))}) under context parallelism. "
+            "Expected a dictionary with 'tokens' or 'input_ids' (B, S)."
         )
     return tokens
-
-
-def _cost_mask(batch: Mapping[str, Any], names: BatchNames, length: int) -> Mask:
-    """A causal mask, by which the work is balanced; attention is exact for any mask."""
-    documents = None if names.documents is None else _documents(batch, names.documents, length)
-    return masks.causal(length) if documents is None else masks.document(documents, causal=True)
 
 
 def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | None:
@@ -140,14 +120,12 @@ def _documents(batch: Mapping[str, Any], name: str, length: int) -> Tensor | Non
     return None
 
 
-def _counted(
-    labels: Tensor | None, part: dict[str, Any], names: BatchNames, layout: Layout, group: ContextGroup
-) -> tuple[int, int]:
+def _counted(labels: Tensor | None, part: dict[str, Any], layout: Layout, group: ContextGroup) -> tuple[int, int]:
     """The labels that count, on this rank and on all of the group; without labels, the tokens without padding."""
     if labels is None:
         return int((layout.tokens[:, group.rank] >= 0).sum()), layout.tokens.shape[0] * layout.seqlen
-    here = part[names.labels]
+    here = part[LABELS]
     count = int((here != IGNORED).sum())
     if count == 0:
-        part[names.labels] = here.index_fill(1, torch.tensor([0], device=here.device), 0)
+        part[LABELS] = here.index_fill(1, torch.tensor([0], device=here.device), 0)
     return count, int((labels != IGNORED).sum())

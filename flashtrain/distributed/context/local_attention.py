@@ -5,7 +5,7 @@ B batch, m queries and p keys that it has, H query heads, K key/value heads, D h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Scores:
         softcap: scores become softcap * tanh(score / softcap); 0: none.
         sinks: (H,), one more score in every row of a head, whose value is 0.
         sink_gradients: (H,), to which the backward adds this rank's part of the gradient of `sinks`.
+        first_head: which of the model's heads is the first of a call's.
     """
 
     scale: float
@@ -35,40 +36,49 @@ class Scores:
     softcap: float = 0.0
     sinks: Tensor | None = None
     sink_gradients: Tensor | None = None
+    first_head: int = 0
+
+    def from_head(self, first_head: int) -> Scores:
+        """These of a call whose heads begin with the model's `first_head`."""
+        return replace(self, first_head=first_head)
 
     @property
     def options(self) -> dict[str, Any]:
         """The kernels' options without dropout and sinks."""
         return {"softmax_scale": self.scale, "softcap": self.softcap}
 
-    def seed_of(self, first_head: int) -> Tensor | None:
-        """The kernels' seed (3,) with which a call whose head 0 is the model's `first_head` drops the same weights."""
+    @property
+    def dropped(self) -> dict[str, Any]:
+        """The kernels' options of dropout, with which a call for some heads drops the weights that one for all does."""
         if self.seed is None:
-            return None
-        offsets = self.seed.new_zeros(1), self.seed.new_full((1,), first_head)
-        return torch.cat((self.seed.reshape(1), *offsets))
+            return {}
+        offsets = self.seed.new_zeros(1), self.seed.new_full((1,), self.first_head)
+        return {"dropout_p": self.dropout, "dropout_seed": torch.cat((self.seed.reshape(1), *offsets))}
 
-    def with_sinks(self, out: Tensor, lse: Tensor, first_head: int) -> tuple[Tensor, Tensor]:
-        """(out, lse) of the heads from `first_head` on, changed from over all keys to over all keys and sinks."""
+    def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """(out, lse) over all keys and sinks, given those over all keys."""
         # They serve the backward over the keys as they are: weights are exp(score - lse), and a sink's value is 0.
         if self.sinks is None:
             return out, lse
-        sinks = self.sinks[first_head : first_head + lse.shape[1]].to(lse.dtype)[None, :, None]
+        sinks = self.sinks[self._heads(lse)].to(lse.dtype)[None, :, None]
         total = torch.logaddexp(lse, sinks)
         return out * torch.exp(lse - total).transpose(1, 2)[..., None].to(out.dtype), total
 
-    def add_sink_gradients(self, dout: Tensor, out: Tensor, lse: Tensor, first_head: int) -> None:
+    def add_sink_gradients(self, dout: Tensor, out: Tensor, lse: Tensor) -> None:
         """Add the gradient of the sinks of these heads and queries, given what `with_sinks` returned."""
         # The sink's weight, times what a value of 0 is less than the row's output.
         if self.sinks is None or self.sink_gradients is None:
             return
-        heads = slice(first_head, first_head + lse.shape[1])
+        heads = self._heads(lse)
         weights = torch.exp(self.sinks[heads].to(lse.dtype)[None, :, None] - lse)
         share = (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1).transpose(1, 2)
         self.sink_gradients[heads] -= (weights * share).sum((0, 2)).to(self.sink_gradients.dtype)
 
+    def _heads(self, lse: Tensor) -> slice:
+        return slice(self.first_head, self.first_head + lse.shape[1])
 
-def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
+
+def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tuple[Tensor, Tensor]:
     """Local attention under a part of a mask.
 
     Args:
@@ -76,15 +86,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, first_h
         k, v: (B, p, K, D).
         part: what these queries see of these keys.
         scores: how scores become weights.
-        first_head: which of the model's heads is the first of these.
 
     Returns:
         (out, the log-sum-exp (B, H, m)); 0 and -inf for queries that see nothing.
     """
     if isinstance(part, Mask):
-        return attention_forward(
-            q, k, v, mask=part, dropout_p=scores.dropout, dropout_seed=scores.seed_of(first_head), **scores.options
-        )
+        return attention_forward(q, k, v, mask=part, **scores.options, **scores.dropped)
     if len(part) == 1 and part[0].queries == slice(0, q.shape[1]):
         keys, window = part[0][1:]
         return attention_forward(q, k[:, :keys], v[:, :keys], window_size=window, **scores.options)
@@ -98,22 +105,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores, first_h
 
 
 def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    part: Part,
-    scores: Scores,
-    first_head: int = 0,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) of `forward`, given out and lse over all keys; dk and dv may be in summing_dtype."""
     if isinstance(part, Mask):
-        return attention_backward(
-            dout, q, k, v, out, lse, mask=part, dropout_p=scores.dropout, dropout_seed=scores.seed_of(first_head),
-            **scores.options,
-        )  # fmt: skip
+        return attention_backward(dout, q, k, v, out, lse, mask=part, **scores.options, **scores.dropped)
     if len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1]):
         return attention_backward(dout, q, k, v, out, lse, window_size=part[0].window, **scores.options)
     dq = torch.zeros_like(q)

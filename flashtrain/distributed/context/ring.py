@@ -39,16 +39,16 @@ class Ring:
         self.size = len(parts)
         self.rank = dist.get_rank(group) if self.size > 1 else 0
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores, first_head: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """out (B, m, H, D) in q's dtype and lse (B, H, m) over all keys, of q (B, m, H, D), k and v (B, m, K, D)."""
         if self.size == 1:
-            out, lse = local_attention.forward(q, k, v, self.parts[0], scores, first_head)
-            return scores.with_sinks(out, lse, first_head)
+            out, lse = local_attention.forward(q, k, v, self.parts[0], scores)
+            return scores.with_sinks(out, lse)
         held = torch.stack((k, v))
         merged: tuple[Tensor, Tensor] | None = None
         for step in range(self.size):
             coming = self._send_on(held, _KEYS) if step + 1 < self.size else None
-            out, lse = local_attention.forward(q, held[0], held[1], self._part(step), scores, first_head)
+            out, lse = local_attention.forward(q, held[0], held[1], self._part(step), scores)
             if merged is None:
                 merged = out.to(summing_dtype(out.dtype)), lse
             else:
@@ -57,33 +57,23 @@ class Ring:
             if coming is not None:
                 held = coming.result()
         assert merged is not None
-        out, lse = scores.with_sinks(*merged, first_head)
+        out, lse = scores.with_sinks(*merged)
         return out.to(q.dtype), lse
 
     def backward(
-        self,
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scores: Scores,
-        first_head: int = 0,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(dq, dk, dv), given what `forward` returned; partial gradients are added up in float32."""
-        scores.add_sink_gradients(dout, out, lse, first_head)
+        scores.add_sink_gradients(dout, out, lse)
         if self.size == 1:
-            return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores, first_head)
+            return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores)
         dtype = summing_dtype(q.dtype)
         held = torch.stack((k, v))
         dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
         travelling: Transfer | None = None
         for step in range(self.size):
             coming = self._send_on(held, _KEYS) if step + 1 < self.size else None
-            part, *own = local_attention.backward(
-                dout, q, held[0], held[1], out, lse, self._part(step), scores, first_head
-            )
+            part, *own = local_attention.backward(dout, q, held[0], held[1], out, lse, self._part(step), scores)
             dq += part
             # What the ranks before added for the same keys, to which this one's gradients are added where they lie.
             gradients = torch.zeros_like(held, dtype=dtype) if travelling is None else travelling.result()

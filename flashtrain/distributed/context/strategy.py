@@ -6,7 +6,7 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from flashtrain.distributed.context.attention_check import AttentionCheck
-from flashtrain.distributed.context.batch import BatchNames, check_same_batch, shard_batch
+from flashtrain.distributed.context.batch import check_same_batch, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layouts import LAYOUTS
 from flashtrain.distributed.context.methods import AUTO, choose_method
@@ -42,7 +42,9 @@ class ContextParallelStrategy(ShardsCheckpoints):
     The module's attention must be flashtrain.models.Attention (as in GPT2), or a transformers model's after
     register_with_transformers. Any other attention is rejected in the first step. Learned positions must be those of
     flashtrain.next_positions, without a cache: torch.arange would number a rank's tokens from 0, which nothing detects.
-    A mask is made from the whole sequence, `whole(batch, "documents")`.
+    A batch is a dictionary with "tokens" (B, S), or transformers' "input_ids", and "labels" (B, S), -100 for ignored;
+    they are shifted, except for a transformers model, which shifts them itself. A mask is made from the whole sequence,
+    `whole(batch, "documents")`.
 
     What training_step returns, or passes to manual_backward, counts as the mean over the rank's labels. The strategy
     weights it, so that gradients are those of the mean over all labels of the micro-batch, on all devices. It does the
@@ -57,10 +59,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         context_parallel_size: devices that share a sequence; None: all. Other devices hold other samples.
         method: the context-parallel method: "all-to-all", "all-gather", "ring", "hybrid" or "auto".
         layout: who holds which tokens: "balanced", "head-tail" or "contiguous".
-        tokens: the batch's tensor that gives the sequence's length; None: "tokens", or transformers' "input_ids".
-        labels: the batch's labels (B, S), -100 for ignored; shifted, except those of a transformers model, which
-            shifts them itself.
-        documents: the batch's document ids, by which the work is balanced; None: ignore documents.
+        documents: the name of the batch's document ids, by which the work is balanced; None: ignore documents.
         timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute. None: no watchdog.
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.
         save_distributed_checkpoint: as in ShardsCheckpoints. Either kind can be resumed on another number of devices
@@ -82,8 +81,6 @@ class ContextParallelStrategy(ShardsCheckpoints):
         *,
         method: str = AUTO,
         layout: str = "balanced",
-        tokens: str | None = None,
-        labels: str = "labels",
         documents: str | None = "documents",
         timeout_seconds: float | None = 1800.0,
         on_failure: Callable[[str], None] | None = None,
@@ -106,8 +103,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         self.context_parallel_size = context_parallel_size
         self.method = method
         self.layout = layout
-        self.names = BatchNames(tokens or "tokens", labels, documents)
-        self._finds_tokens = tokens is None
+        self.documents = documents
         self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds, on_failure=on_failure)
         self.context: ContextGroup | None = None
         self.sequence: ContextSequence | None = None
@@ -218,13 +214,11 @@ class ContextParallelStrategy(ShardsCheckpoints):
         """This rank's part of the batch, on its device: the rest is never copied there."""
         self._mark("a batch")
         assert self.context is not None
-        if self._finds_tokens and isinstance(batch, Mapping) and "tokens" not in batch and "input_ids" in batch:
-            self.names = self.names._replace(tokens="input_ids")
         if not self._compared:
-            check_same_batch(batch, self.names, self.context, self.root_device)
+            check_same_batch(batch, self.context, self.root_device)
             self._compared = True
         part, self.sequence = shard_batch(
-            batch, self.context, self.names, layout=self.layout, method=self.method,
+            batch, self.context, documents=self.documents, layout=self.layout, method=self.method,
             weigh=self._weight_among_all if self.data_ranks > 1 else None,
         )  # fmt: skip
         self.sequence.refuses_own_part = self.check_attention

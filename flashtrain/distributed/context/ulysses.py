@@ -68,7 +68,8 @@ class Ulysses:
         lses = []
         for piece, own in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v)):
             own_q, own_k, own_v = own
-            out, lse = self.ring.forward(own_q, own_k, own_v, scores, self._first_head(q) + piece.queries.start)
+            of_heads = scores.from_head(self._first_head(q) + piece.queries.start)
+            out, lse = self.ring.forward(own_q, own_k, own_v, of_heads)
             self._leave(leaving, out)
             lses.append(lse)
         return self._of_tokens(leaving)[0], torch.cat(lses, 1)
@@ -85,9 +86,9 @@ class Ulysses:
         # Exchanged anew instead of being saved: it costs a fraction of the computing, and no memory between the passes.
         for piece, own in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v, out, dout)):
             own_q, own_k, own_v, own_out, own_dout = own
-            first = self._first_head(q) + piece.queries.start
+            of_heads = scores.from_head(self._first_head(q) + piece.queries.start)
             rows = lse[:, piece.queries].contiguous()
-            gradients = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, scores, first)
+            gradients = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, of_heads)
             self._leave(leaving, *gradients)
         dq, dk, dv = self._of_tokens(leaving)
         return dq, _summed(dk, kv_heads), _summed(dv, kv_heads)
