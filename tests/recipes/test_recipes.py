@@ -73,8 +73,9 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_a_figure_is_drawn_from_its_published_rows_and_from_no_others(figure: str, tmp_path, capsys) -> None:
-    drawn = ["--figure", figure, "--out", str(tmp_path)]
+def test_a_figure_is_drawn_from_its_published_rows_and_from_no_others(figure: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn = ["--figure", figure]
     assert report([str(RESULTS / "first-call-h200.json"), *drawn]) != 0
     assert not list(tmp_path.glob("*.png"))
     assert report([str(RESULTS / f"{FIGURES[figure]}.json"), *drawn]) == 0

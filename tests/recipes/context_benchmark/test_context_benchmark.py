@@ -102,7 +102,10 @@ def test_work_is_even_where_the_layout_or_the_way_makes_it_so(runs) -> None:
     assert rows(runs, "full")[0]["imbalance"] == 1  # causal, head-tail
 
 
-def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchmarks_are(runs, tmp_path, capsys) -> None:
+def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchmarks_are(
+    runs, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert {"config.yaml", "summary.json", "result.json", "notes.txt", "efficiency.png"} <= {
         path.name for path in (runs / "grid").iterdir()
     }
