@@ -6,6 +6,7 @@ Whatever is heavy is imported inside the methods: settings are checked, and mist
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class StageContext:
-    """What a training that is one of several of its run, such as a stage of a curriculum, has of its own.
+    """A training that is one of several of its run, such as a stage of a curriculum.
 
-    settings: in place of the run's. resumed: the checkpoint to go on from, which is of the same model; None to start
-    anew. logs: where loggers write. goes_on: another training starts from where this one ends, so its end is a
-    checkpoint too, and a signal that comes while it is written still stops the run; settle: called before.
+    Attributes:
+        settings: in place of the run's.
+        resumed: the checkpoint to resume from, which is of the same model; None to start anew.
+        logs: the folder of the loggers.
+        goes_on: whether another training starts from where this one ends. If so, its end is a checkpoint too, and a
+            signal that comes while it is written still stops the run.
+        settle: called before that checkpoint is written.
     """
 
     settings: Settings
@@ -44,19 +49,25 @@ class StageContext:
 
 @dataclass
 class TrainedModel:
-    """A trained model back from a checkpoint: on the machine's device, in evaluation mode, with all that goes with it.
+    """A trained model, read back from a checkpoint. It stands for its checkpoint wherever a path is taken.
 
-    model: a torch module. tokenizer: what its tokens were made with; None of data that are no text. settings: those of
-    its run. checkpoint: the file, in the run's `folder`. step: how many optimiser steps it was trained for. It stands
-    for its checkpoint wherever a path is taken.
+    Attributes:
+        model: a torch module in evaluation mode.
+        tokenizer: of its text; None for data that are no text.
+        settings: of its run, with those that were given on top.
+        folder: of its run, or of its weights.
+        checkpoint: the file.
+        step: optimiser steps that it was trained for; 0 where unknown.
+        labels: the names of the labels that it predicts; none for other models.
     """
 
     model: Any
-    tokenizer: Tokenizer | None
+    tokenizer: Any
     settings: Settings
     folder: Path
     checkpoint: Path
     step: int
+    labels: Sequence[str] = ()
 
     def __fspath__(self) -> str:
         return str(self.checkpoint)
@@ -66,11 +77,18 @@ class TrainedModel:
 class TrainingSetup:
     """What a task makes of the settings for one training.
 
-    description: of the model, in plain values, for its checkpoints. said: lines about the data and the training, asked
-    for once the folder is the run's: data that take long may be made on the way. row: after the fit, the columns of the
-    summary row that it found, and whatever it has to report; every rank calls it. tokenizer: saved in the run's folder.
-    batching: the micro-batches, and what they are estimated to need; advice: what else needs less memory (None: what
-    holds for language models). monitor, mode: see checkpoint_callbacks. stage: of one of several trainings.
+    Attributes:
+        batching: the micro-batches, and the memory that they are estimated to need.
+        description: of the model, in plain values, for its checkpoints.
+        said: lines about the data and the training. They are asked for once the folder is the run's, so that data that
+            take long may be made on the way.
+        row: called after the fit, on every rank; returns the columns of the summary row that the training found, and
+            prints whatever else there is to report.
+        tokenizer: saved in the run's folder.
+        advice: what else needs less memory; None: what holds for language models.
+        monitor, mode: the metric of the best checkpoint, and whether its "min" or "max" is best.
+        callbacks: of this training, in addition to those of every run.
+        stage: of one of several trainings.
     """
 
     data: pl.LightningDataModule
@@ -86,6 +104,12 @@ class TrainingSetup:
     mode: str = "min"
     callbacks: Sequence[pl.Callback] = ()
     stage: StageContext | None = None
+
+
+def imported(where: str) -> Any:
+    """Return a method that imports its function, such as "package.module:name", when it is first called."""
+    module, _, name = where.partition(":")
+    return lambda self, *arguments: getattr(importlib.import_module(module), name)(*arguments)
 
 
 class Task(ABC):

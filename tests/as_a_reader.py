@@ -36,7 +36,7 @@ def import_what_commands_need() -> None:
     import flashtrain.report.page
     import flashtrain.tasks.fine_tuning.evaluate
     import flashtrain.tasks.language.evaluate
-    import flashtrain.tasks.masked_language.prepare  # noqa: F401
+    import flashtrain.tasks.masked_language.evaluate  # noqa: F401
     from flashtrain.command.request import settings_of
 
     settings_of(["recipe=gpt2"])  # Hydra's plugins, and all settings that are registered

@@ -263,7 +263,7 @@ def _refuse_other_work(settings: Settings) -> None:
 
 def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) -> str:
     """What the loaded model, as it is now, writes after the prompt."""
-    from flashtrain.tasks.language.prepare import continue_text
+    from flashtrain.tasks.language.generate import continue_text
 
     for name in options:
         one_of("option of generate for a loaded model", name, (*_OF_WRITING, "seed"))

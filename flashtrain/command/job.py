@@ -38,7 +38,6 @@ from flashtrain.run.fitting import Stopped
 from flashtrain.run.train import failed_row, train
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, modes, task_of, work_of, working_mode
-from flashtrain.tasks.context_run import check_heads
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
@@ -89,7 +88,6 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         hardware = replace(hardware, precision=settings.hardware.precision)
     if settings.shares_sequences and settings.mode in ("train", "plan"):
         hardware = _for_context(hardware)
-        check_heads(settings)
     if settings.attention.name != "flash":
         hardware = replace(hardware, attention=settings.attention.name)
     elif hardware.attention != "flash":

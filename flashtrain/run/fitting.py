@@ -14,10 +14,10 @@ from pytorch_lightning.strategies import Strategy
 
 from flashtrain.errors import RunFailed
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
+from flashtrain.registry import component
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
-from flashtrain.tasks.components import make_callbacks
 from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
 from flashtrain.training.checkpoints import AtomicCheckpointIO
@@ -75,7 +75,7 @@ def fit(
         *checkpoint_callbacks(folder / CHECKPOINTS, settings.trainer.checkpoint_every, prepared.monitor, prepared.mode),
         pl.callbacks.LearningRateMonitor(logging_interval="step"),
         LineProgress(settings.trainer.log_every),
-        *make_callbacks(settings),
+        *(component("callback", name)(settings) for name in settings.trainer.callbacks),
     ]
     trainer = make_trainer(settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate)
     try:

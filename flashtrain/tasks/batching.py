@@ -11,7 +11,7 @@ from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.feed_forward import GATED
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
-from flashtrain.tasks.context_run import exchange_bytes_of
+from flashtrain.tasks.context_run import check_model, exchange_bytes_of
 from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.memory import FREE_SHARE, GIB, BlockShape, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
@@ -24,16 +24,21 @@ from flashtrain.training.memory_choice import (
     memory_options,
 )
 
-MICRO_BATCH_CAP = 64  # samples of a language model
+MAX_MICRO_BATCH = 64  # samples of a language model
 
 
 @dataclass
 class Batching:
     """How a device's samples of one optimiser step are cut into micro-batches.
 
-    estimate: of the memory; None for a model whose memory is not known. fits: whether that much is free. options:
-    all that were considered, for mode=plan to print. alternatives: those that need less than the chosen, with a
-    micro-batch that is as large or the next smaller.
+    Attributes:
+        micro_batch: samples, or tokens of BERT on masked text, of a micro-batch.
+        accumulate: micro-batches of a step.
+        estimate: of the memory; None for a model whose memory cannot be estimated.
+        savings: the activation checkpointing.
+        fits: whether so much memory is free.
+        options: everything that was considered, for mode=plan.
+        alternatives: options that need less memory than the chosen one, at the same or the next smaller micro-batch.
     """
 
     micro_batch: int
@@ -45,30 +50,51 @@ class Batching:
     alternatives: Sequence[MemoryOption] = ()
 
 
-def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
-    """Of a language model: the micro-batch requested, or the largest whose estimated memory fits what is free.
+def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
+    """Choose the micro-batch, and make the model save the activations and weights that its memory estimate is of.
 
-    Raises UserError where none fits, or where a registered model of another kind has no estimate to choose by.
+    Raises:
+        UserError: no micro-batch fits, or the model does not support the settings' strategy or memory savings.
+    """
+    check_model(settings, model)
+    model.keep_in(hardware.precision)
+    batching = choose_batching(settings, hardware, model)
+    model.save_memory(batching.savings)
+    return batching
+
+
+def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
+    """Choose the micro-batch of a language model: trainer.micro_batch, or the largest whose estimated memory fits.
+
+    Raises:
+        UserError: none fits, or the memory of a model of another program cannot be estimated.
     """
     samples = settings.samples_per_step // settings.data_ranks
-    micro_batch = settings.trainer.micro_batch
-    shape = model.shape
-    if shape is None:
-        return _of_unknown_model(settings, model, samples)
-    sizes = [size for size in divisors(samples) if size <= MICRO_BATCH_CAP]
-    return choose_micro_batch(
-        settings, hardware, micro_batch or sizes, samples, estimator(settings, hardware, model, shape)
-    )
+    micro_batch, shape = settings.trainer.micro_batch, model.shape
+    if shape is not None:
+        sizes = micro_batch or [size for size in divisors(samples) if size <= MAX_MICRO_BATCH]
+        return choose_micro_batch(settings, hardware, sizes, samples, estimator(settings, hardware, model, shape))
+    if micro_batch is None:
+        raise UserError(
+            f"the memory of {type(inner(model)).__name__} cannot be estimated. Set trainer.micro_batch=..., the "
+            "samples that fit at a time."
+        )
+    # A model that has no memory savings refuses all but the first.
+    return Batching(micro_batch, samples // micro_batch, None, _candidates(settings, hardware)[0])
 
 
 def choose_micro_batch(
     settings: Settings, hardware: Hardware, sizes: int | Sequence[int], share: int, estimate: Estimate
 ) -> Batching:
-    """The largest of `sizes` whose estimated memory fits what is free, with the cheapest savings that it takes.
+    """Choose the largest micro-batch whose estimated memory fits, with the cheapest memory savings that allow it.
 
-    sizes: what a micro-batch may be, ascending, in samples or tokens; or the one that the settings name. share: of a
-    step, on a device, in the same unit. estimate: of a size and savings.
-    Raises UserError: not even the smallest fits, and the settings name none.
+    Args:
+        sizes: what a micro-batch may be, ascending, in samples or tokens; or the one that the settings name.
+        share: of a step, on one device, in the same unit.
+        estimate: the memory of a size with given savings.
+
+    Raises:
+        UserError: not even the smallest size fits, and the settings name none.
     """
     free, named = room(settings, hardware), isinstance(sizes, int)
     sizes = [sizes] if isinstance(sizes, int) else sizes
@@ -100,8 +126,8 @@ def choose_micro_batch(
 
 
 def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape) -> Estimate:
-    """The estimate of this model, context and machine, for any micro-batch and savings."""
-    # What is in no block of a model that does not say it: the embedding, and learned positions.
+    """Return the function that estimates this model's memory, in this run, for any micro-batch and savings."""
+    # Parameters outside the blocks of a model that does not give their number: embedding and learned positions.
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
     sharded, parameters = settings.shards_weights, model.parameter_count()
@@ -144,15 +170,17 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
 
 
 def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> bool:
-    """Whether the loss is compiled: as requested, or on GPUs only; never for BERT's padded rows, which have
-    another shape in every batch."""
+    """Return whether the loss is compiled: trainer.compile, or on GPUs only.
+
+    Padded rows (`layout`), which have another shape in every batch, are never compiled.
+    """
     if layout == "padded":
         return False
     return hardware.kind == "cuda" if settings.trainer.compile is None else settings.trainer.compile
 
 
 def _candidates(settings: Settings, hardware: Hardware, checkpointing: str | None = None) -> list[MemorySavings]:
-    """The savings that the settings allow, or that another `memory.checkpointing` would."""
+    """The savings that the settings, or another `memory.checkpointing`, allow."""
     memory = settings.memory
     kind = checkpointing or memory.checkpointing
     offload = memory.offload and checkpointing is None
@@ -162,7 +190,7 @@ def _candidates(settings: Settings, hardware: Hardware, checkpointing: str | Non
 
 
 def room(settings: Settings, hardware: Hardware) -> Room:
-    """What a run may fill of the device's and the host's memory."""
+    """Return the memory of the device and of its host that a run may fill."""
     # Ranks start at different moments and must choose alike: several go by the card's size, one by what is free.
     device = hardware.free_memory_bytes if settings.trainer.ranks == 1 else hardware.total_memory_bytes
     if hardware.kind != "cuda":
@@ -171,28 +199,20 @@ def room(settings: Settings, hardware: Hardware) -> Room:
     return Room(device, None if host is None else host // settings.trainer.devices)
 
 
-def _of_unknown_model(settings: Settings, model: Trainable, samples: int) -> Batching:
-    name, micro_batch, memory = type(inner(model)).__name__, settings.trainer.micro_batch, settings.memory
-    if memory.checkpointing not in (AUTO, "none") or memory.offload or memory.ffn_chunk or memory.loss_chunk:
-        raise UserError(
-            f"{name} does not support activation checkpointing; only flashtrain's own models do. Use memory=none."
-        )
-    if micro_batch is None:
-        raise UserError(
-            f"the memory of {name} cannot be estimated. Set trainer.micro_batch=..., the samples that fit at a time."
-        )
-    return Batching(micro_batch, samples // micro_batch, None)
-
-
 def encoder_shape(config: Any, **own: Any) -> BlockShape:
-    """What of an encoder's configuration its memory is estimated from. own: fields of the estimate's alone."""
+    """Return the sizes by which an encoder's memory is estimated.
+
+    Args:
+        config: a BertConfig or a ClassifierConfig.
+        own: fields of BlockShape that are not in the configuration.
+    """
     sizes = (config.layers, config.embed, config.heads, config.ffn)
     rotary, dropout = config.positions != "learned", config.dropout > 0
     return BlockShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
 
 
 def memory_words(batching: Batching) -> str:
-    """What the line that announces a training says of memory: the savings, and the estimate."""
+    """Return the words on memory in the line that announces a training: the savings and the estimate."""
     savings = batching.savings.describe()
     if batching.estimate is None:
         return f", {savings}" if savings else ""
@@ -201,7 +221,7 @@ def memory_words(batching: Batching) -> str:
 
 
 def memory_columns(batching: Batching) -> dict[str, Any]:
-    """What a summary row says of memory, as a language model's does."""
+    """Return the columns on memory of a summary row."""
     needed = batching.estimate
     return {
         "memory": batching.savings.describe() or "none",
@@ -210,7 +230,7 @@ def memory_columns(batching: Batching) -> dict[str, Any]:
 
 
 def memory_plan(batching: Batching) -> list[str]:
-    """The estimate in one line by what it holds, and every option, the chosen one marked; for mode=plan."""
+    """Return mode=plan's lines on memory: the estimate by use, and every option, the chosen one marked."""
     if batching.estimate is None:
         return []
     estimate = batching.estimate
@@ -230,7 +250,14 @@ def plan_text(
     at_most: bool = False,
     meant: str = "",
 ) -> str:
-    """What mode=plan prints of a training of so many FLOPs, on all devices together. meant: of how they are counted."""
+    """Return the text that mode=plan prints.
+
+    Args:
+        lines: about the training, before the line on its time.
+        flops: of the training, on all devices together.
+        at_most: whether `flops` is an upper bound.
+        meant: how the FLOPs are counted, in words.
+    """
     rate, how = expected_rate(hardware)
     time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
     last = f"time: {time} for {flops:.3g} FLOPs{meant} ({how}), without start-up and validation"

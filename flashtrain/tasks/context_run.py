@@ -1,7 +1,4 @@
-"""A run in which devices share each sequence: its settings as plain arguments, and what it will do, in words.
-
-S sequence, R devices that share it (settings.context_degree), n tokens that one of them holds.
-"""
+"""What context parallelism, in which devices share each sequence, means for a run's checks, memory and plan."""
 
 from __future__ import annotations
 
@@ -10,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
 from flashtrain.models.generation import row_mask
-from flashtrain.models.gpt2_config import SIZES
+from flashtrain.models.gpt2_config import FAMILIES, SIZES
 from flashtrain.models.trainable import DecoderShape, Trainable
 from flashtrain.settings.settings import Settings
+from flashtrain.tasks.attention_masks import make_mask
+from flashtrain.tasks.decoders import decoder_config
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB, PRECISIONS
 from flashtrain_kernels import masks
@@ -20,30 +19,30 @@ from flashtrain_kernels import masks
 if TYPE_CHECKING:
     from flashtrain.distributed.context.methods import Choice
 
-# What computes layouts and ways is imported where it is used: most runs share no sequence.
 MIB = 2**20
 
 
 def check_heads(settings: Settings) -> None:
-    """Raise UserError where trainer.context_way cannot share the heads of a model that the settings tell all about.
+    """Check, before anything is built, that trainer.context_way can shard the heads of a model of flashtrain's own.
 
-    What starts from weights, or is a user's own model, is looked at once it is there (check_model).
+    Models that start from weights, and those of a user's program, are checked once they are there (check_model).
+
+    Raises:
+        UserError: it cannot.
     """
-    if not settings.shares_sequences or settings.weights is not None or settings.model.size not in SIZES:
-        return
-    if settings.model.name in ("gpt2", "modern"):
-        size = SIZES[settings.model.size]
-        _choice(settings, size.heads, size.modern_kv_heads if settings.model.name == "modern" else size.heads, 64, 1)
+    model = settings.model
+    if settings.shares_sequences and settings.weights is None and model.name in FAMILIES and model.size in SIZES:
+        check_shape(settings, decoder_config(model.name, model, vocab_size=1, context=settings.context))
 
 
 def check_shape(settings: Settings, shape: DecoderShape) -> None:
-    """Raise UserError where trainer.context_way cannot share the heads of this shape."""
+    """Raise UserError if trainer.context_way cannot shard the heads of this shape."""
     if settings.shares_sequences:
         _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, 1)
 
 
 def check_model(settings: Settings, model: Trainable) -> None:
-    """Raise UserError for a model whose attention would see one device's tokens only, or cannot be shared so."""
+    """Raise UserError if the model's attention cannot be sharded, or would see only the tokens of its own device."""
     if not settings.shares_sequences:
         return
     if not model.shares_sequences:
@@ -58,14 +57,13 @@ def check_model(settings: Settings, model: Trainable) -> None:
 
 
 def attention_choice(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> Choice:
-    """The context-parallel method that the run will use for a micro-batch of this model."""
-    held = micro_batch * tokens_held(settings)
-    number = PRECISIONS[hardware.precision][2]
-    return _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, held, number)
+    """Return the context-parallel method that the run will use for a micro-batch of this model."""
+    held = micro_batch * -(-settings.context // settings.context_degree)  # tokens on a device
+    return _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, held, PRECISIONS[hardware.precision][2])
 
 
 def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> int:
-    """What the exchange needs of a device's memory; 0 where devices share no sequence."""
+    """Return the bytes of a device's memory that the exchange between devices needs; 0 without context parallelism."""
     if settings.context_degree == 1:
         return 0
     from flashtrain.distributed.context.exchange_memory import exchange_bytes
@@ -73,13 +71,8 @@ def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShap
     return exchange_bytes(attention_choice(settings, hardware, shape, micro_batch))
 
 
-def tokens_held(settings: Settings) -> int:
-    """n, of one row."""
-    return -(-settings.context // settings.context_degree)
-
-
 def describe_context(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> str:
-    """A few words for the line that says what is about to be trained; "" where devices share no sequence."""
+    """Return the words on context parallelism in the line that announces a training; "" without it."""
     if not settings.shares_sequences:
         return ""
     method = context_columns(settings, hardware, model, micro_batch)["context_way"]
@@ -87,9 +80,9 @@ def describe_context(settings: Settings, hardware: Hardware, model: Trainable, m
 
 
 def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
-    """What the summary row says of devices that share sequences; empty where none do.
+    """Return the summary row's columns on context parallelism; none without it.
 
-    For a model that is not flashtrain's own this is trainer.context_way as given.
+    The method is the one that is used or, if the model's shape is unknown, trainer.context_way as it was given.
     """
     if not settings.shares_sequences:
         return {}
@@ -100,7 +93,7 @@ def context_columns(settings: Settings, hardware: Hardware, model: Trainable, mi
 
 
 def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> list[str]:
-    """What mode=plan says of devices that share a sequence: the mesh, the method and its reason, layout, traffic."""
+    """Return mode=plan's lines on context parallelism: mesh, method with its reason, communication and layout."""
     shape = model.shape
     if not settings.shares_sequences or shape is None:
         return []
@@ -117,11 +110,9 @@ def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_b
 
 
 def _layout_lines(settings: Settings) -> list[str]:
-    """Of rows that are one causal sequence each; what documents change is known only when they are read."""
     from flashtrain.distributed.context.layouts import LAYOUTS
     from flashtrain.distributed.context.needed_keys import needed_keys
     from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
-    from flashtrain.tasks.components import make_mask
 
     causal = masks.causal(settings.context)
     layout = LAYOUTS[settings.trainer.context_layout](causal, settings.context_degree)  # which shards the rows

@@ -1,24 +1,68 @@
-"""What an evaluation scores, and whether the run that made the model was trained on it."""
+"""The score of a trained model on text that is held out, and how far it is held out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
+
+from flashtrain.announce import say
+from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.mixture import MixtureSource
 from flashtrain.data.sources import held_out
 from flashtrain.data.split_names import SplitFiles
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.components import make_source, make_sources
+from flashtrain.spec import TrainedModel
+from flashtrain.tasks.text_data import make_source, make_sources
+from flashtrain.tasks.training_task import evaluating_trainer
+from flashtrain.training.hardware import Hardware
+
+
+def score(
+    trained: TrainedModel,
+    task: pl.LightningModule,
+    data: TextDataModule,
+    hardware: Hardware,
+    *,
+    counts: Callable[[], Mapping[str, int]],
+    words: Callable[[Mapping[str, float]], str],
+) -> dict[str, Any]:
+    """Validate a trained model on the data's held-out text, and print what came out.
+
+    Args:
+        trained: its settings say what is scored.
+        task: around its model.
+        counts: returns how much was scored, by unit.
+        words: puts the validation's metrics into words.
+
+    Returns:
+        The metrics by name, `held_out` (whether the run was not trained on the text) and the counts.
+
+    Raises:
+        UserError: nothing is held out.
+    """
+    (found,) = evaluating_trainer(hardware).validate(task, data, verbose=False) or [{}]
+    if "validation_loss" not in found:
+        raise UserError("nothing is held out to evaluate on. Raise data.validation_fraction, or use more text.")
+    scored, why_not = counts(), why_not_held_out(trained.settings, trained.folder)
+    numbers = ", ".join(f"{number:,} {name}" for name, number in scored.items())
+    claim, doubt = ("held-out ", "") if why_not is None else ("", f"; {why_not}")
+    step = f" (step {trained.step})" if trained.settings.checkpoint else ""
+    say(f"{trained.checkpoint}{step}: {claim}{words(found)}, over {numbers} of {data.source.describe()}{doubt}")
+    return {**found, "held_out": why_not is None, **scored}
 
 
 def why_not_held_out(settings: Settings, folder: Path) -> str | None:
-    """Why what these settings score cannot be called held out from the training of the run in `folder`; None where it
-    was held out."""
+    """Return why what these settings score cannot be called held out from the training of a run; None if it can.
+
+    Args:
+        folder: the run's.
+    """
     if not (folder / CONFIG_FILE).is_file():
         return "what the model was trained on is not known"
     own = read_settings(folder)
@@ -34,12 +78,6 @@ def why_not_held_out(settings: Settings, folder: Path) -> str | None:
     if drawn and _draw(settings) != _draw(own):
         return "another context or data.validation_fraction draws other rows, and the run may have trained on some"
     return None
-
-
-def scored_words(counts: Mapping[str, int], text: str, why_not: str | None) -> str:
-    """Over how much of which text a loss is, and why it is not called held-out."""
-    numbers = ", ".join(f"{number:,} {name}" for name, number in counts.items())
-    return f"over {numbers} of {text}{'' if why_not is None else f'; {why_not}'}"
 
 
 def _draw(settings: Settings) -> tuple[Any, ...]:
@@ -60,7 +98,7 @@ def _paths_and_fingerprints(source: Any, *, scored: bool) -> Iterator[Path | str
 
 
 def _common(trained: Iterator[Path | str], scored: Iterator[Path | str]) -> bool:
-    """Whether a file, by its place or its contents, or a fingerprint is in both."""
+    """Whether a file, by its path or its contents, or a fingerprint is in both."""
     there, here = set(trained), set(scored)
     by_size: dict[int, list[Path]] = {}
     for one in there:

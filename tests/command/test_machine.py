@@ -11,7 +11,7 @@ from flashtrain.command import job
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.tasks.batching import choose_batching
-from flashtrain.tasks.components import make_model
+from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import Hardware, attention_for, precision_for
 
 

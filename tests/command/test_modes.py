@@ -11,7 +11,7 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
-from flashtrain.tasks.language.prepare import plan_language as plan
+from flashtrain.tasks.language.plan import plan_language as plan
 
 
 def run_mode(*words: str) -> int:

@@ -16,7 +16,7 @@ from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_cache import open_or_build
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
-from flashtrain.tasks.components import make_source
+from flashtrain.tasks.text_data import make_source
 
 
 @pytest.fixture

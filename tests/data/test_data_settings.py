@@ -9,7 +9,7 @@ from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_config
 from flashtrain.settings.data import DataSettings
-from flashtrain.tasks.components import make_source
+from flashtrain.tasks.text_data import make_source
 
 FILES = ["data=files", "data.path=BOOKS"]
 HUB = ["data=hub", "data.name=someone/something"]

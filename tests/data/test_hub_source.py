@@ -12,7 +12,7 @@ from flashtrain.data.hub_source import HubSource
 from flashtrain.errors import UserError
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.text import TextSettings
-from flashtrain.tasks.components import make_source
+from flashtrain.tasks.text_data import make_source
 
 datasets = pytest.importorskip("datasets")
 

@@ -11,7 +11,7 @@ from flashtrain.data.mixture import BLOCK, MixtureSampler, MixtureSource, block_
 from flashtrain.data.token_files import TokenFiles
 from flashtrain.data.tokenizers import TokenizerSpec
 from flashtrain.errors import UserError
-from flashtrain.tasks.components import make_source
+from flashtrain.tasks.text_data import make_source
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
 from flashtrain.report import read_result
-from flashtrain.tasks.batching import Batching, choose_batching
-from flashtrain.tasks.components import make_model
-from flashtrain.tasks.language.prepare import describe
-from flashtrain.tasks.language.prepare import plan_language as plan
+from flashtrain.tasks.batching import Batching, choose_batching, fit_memory
+from flashtrain.tasks.decoders import make_model
+from flashtrain.tasks.language.plan import describe
+from flashtrain.tasks.language.plan import plan_language as plan
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 
@@ -129,8 +129,8 @@ class Registered(Trainable):
 
 def test_a_registered_model_has_no_savings_and_says_so():
     assert choose_batching(settings_of("trainer.micro_batch=4"), CPU, Registered()).savings == MemorySavings()
-    with pytest.raises(UserError, match=r"Registered does not support activation checkpointing.* memory=none"):
-        choose_batching(settings_of("trainer.micro_batch=4", "memory=full"), CPU, Registered())
+    with pytest.raises(UserError, match=r"Registered has no memory savings.* memory=none"):
+        fit_memory(settings_of("trainer.micro_batch=4", "memory=full"), CPU, Registered())
 
 
 def test_mode_plan_prints_every_kind_and_marks_the_one_taken():

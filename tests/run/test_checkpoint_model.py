@@ -16,7 +16,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, read_summary
 from flashtrain.integrations import save_decoder, save_weights
 from flashtrain.models import GPT2, GPT2Config
-from flashtrain.models.positions import stretched
+from flashtrain.models.longer_context import stretched
 from flashtrain.run.train import check_same_model
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
@@ -75,7 +75,7 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(ex
     with caplog.at_level("INFO"):
         model = start(f"weights={exported}", "context=256")
     assert "context=256 is 4 times the 64 that the weights" in caplog.text
-    assert "model.rope_factor=4 would slow their rotary angles" in caplog.text
+    assert "model.rope_factor=4 would scale their rotary positions" in caplog.text
     assert (model.config.context, model.config.rope_factor) == (256, 1.0)
     assert torch.equal(model.token_embedding.weight, rotary.token_embedding.weight)
 
@@ -114,7 +114,7 @@ def test_a_trained_model_is_evaluated_past_its_context_only_when_asked(trained) 
 
 
 def test_stretching_needs_something_trained() -> None:
-    with pytest.raises(UserError, match=r"it needs weights="):
+    with pytest.raises(UserError, match=r"needs weights="):
         start("model.interpolate_positions=true")
 
 
@@ -166,7 +166,7 @@ def test_a_runs_tokenizer_model_and_context_come_with_its_weights(words_of_its_o
     [
         (
             ("data.tokenizer=bytes",),
-            r"data\.tokenizer=bytes contradicts weights=.* with data\.tokenizer=bpe: leave it out",
+            r"data\.tokenizer=bytes contradicts weights=.* with data\.tokenizer=bpe\. Remove it",
         ),
         (("data.vocab_size=999",), r"data\.vocab_size=999 contradicts weights=.* with data\.vocab_size=300"),
         (("model=modern",), r"model=modern is another architecture"),
@@ -178,7 +178,7 @@ def test_what_contradicts_a_runs_weights_is_refused_before_any_text_is_read(word
 
 
 def test_a_tokenizer_trained_on_this_text_is_none_of_weights_from_elsewhere(hugging_face) -> None:
-    with pytest.raises(UserError, match=r"data\.tokenizer=bpe is trained on this text, .* choose data\.tokenizer=gpt2"):
+    with pytest.raises(UserError, match=r"data\.tokenizer=bpe is trained on this text, .* Use data\.tokenizer=gpt2"):
         settled(f"weights={hugging_face}")
     with pytest.raises(UserError, match=r"know 257 tokens and the tokenizer makes 50257"):
         start(f"weights={hugging_face}", "context=64", "data.tokenizer=gpt2")

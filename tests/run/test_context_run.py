@@ -11,10 +11,11 @@ from quick_settings import settings_of
 from flashtrain.command import job
 from flashtrain.errors import UserError
 from flashtrain.tasks.batching import Batching, choose_batching
-from flashtrain.tasks.components import make_model, optimizer_builder
 from flashtrain.tasks.context_run import check_model, context_columns, exchange_bytes_of
-from flashtrain.tasks.language.prepare import describe
-from flashtrain.tasks.language.prepare import plan_language as plan
+from flashtrain.tasks.decoders import make_model
+from flashtrain.tasks.language.plan import describe
+from flashtrain.tasks.language.plan import plan_language as plan
+from flashtrain.tasks.optimization import optimizer_builder
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB
 from flashtrain.training.optimizers import MasterWeights

@@ -10,8 +10,8 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.tasks.batching import Batching, choose_batching
-from flashtrain.tasks.components import make_model
-from flashtrain.tasks.language.prepare import plan_language
+from flashtrain.tasks.decoders import make_model
+from flashtrain.tasks.language.plan import plan_language
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB
 

@@ -61,7 +61,7 @@ def test_its_checkpoint_is_evaluated_on_the_held_out_answers(finished, caplog):
         assert run_mode("mode=evaluate", f"checkpoint={finished}/checkpoints/last.ckpt") == 0
     row = json.loads((finished / "summary.json").read_text())
     assert f"held-out loss {row['validation_loss']:.4f}" in caplog.text
-    with pytest.raises(UserError, match=r"nothing is held out to evaluate on: raise data\.validation_fraction"):
+    with pytest.raises(UserError, match=r"nothing is held out to evaluate on\. Raise data\.validation_fraction"):
         run_mode("mode=evaluate", f"checkpoint={finished}", "data.validation_fraction=0")
 
 

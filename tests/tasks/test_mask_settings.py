@@ -15,7 +15,7 @@ from flashtrain.command.words import plain_words
 from flashtrain.data.packing import IGNORED_LABEL, Batch
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.components import attended_context, make_mask
+from flashtrain.tasks.attention_masks import attended_context, make_mask
 from flashtrain.tasks.language.spec import LanguageTask
 from flashtrain_kernels import masks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashtrain.command.compose import compose_settings
-from flashtrain.tasks.masked_language.build import make_masked_data
+from flashtrain.tasks.masked_language.prepare import make_masked_data
 from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import detect_hardware
 

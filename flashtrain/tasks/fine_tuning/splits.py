@@ -1,4 +1,4 @@
-"""The labelled texts of a run: which are trained on, which validate, which test; as samples of the context's length."""
+"""The labelled texts of a run, in splits to train on, to validate on and to test on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.registry import component
 from flashtrain.settings.data import DataSettings
-from flashtrain.tasks.masked_language.build import special_tokens
+from flashtrain.tasks.masked_language.trained import special_tokens
 
 if TYPE_CHECKING:
     from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
@@ -29,10 +29,13 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass
 class LabelledSource:
-    """The samples of each split, as SequenceDataModule reads them. test: missing where there is none.
+    """The samples of each split, as SequenceDataModule reads them.
 
-    bound: the most micro-F1 that a reader of the context can expect, known of made-up documents only. tokenizer: of
-    texts; None of made-up documents.
+    Attributes:
+        samples: by split; there may be none for "test".
+        tokenizer: of texts; None of made-up documents.
+        words: what the texts are.
+        bound: the highest micro-F1 that a reader of the context can expect; known of made-up documents only.
     """
 
     samples: dict[str, LabelledSamples]
@@ -44,20 +47,20 @@ class LabelledSource:
 
     @property
     def shape(self) -> SequenceShape:
-        """Classes, longest sample, tokens."""
+        """The properties of the samples that a model needs."""
         return SequenceShape(len(self.label_names), next(iter(self.samples.values())).context, self.special.vocab_size)
 
     def describe(self) -> str:
-        """In a line: what, how many."""
+        """Return the source in a line: texts, tokenizer, labels and counts."""
         counts = ", ".join(f"{len(samples):,} {name}" for name, samples in self.samples.items())
         how = "" if self.tokenizer is None else f" | {self.tokenizer.describe()}"
         return f"{self.words}{how} | {len(self.label_names)} labels | {counts}"
 
     def prepare(self) -> None:
-        """Everything is in memory already."""
+        """Do nothing: everything is in memory already."""
 
     def split(self, name: str) -> LabelledSamples:
-        """The samples of a split."""
+        """Return the samples of a split."""
         return self.samples[name]
 
     @property
@@ -75,11 +78,16 @@ def make_source(
     label_names: Sequence[str] | None = None,
     only_test: bool = False,
 ) -> LabelledSource:
-    """The texts that `finetune.*` names, cut to the context.
+    """Read the texts that `finetune.*` names, cut to the context.
 
-    tokenizer: of trained weights (None: data.tokenizer, a bpe trained on the training texts). label_names: of a trained
-    model (None: those of the texts to train on, before some are held out). only_test: whether none are trained on: the
-    test texts alone, or all where none are called so. UserError: nothing to read, labels that were not trained on.
+    Args:
+        context: S, the longest sample in tokens.
+        tokenizer: of trained weights; None: data.tokenizer, a bpe trained on the training texts.
+        label_names: of a trained model; None: those of the texts to train on, before some are held out.
+        only_test: nothing is trained on. The test texts are read or, if none are called so, all texts as test texts.
+
+    Raises:
+        UserError: there is nothing to read, or a text has a label that was not trained on.
     """
     if own.data not in ("files", "hub"):
         return component("documents", "synthetic")(own, context)
@@ -89,18 +97,18 @@ def make_source(
     else:
         check_trainable(rows, own)
         parts = _parts(rows, own)
-    known = tokenizer or _tokenizer(data, parts["train"])
     names = labels_in(rows["train"]) if label_names is None else label_names
     if own.target == "class":
         _check_single(parts)
+    known = tokenizer
+    if known is None:
+        texts = (row.text if isinstance(row.text, str) else " ".join(row.text) for row in parts["train"])
+        spec = TokenizerSpec(data.tokenizer, data.vocab_size, data.vocab, data.merges, sample_bytes=sys.maxsize)
+        known = make_tokenizer(spec, lambda: texts)
     of_words, special = own.target == "tokens", special_tokens(known)
     samples = {
         name: LabelledSamples(
-            encode_rows(part, known, names, of_words=of_words),
-            special,
-            context,
-            layout=own.layout,
-            of_words=of_words,
+            encode_rows(part, known, names, of_words=of_words), special, context, layout=own.layout, of_words=of_words
         )
         for name, part in parts.items()
         if part
@@ -110,9 +118,13 @@ def make_source(
 
 
 def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
-    """The rows of each split that `finetune.path` or `finetune.name` has. UserError: nothing to read, a bad line.
+    """Read the rows of each split that `finetune.path` or `finetune.name` has.
 
-    Files of a folder are of the split that their names say (split_names), else to train on, and so is a file alone.
+    Files of a folder belong to the split that their names say (data.split_names), the others and a file alone to
+    "train".
+
+    Raises:
+        UserError: there is nothing to read, or a line is broken.
     """
     own.check_data()
     of_words = own.target == "tokens"
@@ -132,7 +144,7 @@ def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
 
 
 def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None:
-    """UserError where there are no rows to train on, or too few labels to tell apart."""
+    """Raise UserError if there are no rows to train on, or too few labels to tell apart."""
     where = own.path or own.name
     if not rows.get("train"):
         held = " and ".join(name for name in SPLITS if rows.get(name)) or "no"
@@ -146,7 +158,7 @@ def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None
 
 
 def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, list[Row]]:
-    """The rows of each split, the first so many as are own for; validation drawn from training where it has none."""
+    """The rows of each split, as many as `own` takes; some of "train" are held out if there is no "validation"."""
     if "validation" not in rows:
         train = rows["train"]
         order = np.random.RandomState(0).permutation(len(train))
@@ -159,12 +171,6 @@ def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, lis
             "validation": [train[number] for number in sorted(order[:held_out])],
         }
     return {name: rows[name][: getattr(own, name)] for name in SPLITS if name in rows}
-
-
-def _tokenizer(data: DataSettings, rows: Sequence[Row]) -> Tokenizer:
-    texts = (row.text if isinstance(row.text, str) else " ".join(row.text) for row in rows)
-    spec = TokenizerSpec(data.tokenizer, data.vocab_size, data.vocab, data.merges, sample_bytes=sys.maxsize)
-    return make_tokenizer(spec, lambda: texts)
 
 
 def _check_single(parts: dict[str, list[Row]]) -> None:

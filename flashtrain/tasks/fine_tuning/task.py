@@ -1,4 +1,4 @@
-"""Micro-averaged F1 of labels of which a sample may have any number: the score of multi-label document classification.
+"""Fine-tuning: a head on BERT that learns labels of texts or of their words, as a LightningModule.
 
 N samples, L labels.
 """
@@ -16,32 +16,21 @@ from flashtrain.models.bert import IGNORED
 from flashtrain.models.bert_classifiers import SequenceClassifier, TokenClassifier
 from flashtrain.tasks.training_task import TrainingTask
 
-
-class MicroF1(BinaryF1Score):
-    """2 TP / (2 TP + FP + FN), counted over all samples and labels together; 0 where there are neither. A label is
-    predicted where its probability is above 1/2; labels of -100 count nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(ignore_index=-100, validate_args=False)  # checking waits for the device
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """logits (N, L) floating; labels (N, L) integers 0, 1 or -100."""
-        # torchmetrics takes logits that happen to lie in [0, 1] for probabilities.
-        super().update(logits.sigmoid(), labels)
-
-
-NUMBERS = ("real_tokens", "pairs", "sequences")
+NUMBERS = ("real_tokens", "pairs", "sequences")  # a batch's plain numbers
 
 
 class FineTuning(TrainingTask):
     """Trains a head and its encoder on batches of flashtrain.data.labelled_documents.
 
-    target: "labels" (any number a text), "class" (one a text), both of a SequenceClassifier, or "tokens" (of a
-    TokenClassifier). A batch's plain numbers real_tokens, pairs and sequences are counted into `flops_done`.
-    compile: run the loss through torch.compile (one graph, static shapes). The others: see TrainingTask.
-
+    The numbers real_tokens, pairs and sequences of the batches are counted in `tokens_done` and `flops_done`.
     Logs `train_loss`, `gradient_norm`, `validation_loss` (the mean over micro-batches), and the score over all held-out
     texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in testing test_... of these.
+
+    Args:
+        target: "labels" (any number a text) or "class" (one a text), both of a SequenceClassifier; or "tokens", of a
+            TokenClassifier.
+        compile: run the loss through torch.compile (one graph, static shapes).
+        options: see TrainingTask.
     """
 
     def __init__(
@@ -58,11 +47,12 @@ class FineTuning(TrainingTask):
         self.flops_done = 0.0
         self._compile = compile
         self._loss: Any = model.loss
-        self._score = MicroF1()
+        # Over all samples and labels together; checking its arguments would wait for the device.
+        self._score = BinaryF1Score(ignore_index=IGNORED, validate_args=False)
 
     @property
     def score_name(self) -> str:
-        """What the score is called: micro_f1 or accuracy."""
+        """The name of the score: micro_f1 or accuracy."""
         return "micro_f1" if self.target == "labels" else "accuracy"
 
     def configure_model(self) -> None:
@@ -76,7 +66,7 @@ class FineTuning(TrainingTask):
         return self.model(tokens, **layout)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        """The micro-batch's mean loss. What is logged is the mean over the optimiser step's micro-batches."""
+        """Return the micro-batch's mean loss; the mean over the optimiser step's micro-batches is logged."""
         self.tokens_done += batch.get("real_tokens", 0)
         config = cast(Any, self.model).encoder.config
         self.flops_done += config.flops_of(*(batch.get(name, 0) for name in NUMBERS))
@@ -87,15 +77,15 @@ class FineTuning(TrainingTask):
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Adds the micro-batch to the held-out loss and score."""
+        """Add the micro-batch to the held-out loss and score."""
         self._evaluate("validation", batch)
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """As validation_step, on test texts."""
+        """Add a micro-batch of test texts to the test loss and score."""
         self._evaluate("test", batch)
 
     def _arguments(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """What the model's loss takes of the batch: for classes, the number of the label in place of 0 and 1."""
+        """The arguments of the model's loss; for classes, the label's number in place of 0 and 1."""
         found = {name: value for name, value in batch.items() if name not in NUMBERS}
         if self.target == "class":
             found["labels"] = found["labels"].argmax(-1)
@@ -107,11 +97,11 @@ class FineTuning(TrainingTask):
         loss = cast(Any, self.model).loss(**arguments)
         logits = self.model(**{key: value for key, value in arguments.items() if key != "labels"})
         if self.target == "labels":
-            self._score.update(logits, labels)
+            self._score.update(logits.sigmoid(), labels)
         else:
             # Of one class each, micro-F1 is the accuracy; torchmetrics' own waits for the device at every batch.
             classes = logits.shape[-1]
-            chosen = 2.0 * F.one_hot(logits.argmax(-1), classes) - 1
+            chosen = F.one_hot(logits.argmax(-1), classes)
             marks = F.one_hot(labels.clamp(min=0), classes).masked_fill((labels == IGNORED)[..., None], IGNORED)
             self._score.update(chosen, marks)
         self.log(f"{name}_loss", loss, prog_bar=True, sync_dist=True, batch_size=len(labels))
@@ -119,7 +109,7 @@ class FineTuning(TrainingTask):
 
 
 def score_of(row: dict[str, Any]) -> str:
-    """The score in words, such as micro-F1 0.871."""
+    """Return the score of a summary row in words, such as "micro-F1 0.871"."""
     if row.get("micro_f1") is not None:
         bound = "" if row.get("best_micro_f1") is None else f" (at most {row['best_micro_f1']:.3f} can be expected)"
         return f"micro-F1 {row['micro_f1']:.3f}{bound}"

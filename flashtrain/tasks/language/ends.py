@@ -1,4 +1,4 @@
-"""Where what a language model writes is over: the ids that end a generation."""
+"""The token ids that end a generated text."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from flashtrain.models.trainable import Trainable
 
 
 def generation_ends(model: Trainable, tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-    """The tokenizer's end of a text, the ids of the generation_config.json that the model came with, and, of a
-    conversation (chat), what ends a turn."""
+    """Return the ids that end what a model generates.
+
+    They are the tokenizer's end of a text, those in the generation_config.json that the model came with and, in a
+    conversation (`chat`), those that end a turn.
+    """
     ends = [known_end(tokenizer), *model.end_ids, *turn_ends(tokenizer, chat=chat)]
     known = tokenizer.vocab_size if model.shape is None else model.shape.vocab_size
     return [end for end in dict.fromkeys(ends) if end is not None and 0 <= end < known]
 
 
 def turn_ends(tokenizer: Tokenizer, *, chat: bool) -> list[int]:
-    """The ids after which an answer is over, by the chat template; none where there are no conversations."""
+    """Return the ids that end an answer in the tokenizer's chat template; none unless `chat`."""
     if not chat:
         return []
     from flashtrain.data.chat_template import ChatTemplate

@@ -1,4 +1,4 @@
-"""mode=evaluate, generate and export of a language model."""
+"""What is done with a trained language model: mode=evaluate, generate and export."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from typing import Any
 
 import torch
 
-from flashtrain.announce import say
 from flashtrain.data.token_ids import TokenIds
-from flashtrain.data.tokenizers import NONE, TokenizerSpec, make_tokenizer
-from flashtrain.errors import UserError
+from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import TrainedModel
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.components import make_mask, make_source, make_tokenizer_spec
-from flashtrain.tasks.held_out import scored_words, why_not_held_out
+from flashtrain.tasks.attention_masks import make_mask
+from flashtrain.tasks.held_out import score
 from flashtrain.tasks.language.exports import export
-from flashtrain.tasks.language.prepare import continue_text, make_data, model_builder, tokenizer_of_weights
-from flashtrain.tasks.language.trained import TrainedModel, load_trained, move, run_of_weights
-from flashtrain.tasks.training_task import evaluating_trainer
+from flashtrain.tasks.language.generate import continue_text
+from flashtrain.tasks.language.prepare import make_data, model_builder
+from flashtrain.tasks.language.starting_weights import run_of_weights, tokenizer_of_weights
+from flashtrain.tasks.language.trained import load_trained, move
+from flashtrain.tasks.text_data import make_source, make_tokenizer_spec
 from flashtrain.training.hardware import Hardware
+
+MAX_BATCH = 8  # rows of a micro-batch
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate, generate or export."""
+    """Evaluate, generate or export; see Task.run_mode."""
     if settings.mode == "export":
         trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
         return {"folder": export(trained, settings)}
@@ -42,40 +45,47 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
             data.prepare_data()
         if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
             data = make_data(settings, hardware, trained.tokenizer)
-    trainer = evaluating_trainer(hardware)
-    data.batch_size = min(data.batch_size, 8)
+    data.batch_size = min(data.batch_size, MAX_BATCH)
     task = LanguageModel(trained.model, document_mask=settings.within_documents, mask=make_mask(settings))
-    found = trainer.validate(task, data, verbose=False)
-    if not found or "validation_loss" not in found[0]:
-        raise UserError("nothing is held out to evaluate on: raise data.validation_fraction, or use more text.")
-    loss = found[0]["validation_loss"]
-    perplexity = float(torch.exp(torch.tensor(loss)))
-    step = "" if settings.checkpoint is None else f" (step {trained.step})"
-    counts, why_not = data.scored(), why_not_held_out(settings, trained.folder)
-    words = scored_words(counts, data.source.describe(), why_not)
-    claim = "held-out " if why_not is None else ""
-    say(f"{trained.checkpoint}{step}: {claim}loss {loss:.4f}, perplexity {perplexity:.2f}, {words}")
-    return {"validation_loss": loss, "perplexity": perplexity, "held_out": why_not is None, **counts}
+    found = score(trained, task, data, hardware, counts=data.scored, words=_words)
+    return {"validation_loss": found["validation_loss"], "perplexity": _perplexity(found), **found}
+
+
+def _words(found: Any) -> str:
+    return f"loss {found['validation_loss']:.4f}, perplexity {_perplexity(found):.2f}"
+
+
+def _perplexity(found: Any) -> float:
+    return float(torch.exp(torch.tensor(found["validation_loss"])))
 
 
 def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
-    """The model of `checkpoint`, or without one that of `weights` or model.path, on the machine."""
+    """Load the model of `checkpoint` or, without one, that of `weights` or model.path, on the machine's device.
+
+    Raises:
+        UserError: there is no such model, or it cannot serve the settings.
+    """
     if settings.checkpoint is not None:
         found = load_trained(settings.checkpoint, attention=hardware.attention, settings=settings)
     else:
-        path = Path(settings.weights or settings.model.path or "")
-        path = run_of_weights(settings) or path if settings.weights else path
-        build, tokenizer = model_builder(settings), tokenizer_of_weights(settings) or make_tokenizer_spec(settings)
-        if isinstance(tokenizer, TokenizerSpec):
-            ids = TokenIds(settings.data.vocab_size, settings.data.end_of_text)
-            own = tokenizer.kind != NONE
-            tokenizer = make_tokenizer(tokenizer, getattr(make_source(settings), "documents", tuple)) if own else ids
+        path = run_of_weights(settings) or Path(settings.weights or settings.model.path or "")
+        build, tokenizer = model_builder(settings), _tokenizer(settings)
         model = build(vocab_size=tokenizer.vocab_size, attention=hardware.attention)
         model.keep_in(hardware.precision)
         model.materialise(torch.device(hardware.kind))
-        found = TrainedModel(model.eval(), tokenizer, path, path, 0)
+        found = TrainedModel(model.eval(), tokenizer, settings, path, path, 0)
     found.model = move(found.model, hardware.kind, hardware.precision)
     return found
+
+
+def _tokenizer(settings: Settings) -> Tokenizer:
+    """The tokenizer of a model that no run of these settings has trained."""
+    found = tokenizer_of_weights(settings) or make_tokenizer_spec(settings)
+    if not isinstance(found, TokenizerSpec):
+        return found
+    if found.kind == NONE:
+        return TokenIds(settings.data.vocab_size, settings.data.end_of_text)
+    return make_tokenizer(found, getattr(make_source(settings), "documents", tuple))
 
 
 def _text(data: DataSettings) -> dict[str, Any]:

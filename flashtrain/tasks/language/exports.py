@@ -1,4 +1,4 @@
-"""A run's export: written for other programs, and found again where a training goes on from the run."""
+"""A language model's export: its weights for other programs, and for trainings that start from them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from flashtrain.folders.run_folder import BEST, find_checkpoint, new_folder, rea
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.integrations.huggingface_folder import add_end_ids
 from flashtrain.settings.settings import Settings
+from flashtrain.spec import TrainedModel
 from flashtrain.tasks.language.ends import turn_ends
-from flashtrain.tasks.language.trained import TrainedModel, is_of_run, load_trained
+from flashtrain.tasks.language.starting_weights import is_of_run
+from flashtrain.tasks.language.trained import load_trained
 
-NOTE = "flashtrain.json"  # of which checkpoint an export is; its last file
+NOTE = "flashtrain.json"  # the last file of an export, which names its checkpoint
 
 
 def export(trained: TrainedModel, settings: Settings) -> Path:
-    """Write the weights as safetensors: in a layout of Hugging Face's where one can hold the model, else in our own."""
+    """Write the weights as safetensors, in a layout of Hugging Face's if one can hold the model, else in our own.
+
+    Returns:
+        The new folder, in the run's.
+    """
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
@@ -36,8 +42,17 @@ def export(trained: TrainedModel, settings: Settings) -> Path:
 
 
 def take_export(settings: Settings) -> None:
-    """Where model.path names a run, or weights one of a transformers model, put its export in their place; it is
-    written where there is none. Other weights of model=huggingface are a model.path. UserError: no checkpoint."""
+    """Replace a run of a transformers model, which model.path or `weights` names, by its export.
+
+    The export is written if there is none of the run's best checkpoint. `weights` of model=huggingface that are no
+    run's become its model.path.
+
+    Args:
+        settings: changed in place.
+
+    Raises:
+        UserError: there is no checkpoint, or the run needs model=huggingface.
+    """
     given = Path(settings.weights or settings.model.path or "").expanduser()
     transformers = settings.model.name == "huggingface"
     if not is_of_run(given):

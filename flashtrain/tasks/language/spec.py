@@ -10,7 +10,7 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.registry import registered
 from flashtrain.settings import options
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, TrainedModel, TrainingSetup, contexts_words, measured_words, mode_of, say_finished
+from flashtrain.spec import Task, contexts_words, imported, measured_words, mode_of, say_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ class LanguageTask(Task):
     shape = "model.size model.positions"
     trained = "model.name model.dropout model.vocab_rows model.options"
     same = ("context", "model", "data", "mask")
+    prepare = imported("flashtrain.tasks.language.prepare:prepare")
+    plan = imported("flashtrain.tasks.language.plan:plan_language")
+    load = imported("flashtrain.tasks.language.evaluate:read_model")
 
     def check(self, settings: Settings) -> None:
         super().check(settings)
@@ -36,6 +39,10 @@ class LanguageTask(Task):
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
+        if settings.shares_sequences:
+            from flashtrain.tasks.context_run import check_heads
+
+            check_heads(settings)
         prefix = settings.mask.prefix
         if settings.mask.name == "prefix" and prefix is not None and prefix >= settings.context:
             raise UserError(
@@ -46,15 +53,9 @@ class LanguageTask(Task):
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
         if settings.weights is None and settings.model.path is None:
             return ()
-        from flashtrain.tasks.language.exports import take_export
-        from flashtrain.tasks.language.trained import check_family, fit_context, fit_to_run
+        from flashtrain.tasks.language.weights_settings import fit_to_weights
 
-        take_export(settings)
-        if settings.weights is None:
-            return fit_context(settings, given)
-        if not {"model", "model.name"}.isdisjoint(given):
-            check_family(settings)
-        return [*fit_to_run(settings, given), *fit_context(settings, given)]
+        return fit_to_weights(settings, given)
 
     def columns(self, settings: Settings) -> dict[str, Any]:
         return {
@@ -66,16 +67,6 @@ class LanguageTask(Task):
             "tokens": settings.trainer.steps * settings.trainer.tokens_per_step,
             "devices": settings.trainer.ranks,
         }
-
-    def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
-        from flashtrain.tasks.language.prepare import prepare
-
-        return prepare(settings, hardware)
-
-    def plan(self, settings: Settings, hardware: Hardware) -> str:
-        from flashtrain.tasks.language.prepare import plan_language
-
-        return plan_language(settings, hardware)
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
         held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
@@ -97,11 +88,6 @@ class LanguageTask(Task):
 
         mode = mode_of(settings)
         return run_language_mode(settings, hardware) if mode is None else mode.run_checkpoint(settings, hardware)
-
-    def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
-        from flashtrain.tasks.language.evaluate import read_model
-
-        return TrainedModel(settings=settings, **vars(read_model(settings, hardware)))
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
         if "trainer.tokens_per_step" not in given:

@@ -1,51 +1,40 @@
-"""What one training of BERT on masked text takes, from checked settings: model, data, task and plan; its evaluation."""
+"""One training of BERT on masked text, made of checked settings."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
-from flashtrain.announce import say
+from flashtrain.data.balance import Cost
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
-from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import new_folder
-from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import MaskedLanguageModel
-from flashtrain.tasks.batching import Batching, memory_plan, memory_words, plan_text
-from flashtrain.tasks.components import make_source, vocabulary_of
-from flashtrain.tasks.held_out import scored_words, why_not_held_out
-from flashtrain.tasks.language.trained import move
-from flashtrain.tasks.masked_language.build import (
-    SavedBert,
-    bert_config,
-    check_context,
-    check_masked_step,
-    choose_masked_batching,
-    describe_bert,
-    make_bert,
-    make_masked_data,
-    make_masked_task,
-    read_bert,
-    save_encoder_tokenizer,
-)
-from flashtrain.tasks.training_task import evaluating_trainer, metric
+from flashtrain.tasks.masked_language.batching import choose_masked_batching, tokens_per_device
+from flashtrain.tasks.masked_language.plan import bert_config, describe_training
+from flashtrain.tasks.masked_language.trained import check_context, read_bert
+from flashtrain.tasks.optimization import training_options
+from flashtrain.tasks.text_data import make_sources, make_tokenizer_spec, reading_options
+from flashtrain.tasks.training_task import metric
 from flashtrain.training.callbacks import StopAtTarget, describe_validation
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
+MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_samples is null
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """BERT, its data and its task. UserError: for what the user can mend."""
-    check_masked_step(settings)
+    """Build BERT, its data and its task.
+
+    Raises:
+        UserError: a mistake that the user can correct.
+    """
     data = make_masked_data(settings, hardware)
     data.prepare_data()
     data.setup()
@@ -53,7 +42,13 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     batching = choose_masked_batching(settings, hardware, model, data.padding())
     data.token_budget, data.accumulate = batching.micro_batch, batching.accumulate
     model.save_memory(batching.savings)
-    description = describe_bert(model, settings)
+    description = {
+        "task": settings.task,
+        "name": "bert",
+        "size": settings.bert.size,
+        "vocab_size": model.config.vocab_size,
+        "shape": asdict(model.config),
+    }
     said = [data.describe(), describe_training(settings, hardware, model, batching, data)]
     if data.held_out_samples:
         requested, every = settings.masked.validation_samples, settings.trainer.validate_every
@@ -61,6 +56,31 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     task = make_masked_task(settings, hardware, model, description)
     throughput = Throughput(_flops_per_token(model.config, data), peak_flops=hardware.peak_flops)
     target = None if settings.target_accuracy is None else StopAtTarget(settings.target_accuracy)
+
+    def row(trainer: pl.Trainer) -> dict[str, Any]:
+        # Losses in nats a label; tokens are real ones, without padding.
+        if task.tokens_done:
+            throughput.flops_per_token = task.flops_done / task.tokens_done
+        measured = throughput.columns()
+        rate, tokens = measured["tokens_per_second"], task.tokens_done * settings.trainer.ranks
+        return {
+            "token_budget": data.token_budget,
+            "parameters": model.parameter_count(),
+            "steps": trainer.global_step,
+            "tokens": tokens,
+            "samples": task.sequences_done * settings.trainer.ranks,
+            "epochs": round(data.epochs_seen, 3),
+            "train_loss_first": task.first_loss,
+            "train_loss": task.last_loss,
+            "validation_loss": metric(trainer, "validation_loss"),
+            "validation_accuracy": metric(trainer, "validation_accuracy"),
+            "target_accuracy": settings.target_accuracy,
+            "seconds_to_target": None if target is None or target.seconds is None else round(target.seconds, 1),
+            "rows_per_second": None if rate is None else rate * task.sequences_done / task.tokens_done,
+            "fill": round(tokens / max(1, trainer.global_step * settings.trainer.tokens_per_step), 4),
+            **measured,
+        }
+
     return TrainingSetup(
         data,
         task,
@@ -68,34 +88,75 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         batching,
         description,
         said,
-        row=lambda trainer: _found(settings, trainer, task, data, throughput, target),
+        row,
         tokenizer=data.tokenizer,
         advice=ADVICE,
         callbacks=[] if target is None else [target],
     )
 
 
-def describe_training(
-    settings: Settings,
-    hardware: Hardware,
-    model: Bert,
-    batching: Batching,
-    data: MaskedTextDataModule | None = None,
-) -> str:
-    """The line that says what is about to be trained, on what, in what portions."""
-    masked, name = settings.masked, settings.named(settings.bert.label)
-    samples = ""
-    if data is not None:
-        pieces = data.pieces(data.split.training)
-        mean = float(pieces.lengths.mean())
-        samples = f"{len(pieces.begins):,} {masked.unit}s of {mean:.0f} tokens in the mean, "
-    return (
-        f"{name}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most {settings.context}, "
-        f"{masked.share:.0%} masked, {masked.layout}, attention "
-        f"{hardware.attention}; {settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,} tokens on "
-        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, micro-batch {batching.micro_batch:,} tokens"
-        f"{memory_words(batching)}"
+def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataModule:
+    """Build the data module of these settings; its token_budget and accumulate are set once the model is known.
+
+    Raises:
+        UserError: data.streaming, or a source that is not text.
+    """
+    if settings.data.streaming:
+        raise UserError("data.streaming=true supports language models only. Use data.streaming=false.")
+    masked, (source, validation) = settings.masked, make_sources(settings)
+    budget = masked.token_budget or max(settings.context, tokens_per_device(settings))
+    config = bert_config(settings, vocab_size=30522)  # any: the vocabulary adds to the cost of each token alike
+    step = settings.trainer.tokens_per_step // settings.context  # samples, at least: most are shorter
+    return MaskedTextDataModule(
+        source,
+        make_tokenizer_spec(settings),
+        settings.context,
+        budget,
+        unit=masked.unit,
+        shortest=min(masked.shortest, settings.context),
+        share=masked.share,
+        layout=masked.layout,
+        cost=Cost(config.cost_per_token(masked.share), config.cost_per_pair()),
+        accumulate=max(1, tokens_per_device(settings) // budget),
+        validation=validation,
+        **reading_options(
+            settings, hardware, requested=masked.validation_samples, step=step, most=MAX_VALIDATION_SAMPLES
+        ),
     )
+
+
+def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
+    """Build the model to train, with random weights or those that `weights` names.
+
+    Raises:
+        UserError: the weights are of other tokens, of a shorter context, or without a masked-language head.
+    """
+    if settings.weights is None:
+        return Bert(bert_config(settings, vocab_size), hardware.attention, settings.bert.residual)
+    start = read_bert(settings.weights, settings).model
+    # The next-sentence head and its pooler are left out: the samples are single pieces.
+    config = replace(start.config, dropout=settings.bert.dropout, pooler=False, next_sentence=False)
+    if config.vocab_size != vocab_size:
+        raise UserError(
+            f"the weights in {settings.weights} know {config.vocab_size} tokens, and this text is made of "
+            f"{vocab_size}. Use the data and tokenizer settings that they were trained with."
+        )
+    check_context(config, settings.context, settings.weights)
+    if not config.masked_head:
+        raise UserError(
+            f"the weights in {settings.weights} have no masked-language head to train. Use weights that have one."
+        )
+    model, state = Bert(config, hardware.attention, settings.bert.residual), start.state_dict()
+    model.load_state_dict({name: state[name] for name in model.state_dict()})
+    return model
+
+
+def make_masked_task(
+    settings: Settings, hardware: Hardware, model: Bert, description: dict[str, Any]
+) -> MaskedLanguageModel:
+    """Build the task that trains this model as the settings say."""
+    options = training_options(settings, hardware, description, layout=settings.masked.layout)
+    return MaskedLanguageModel(model, cuda_graphs=settings.trainer.cuda_graphs, **options)
 
 
 def _flops_per_token(config: BertConfig, data: MaskedTextDataModule) -> float:
@@ -103,110 +164,3 @@ def _flops_per_token(config: BertConfig, data: MaskedTextDataModule) -> float:
     pairs, sequences, labels = data.means()
     at = 10**9  # tokens: enough for whole numbers of the others
     return config.flops_of(at, round(pairs * at), round(sequences * at), round(labels * at)) / at
-
-
-def _found(
-    settings: Settings,
-    trainer: pl.Trainer,
-    task: MaskedLanguageModel,
-    data: MaskedTextDataModule,
-    throughput: Throughput,
-    target: StopAtTarget | None,
-) -> dict[str, Any]:
-    """The part of the row that the training reports. Losses in nats a label; tokens are real ones."""
-    if task.tokens_done:
-        throughput.flops_per_token = task.flops_done / task.tokens_done
-    measured = throughput.columns()
-    rate, tokens = measured["tokens_per_second"], task.tokens_done * settings.trainer.ranks
-    rows = None if rate is None else rate * task.sequences_done / task.tokens_done
-    return {
-        "token_budget": data.token_budget,
-        "parameters": task.bert.parameter_count(),
-        "steps": trainer.global_step,
-        "tokens": tokens,
-        "samples": task.sequences_done * settings.trainer.ranks,
-        "epochs": round(data.epochs_seen, 3),
-        "train_loss_first": task.first_loss,
-        "train_loss": task.last_loss,
-        "validation_loss": metric(trainer, "validation_loss"),
-        "validation_accuracy": metric(trainer, "validation_accuracy"),
-        "target_accuracy": settings.target_accuracy,
-        "seconds_to_target": None if target is None or target.seconds is None else round(target.seconds, 1),
-        "rows_per_second": rows,
-        "fill": round(tokens / max(1, trainer.global_step * settings.trainer.tokens_per_step), 4),
-        **measured,
-    }
-
-
-def plan_masked(settings: Settings, hardware: Hardware) -> str:
-    """Parameters, tokens and time of the run, as lines to print. Builds no weights, reads no text."""
-    check_masked_step(settings)
-    ordinary = vocabulary_of(settings.data)
-    with torch.device("meta"):
-        if settings.weights is None:
-            config = bert_config(settings, SpecialTokens.past(ordinary).vocab_size)
-        else:
-            config = read_bert(settings.weights).config
-        model = Bert(config, hardware.attention, settings.bert.residual)
-    batching = choose_masked_batching(settings, hardware, model)
-    tokens = settings.trainer.steps * settings.trainer.tokens_per_step
-    flops = tokens * (config.cost_per_token(settings.masked.share) + config.cost_per_pair() * settings.context)
-    lines = [
-        describe_training(settings, hardware, model, batching),
-        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
-        f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
-        *memory_plan(batching),
-    ]
-    meant = f", as if all samples had {settings.context} tokens"
-    return plan_text(lines, settings, hardware, flops, at_most=True, meant=meant)
-
-
-def run_masked_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate or export."""
-    saved = read_bert(str(settings.checkpoint))
-    return _export(saved) if settings.mode == "export" else _evaluate(saved, settings, hardware)
-
-
-def _evaluate(saved: SavedBert, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Loss and masked-language accuracy on the held-out samples."""
-    check_context(saved.config, settings.context, str(saved.path))
-    data = make_masked_data(settings, hardware)
-    data.accumulate = 1  # the Trainer below takes no steps
-    data.setup()
-    if data.vocab_size != saved.config.vocab_size:
-        raise UserError(
-            f"{saved.path} knows {saved.config.vocab_size} tokens, and this text is made of {data.vocab_size}. "
-            "Use the tokenizer that it was trained with."
-        )
-    model = trained_bert(saved, settings, hardware)
-    trainer = evaluating_trainer(hardware)
-    (found,) = trainer.validate(MaskedLanguageModel(model), data, verbose=False) or [{}]
-    if "validation_accuracy" not in found:
-        raise UserError("no text is held out to evaluate on. Raise data.validation_fraction.")
-    counts, why_not = {"samples": data.held_out_samples}, why_not_held_out(settings, saved.folder)
-    words = scored_words(counts, data.source.describe(), why_not)
-    claim = "held-out " if why_not is None else ""
-    say(
-        f"{saved.path} (step {saved.step}): {claim}loss {found['validation_loss']:.4f}, masked-language accuracy "
-        f"{found['validation_accuracy']:.2%}, {words}"
-    )
-    measures = {name: found[name] for name in ("validation_loss", "validation_accuracy")}
-    return {**measures, "held_out": why_not is None, **counts}
-
-
-def trained_bert(saved: SavedBert, settings: Settings, hardware: Hardware) -> Bert:
-    """The saved model on the machine, in evaluation mode."""
-    model = Bert(saved.config, hardware.attention, settings.bert.residual)
-    model.load_state_dict(saved.state)
-    return cast(Bert, move(model.eval(), hardware.kind, hardware.precision))
-
-
-def _export(saved: SavedBert) -> dict[str, Any]:
-    """Write the weights as safetensors: in Hugging Face's layout where the model is a BERT of theirs, else in ours."""
-    model = Bert(saved.config, "sdpa")
-    model.load_state_dict(saved.state)
-    with new_folder(saved.folder, "export") as folder:
-        how = save_bert(model, folder, pad_token=saved.special.pad)
-        tokenizer = save_encoder_tokenizer(saved.needed_tokenizer(), folder, saved.config)
-    say(f"exported step {saved.step} to {folder} ({how}; {tokenizer})")
-    return {"folder": folder}

@@ -13,7 +13,7 @@ from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
 from flashtrain.tasks.classification import Augment, augmentation, in_turn
-from flashtrain.tasks.components import optimizer_builder, schedule_builder
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
 from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware

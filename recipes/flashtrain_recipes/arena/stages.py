@@ -10,7 +10,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.block_pattern import DENSE, TILED, check_tiles
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings, divisors
-from flashtrain.tasks import components  # noqa: F401 - they register the schedules that stages name
+from flashtrain.tasks import optimization  # noqa: F401 - it registers the schedules that stages name
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.settings import StageSettings
 

@@ -13,7 +13,7 @@ from flashtrain.data.masking import masked_count
 from flashtrain.errors import UserError
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.masked_language.build import make_masked_data
+from flashtrain.tasks.masked_language.prepare import make_masked_data
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.bert_benchmark.batches import SHARE, Sequences
 from flashtrain_recipes.harness.rows import Row

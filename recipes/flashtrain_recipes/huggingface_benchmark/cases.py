@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.components import make_model
+from flashtrain.tasks.decoders import make_model
 from flashtrain_recipes.step_benchmark.cases import StepCase, batches_of, draw_tokens
 from flashtrain_recipes.step_benchmark.settings import LORA
 

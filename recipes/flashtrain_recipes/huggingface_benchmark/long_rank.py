@@ -20,8 +20,8 @@ from flashtrain.models.activation_checkpointing import HOST_PIECE
 from flashtrain.models.trainable import Trainable
 from flashtrain.run.fitting import strategy_for
 from flashtrain.tasks.batching import Batching, choose_batching
-from flashtrain.tasks.components import make_model
 from flashtrain.tasks.context_run import check_model
+from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput

@@ -22,7 +22,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings
 from flashtrain.models.generation import MaskMaker, row_mask
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.tasks.components import make_mask
+from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 

@@ -21,7 +21,7 @@ from flashtrain.models.generation import generate
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.report.table import View
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.components import make_mask
+from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.long_context.evaluate import autocast_dtype

@@ -19,7 +19,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import GPT2Config
 from flashtrain.models.trainable import Trainable
-from flashtrain.tasks.components import decoder_config
+from flashtrain.tasks.decoders import decoder_config
 from flashtrain.tasks.language.settings import ModelSettings
 from flashtrain_kernels import Mask
 

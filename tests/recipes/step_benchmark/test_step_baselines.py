@@ -15,7 +15,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import SIZES
-from flashtrain.tasks.components import make_model
+from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_recipes.step_benchmark.baselines import all_baselines
 from flashtrain_recipes.step_benchmark.baselines.hugging_face import hugging_face_gpt2, hugging_face_loss

@@ -17,7 +17,8 @@ from flashtrain.errors import UserError
 from flashtrain.integrations import save_bert
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.tasks.masked_language.build import make_bert, read_bert
+from flashtrain.tasks.masked_language.prepare import make_bert
+from flashtrain.tasks.masked_language.trained import read_bert, special_tokens, tokenizer_of
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import detect_hardware
 
@@ -82,11 +83,9 @@ def test_an_export_is_read_by_transformers_and_by_us(trained_bert) -> None:
     transformers = pytest.importorskip("transformers")
     assert run_mode(settings_from_checkpoint(["mode=export", f"checkpoint={trained_bert}"])) == 0
     (folder,) = trained_bert.glob("export*")
-    saved = read_bert(folder)
-    assert saved.tokenizer is not None
-    assert saved.special.vocab_size == saved.config.vocab_size == 261
-    ours = Bert(saved.config, "sdpa").eval()
-    ours.load_state_dict(saved.state)
+    saved = read_bert(folder, compose_settings(["recipe=bert"]))
+    ours = saved.model
+    assert special_tokens(tokenizer_of(saved)).vocab_size == ours.config.vocab_size == 261
     theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
     tokens = torch.arange(20).reshape(2, 10)
     with torch.no_grad():

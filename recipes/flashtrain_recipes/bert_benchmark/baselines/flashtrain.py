@@ -8,7 +8,7 @@ import torch
 
 from flashtrain.models.bert import Bert
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.masked_language.build import make_masked_task
+from flashtrain.tasks.masked_language.prepare import make_masked_task
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.bert_benchmark.batches import (
     FULL,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.tasks import LanguageModel
-from flashtrain.tasks.components import make_model
+from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase

@@ -14,7 +14,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.batching import choose_batching
-from flashtrain.tasks.components import make_model
+from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.prepare import make_task
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB

@@ -1,0 +1,78 @@
+"""The attention masks that the settings group `mask` names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flashtrain.models.generation import MaskMaker, row_mask
+from flashtrain.registry import component, register
+from flashtrain.settings.settings import Settings
+from flashtrain_kernels import Mask, masks
+
+if TYPE_CHECKING:
+    from flashtrain.tasks.language.settings import MaskSettings
+
+
+@register("mask", "causal")
+@register("mask", "document")
+def _document(
+    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
+) -> Mask | None:
+    return masks.document(documents, causal=True) if settings.documents else None  # None: the model's own causal rule
+
+
+@register("mask", "window")
+def _window(settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device) -> Mask:
+    window, within = (int(settings.window or 1) - 1, 0), documents if settings.documents else None
+    return masks.sliding_window(seqlen, window, documents=within, device=device)
+
+
+@register("mask", "chunked")
+def _chunked(
+    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
+) -> Mask:
+    if not settings.documents:
+        positions = torch.arange(seqlen, device=device)[None]
+    return masks.document((positions % int(settings.chunk or 1) == 0).cumsum(1), causal=True)  # a document a chunk
+
+
+@register("mask", "prefix")
+def _prefix(settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device) -> Mask:
+    if settings.documents:
+        return masks.prefix_lm(torch.full_like(documents, int(settings.prefix or 0)), documents=documents)
+    return masks.prefix_lm(torch.full((1,), int(settings.prefix or 0), device=device), seqlen=seqlen)
+
+
+def make_mask(settings: Settings, *, packed: bool = True) -> MaskMaker | None:
+    """Return the function that makes each batch's mask, as LanguageModel and `generate` call it.
+
+    Args:
+        packed: whether a row may hold several documents.
+
+    Returns:
+        The function, or None where the mask is the model's own causal rule.
+    """
+    if settings.mask.name in ("causal", "document") and not (packed and settings.within_documents):
+        return None
+    own = replace(settings.mask, documents=settings.within_documents)
+    return partial(component("mask", own.name), own)
+
+
+def attended_context(settings: Settings) -> int:
+    """Return the context at which FLOPs are counted.
+
+    Under a causal mask of this length a token sees as many tokens, in the mean, as it sees under the settings' mask in
+    a row of one document. The lengths of the documents are not known before they are read.
+    """
+    make = make_mask(settings, packed=False)
+    if make is None:
+        return settings.context
+    from flashtrain.distributed.context.work import visible_keys
+
+    mask = row_mask(make, settings.context, torch.device("cpu"))
+    return settings.context if mask is None else max(1, round(2 * visible_keys(mask).double().mean().item() - 1))

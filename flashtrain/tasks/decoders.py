@@ -1,0 +1,63 @@
+"""The decoder that the settings group `model` names."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
+from flashtrain.models.trainable import Trainable, as_trainable, check_contract
+from flashtrain.registry import component, register
+from flashtrain.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from flashtrain.tasks.language.settings import ModelSettings
+
+
+def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
+    """Return the shape of flashtrain's own decoder of this family, with the settings' size.
+
+    Args:
+        family: one of models.gpt2.FAMILIES.
+
+    Raises:
+        UserError: settings that do not suit each other.
+    """
+    return GPT2Config.of_size(
+        settings.size,
+        family,
+        vocab_size=vocab_size,
+        context=context,
+        vocab_rows=settings.vocab_rows,
+        positions=settings.positions,
+        dropout=settings.dropout,
+        rope_base=settings.rope_base,
+        rope_factor=settings.rope_factor,
+    )
+
+
+def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:
+    config = decoder_config(family, settings, vocab_size=vocab_size, context=context)
+    return GPT2(config, attention=attention, residual=settings.residual)
+
+
+for _family in FAMILIES:
+    register("model", _family)(partial(_decoder, _family))
+
+
+def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
+    """Build the model that `model` names, with random weights, at the settings' context.
+
+    Args:
+        vocab_size: tokens of the tokenizer.
+        attention: "flash", "sdpa" or "standard".
+
+    Raises:
+        UserError: the model lacks methods that training needs.
+    """
+    build = component("model", settings.model.name)
+    model = build(settings.model, vocab_size=vocab_size, context=settings.context, attention=attention)
+    if isinstance(model, Trainable):
+        check_contract(model, f"model={settings.model.name} ({type(model).__name__})")
+    return as_trainable(model)

@@ -1,0 +1,78 @@
+"""The text that a language model writes after a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashtrain.data.tokenizers import Tokenizer, as_prompt, begin_of
+from flashtrain.errors import UserError
+from flashtrain.files.json_files import parse_json, read_json
+from flashtrain.models.generation import generate
+from flashtrain.models.trainable import Trainable
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.attention_masks import make_mask
+from flashtrain.tasks.language.ends import generation_ends
+
+
+def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
+    """Return the prompt with what the model writes after it, under the settings' mask.
+
+    A prompt that is a conversation, as every prompt is where the data are conversations, is answered: the answer is
+    returned alone, without the chat template's tokens.
+
+    Raises:
+        UserError: the model cannot generate text, or the prompt's file holds no conversation.
+    """
+    device = next(model.parameters()).device
+    prompt, options = settings.prompt or settings.data.first_words, settings.generate
+    row, template = conversation_of(prompt), None
+    if row is None and settings.data.source == "chat":
+        row = {"messages": [{"role": "user", "content": prompt}]}
+    if row is not None:
+        from flashtrain.data.chat_template import ChatTemplate
+
+        template = ChatTemplate(tokenizer)
+    begin = as_prompt(tokenizer, prompt) if template is None or row is None else template.prompt(row)
+    tokens = torch.tensor([begin], device=device)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):
+        written = generate(
+            model,
+            tokens,
+            options.tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            seed=settings.seed,
+            end_of_text=generation_ends(model, tokenizer, chat=template is not None),
+            mask=make_mask(settings, packed=False),
+        )[0].tolist()
+    if template is not None:
+        return template.tokenizer.decode(written[len(begin) :], special=False)
+    return tokenizer.decode(written[len(begin_of(tokenizer)) :])
+
+
+def conversation_of(prompt: str) -> dict[str, Any] | None:
+    """Return the conversation that a prompt is.
+
+    Args:
+        prompt: a .json file's path, or JSON: a list of messages, or an object with `messages` and perhaps `tools`.
+
+    Returns:
+        The object with `messages`; None if the prompt is a text.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    named = prompt.endswith(".json") and (" " not in prompt or Path(prompt).expanduser().is_file())
+    try:
+        given = read_json(Path(prompt).expanduser()) if named else parse_json(prompt, "prompt")
+    except UserError:
+        if named:
+            raise
+        return None
+    row = {"messages": given} if isinstance(given, list) else given if isinstance(given, dict) else {}
+    messages = row.get("messages")
+    spoken = isinstance(messages, list) and any(isinstance(one, dict) and "role" in one for one in messages)
+    return row if named or spoken else None

@@ -1,0 +1,70 @@
+"""The lines in which a language model's training is announced, or planned (mode=plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.trainable import Trainable
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.attention_masks import attended_context
+from flashtrain.tasks.batching import Batching, fit_memory, memory_plan, memory_words, plan_text
+from flashtrain.tasks.context_run import describe_context, plan_lines
+from flashtrain.tasks.decoders import make_model
+from flashtrain.tasks.text_data import make_source, vocabulary_of
+from flashtrain.training.hardware import Hardware
+
+
+def plan_language(settings: Settings, hardware: Hardware) -> str:
+    """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no weights, reads no text.
+
+    Raises:
+        UserError: the training could not begin.
+    """
+    vocab_size = vocabulary_of(settings.data)
+    build_model: Callable[..., Trainable] = partial(make_model, settings, vocab_size=vocab_size)
+    if settings.weights is not None:
+        from flashtrain.tasks.language.starting_weights import weights_at_context
+
+        config, _ = weights_at_context(settings)
+        build_model = partial(GPT2, config, residual=settings.model.residual)
+    with torch.device("meta"):
+        model = build_model(attention=hardware.attention)
+    batching = fit_memory(settings, hardware, model)
+    tokens = settings.trainer.steps * settings.trainer.tokens_per_step
+    lines = [
+        describe(settings, hardware, model, batching),
+        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
+        f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
+        *describe_mask(settings),
+        *plan_lines(settings, hardware, model, batching.micro_batch),
+        *memory_plan(batching),
+    ]
+    return plan_text(lines, settings, hardware, tokens * model.flops_per_token(attended_context(settings)))
+
+
+def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
+    """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
+    shared = describe_context(settings, hardware, model, batching.micro_batch)
+    return (
+        f"{settings.named(settings.model.label)}: {model.parameter_count() / 1e6:.1f}M parameters, "
+        f"context {settings.context}, attention {hardware.attention}; "
+        f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
+        f"({settings.trainer.tokens_per_step:,} tokens) on "
+        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
+        f"micro-batch {batching.micro_batch}{shared}{memory_words(batching)}"
+    )
+
+
+def describe_mask(settings: Settings) -> list[str]:
+    """Return the line on which tokens a token sees, and how FLOPs are counted; none under the causal mask."""
+    label = settings.mask_label
+    if label == "causal":
+        return []
+    seen = attended_context(settings)
+    counted = "FLOPs count all of a row" if seen == settings.context else f"FLOPs count rows as of {seen:,} tokens"
+    documents = ", whatever documents it is packed of" if settings.within_documents else ""
+    return [f"mask {label}: {counted}{documents}"]

@@ -1,0 +1,134 @@
+"""The weights that a language model starts from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from flashtrain.announce import say
+from flashtrain.data.tokenizers import Tokenizer, load_tokenizer, without_begin
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
+from flashtrain.integrations import load_decoder
+from flashtrain.models.gpt2 import GPT2
+from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
+from flashtrain.models.longer_context import with_context
+from flashtrain.models.trainable import Trainable
+from flashtrain.settings.settings import Settings
+from flashtrain.training.checkpoints import read_checkpoint, weights_in
+
+Weights = tuple[GPT2Config, dict[str, Tensor]]
+
+
+def starting_weights(settings: Settings) -> Weights:
+    """Read the configuration and the weights that `weights` names, with the settings' dropout.
+
+    They are a Hugging Face GPT-2, Llama or Starcoder2 (a folder or a .safetensors file), an export in flashtrain's own
+    layout, or a run folder or checkpoint (its best weights).
+
+    Raises:
+        UserError: it is none of these.
+    """
+    path = Path(str(settings.weights)).expanduser()
+    if not is_of_run(path):
+        config, state = load_decoder(path, vocab_rows=settings.model.vocab_rows)
+        return replace(config, dropout=settings.model.dropout), state
+    _, checkpoint = find_checkpoint(str(path), prefer=BEST)
+    saved = read_checkpoint(checkpoint)
+    description = saved["flashtrain"]
+    if description["name"] not in FAMILIES:
+        raise UserError(
+            f"{checkpoint} holds a model of kind {description['name']}. Expected one of: {', '.join(FAMILIES)}."
+        )
+    config = GPT2Config(**description["shape"])
+    return replace(config, dropout=settings.model.dropout), weights_in(saved, checkpoint, prefix="model.")
+
+
+def weights_at_context(settings: Settings) -> Weights:
+    """Read what `weights` names, as it serves the settings' context.
+
+    Raises:
+        UserError: it cannot serve the settings.
+    """
+    return at_context(settings, *starting_weights(settings), where=str(settings.weights))
+
+
+def at_context(settings: Settings, config: GPT2Config, state: dict[str, Tensor], *, where: str | Path) -> Weights:
+    """Adapt weights to the settings' context, by model.interpolate_positions, rope_base and rope_factor.
+
+    Args:
+        where: the weights' file, for messages.
+
+    Raises:
+        UserError: learned positions would have to be stretched, and model.interpolate_positions is false.
+    """
+    learned = config.positions == "learned"
+    if settings.context > config.context and learned and not settings.model.interpolate_positions:
+        raise UserError(
+            f"context={settings.context} is longer than the {config.context} positions that the weights in {where} "
+            f"were trained with. Use context={config.context} or less, or model.interpolate_positions=true to stretch "
+            "them (training then has to adapt the model)."
+        )
+    if settings.context > config.context and not learned and settings.model.rope_factor is None:
+        longer = settings.context / config.context
+        say(
+            f"context={settings.context} is {longer:g} times the {config.context} that the weights in {where} were "
+            f"trained with; model.rope_factor={longer * config.rope_factor:g} would scale their rotary positions to it."
+        )
+    return with_context(
+        config,
+        state,
+        settings.context,
+        interpolate=settings.model.interpolate_positions,
+        rope_base=settings.model.rope_base,
+        rope_factor=settings.model.rope_factor,
+    )
+
+
+def model_of_weights(settings: Settings, start: Weights, *, vocab_size: int, attention: str) -> Trainable:
+    """Build the model that starts from these weights.
+
+    Args:
+        start: see weights_at_context.
+        vocab_size: tokens of the tokenizer.
+        attention: "flash", "sdpa" or "standard".
+
+    Raises:
+        UserError: the weights were trained on other tokens.
+    """
+    config, state = start
+    check_tokens(settings, config, vocab_size)
+    model = GPT2(config, attention=attention, residual=settings.model.residual)
+    model.load_state_dict(state)
+    return model
+
+
+def check_tokens(settings: Settings, config: GPT2Config, vocab_size: int) -> None:
+    """Raise UserError unless the tokenizer makes as many tokens as the weights know."""
+    if vocab_size != config.vocab_size:
+        raise UserError(
+            f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
+            "GPT-2's weights need data.tokenizer=gpt2, those of a run the tokenizer that it had."
+        )
+
+
+def is_of_run(path: Path) -> bool:
+    """Return whether a path is a run's folder, or a checkpoint in one."""
+    return path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file()
+
+
+def run_of_weights(settings: Settings) -> Path | None:
+    """Return the folder of the run whose weights `weights` names; None if it names those of no run."""
+    path = Path(str(settings.weights)).expanduser()
+    return find_checkpoint(str(path), prefer=BEST)[0] if settings.weights and is_of_run(path) else None
+
+
+def tokenizer_of_weights(settings: Settings) -> Tokenizer | None:
+    """Load the tokenizer of the run whose weights `weights` names; None if it names those of no run."""
+    run = run_of_weights(settings)
+    if run is None:
+        return None
+    found = load_tokenizer(run / TOKENIZER)
+    return found if settings.data.begin_of_text else without_begin(found)

@@ -1,0 +1,96 @@
+"""The settings of a language model that follow from the weights that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import read_settings
+from flashtrain.integrations.huggingface_folder import folder_of, read_config
+from flashtrain.settings.settings import Settings
+from flashtrain.tasks.language.exports import take_export
+from flashtrain.tasks.language.starting_weights import run_of_weights, starting_weights
+
+
+def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
+    """Make the settings fit the model that `weights` or model.path names, as far as the command line leaves them open.
+
+    Args:
+        settings: changed in place: tokenizer, model, context, and model.path where a run is exported for it.
+        given: the settings that the command line names.
+
+    Returns:
+        The lines to print about it.
+
+    Raises:
+        UserError: `given` contradicts the weights, or no tokenizer of this text could be that of the weights.
+    """
+    take_export(settings)
+    if settings.weights is None:
+        return _fit_context(settings, given)
+    if not {"model", "model.name"}.isdisjoint(given):
+        _check_family(settings)
+    return [*_fit_to_run(settings, given), *_fit_context(settings, given)]
+
+
+def _check_family(settings: Settings) -> None:
+    """Raise UserError unless `model`, which the command names, is the family of the starting weights."""
+    config, _ = starting_weights(settings)
+    family = "modern" if config.norm == "rmsnorm" else "gpt2"
+    if settings.model.name != family:
+        raise UserError(
+            f"model={settings.model.name} is another architecture than that of the weights in {settings.weights}, "
+            f"which are of model={family} ({config.positions} positions, {config.norm}, {config.activation}). "
+            "Remove model=, or weights= to train from random weights."
+        )
+
+
+def _fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
+    """Take tokenizer and model of the run that `weights` names, and its context if its positions reach no further."""
+    folder = run_of_weights(settings)
+    if folder is None:
+        if settings.data.tokenizer == "bpe":
+            starting_weights(settings)  # there are some
+            raise UserError(
+                f"data.tokenizer=bpe is trained on this text, and the weights in {settings.weights} know other tokens. "
+                "Use data.tokenizer=gpt2 for GPT-2's (with data.vocab=... and data.merges=... where no hub is), or "
+                "weights=RUN, which takes the run's own."
+            )
+        return []
+    own = read_settings(folder)
+    for name in ("tokenizer", "vocab_size", "vocab", "merges"):
+        here, there = getattr(settings.data, name), getattr(own.data, name)
+        if f"data.{name}" in given and here != there and (name != "vocab_size" or own.data.tokenizer == "bpe"):
+            raise UserError(
+                f"data.{name}={here} contradicts weights={settings.weights}, which was trained with "
+                f"data.{name}={there}. Remove it."
+            )
+        setattr(settings.data, name, there)
+    if "data.begin_of_text" not in given:
+        settings.data.begin_of_text = own.data.begin_of_text
+    for name in ("name", "size", "positions", "vocab_rows"):
+        setattr(settings.model, name, getattr(own.model, name))
+    taken = [f"tokenizer {own.data.tokenizer}", f"model {own.model.label}"]
+    shorter = "context" not in given and settings.context > own.context and not settings.model.interpolate_positions
+    if shorter and starting_weights(settings)[0].positions == "learned":
+        settings.context = own.context
+        if "trainer.tokens_per_step" not in given:
+            step = settings.context * settings.trainer.ranks
+            settings.trainer.tokens_per_step = step * max(1, settings.trainer.tokens_per_step // step)
+        taken.append(f"context {own.context}")
+    return [f"as in {folder}: {', '.join(taken)}."]
+
+
+def _fit_context(settings: Settings, given: Collection[str]) -> list[str]:
+    """Shorten the recipe's context to that of a model that is evaluated or generates without a run of its own."""
+    if "context" in given or settings.mode not in ("evaluate", "generate") or settings.checkpoint:
+        return []
+    if settings.weights is None:
+        config = read_config(str(folder_of(str(settings.model.path))), settings.model.options).get_text_config()
+        own = getattr(config, "max_position_embeddings", None) or settings.context
+    else:
+        own = starting_weights(settings)[0].context
+    if settings.context <= own:
+        return []
+    settings.context = own
+    return [f"context {own}, the longest that {settings.weights or settings.model.path} was trained with."]

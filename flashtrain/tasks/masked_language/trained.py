@@ -1,0 +1,95 @@
+"""A trained BERT, read back from a run, an export or a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from flashtrain.data.tokenizers import Tokenizer, holds_tokenizer, load_tokenizer
+from flashtrain.data.wordpiece import SpecialTokens, WordPieceTokenizer
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
+from flashtrain.integrations import load_bert, save_tokenizer
+from flashtrain.models.bert import Bert
+from flashtrain.models.bert_config import BertConfig
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import TrainedModel
+from flashtrain.training.checkpoints import read_checkpoint, weights_in
+
+
+def read_bert(given: str | Path, settings: Settings, attention: str = "sdpa") -> TrainedModel:
+    """Read a BERT, on the CPU in evaluation mode.
+
+    Args:
+        given: a run folder or a checkpoint in one (its best weights), an export of flashtrain's, or a Hugging Face
+            folder or .safetensors file with config.json next to it.
+        attention: "flash", "sdpa" or "standard".
+
+    Returns:
+        The model (models.Bert); its tokenizer is None if there is none next to the weights.
+
+    Raises:
+        UserError: there is no BERT.
+    """
+    path, step, tokenizer = Path(given).expanduser(), 0, None
+    if path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file():
+        folder, path = find_checkpoint(str(given), prefer=BEST)
+        saved = read_checkpoint(path)
+        notes, step = saved["flashtrain"], saved["global_step"]
+        if notes["name"] != "bert":
+            raise UserError(f"{path} holds no BERT. Expected a run with task=masked_language_model.")
+        config, state = BertConfig(**notes["shape"]), weights_in(saved, path, prefix="model.")
+        tokenizer = load_tokenizer(folder / TOKENIZER)
+    else:
+        folder = path if path.is_dir() else path.parent
+        config, state = load_bert(path)
+        tokenizer = load_tokenizer(folder) if holds_tokenizer(folder) else WordPieceTokenizer.load(folder)
+    with torch.random.fork_rng(devices=[]):  # a head that is drawn later is drawn alike without these weights
+        model = Bert(config, attention, settings.bert.residual)
+    model.load_state_dict(state)
+    return TrainedModel(model.eval(), tokenizer, settings, folder, path, step)
+
+
+def check_context(config: BertConfig, context: int, where: str) -> None:
+    """Raise UserError if weights with learned positions would need more positions than they have."""
+    if config.positions == "learned" and context > config.context:
+        raise UserError(
+            f"context={context} is longer than the {config.context} positions that the weights in {where} were "
+            f"trained with. Use context={config.context} or less."
+        )
+
+
+def tokenizer_of(trained: TrainedModel) -> Tokenizer:
+    """Return the tokenizer of a BERT.
+
+    Raises:
+        UserError: there is none, or one of more tokens than the weights know.
+    """
+    tokenizer, known = trained.tokenizer, trained.model.config.vocab_size
+    if tokenizer is None:
+        raise UserError(
+            f"no tokenizer next to the weights in {trained.folder}. Expected a run folder, an export, or "
+            "a Hugging Face folder with vocab.txt or tokenizer.json."
+        )
+    tokens = special_tokens(tokenizer).vocab_size
+    if tokens > known:  # the embedding table has no rows for those beyond
+        raise UserError(
+            f"{trained.folder}: its tokenizer makes {tokens:,} tokens, and its weights know {known:,}. "
+            "Expected the tokenizer that they were trained with."
+        )
+    return tokenizer
+
+
+def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """Return [PAD], [CLS], [SEP] and [MASK]: a WordPiece tokenizer's own, or four past the tokens of another."""
+    if isinstance(tokenizer, WordPieceTokenizer):
+        return tokenizer.special
+    return SpecialTokens.past(tokenizer.vocab_size)
+
+
+def save_encoder_tokenizer(tokenizer: Tokenizer, folder: Path, config: BertConfig) -> str:
+    """Write the tokenizer of an encoder of this shape into its export; see integrations.save_tokenizer."""
+    context = config.context if config.positions == "learned" else None
+    special = special_tokens(tokenizer)
+    return save_tokenizer(tokenizer, folder, context=context, special=special, segments=config.segments > 0)

@@ -1,0 +1,95 @@
+"""How the settings train a model: optimiser, schedule, clipping, compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from flashtrain.registry import component, register
+from flashtrain.settings.settings import Settings
+from flashtrain.settings.training import OptimizerSettings, ScheduleSettings
+from flashtrain.tasks.batching import compiles
+from flashtrain.training.hardware import Hardware
+from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
+from flashtrain.training.steps import SCHEDULES
+
+
+def _common(settings: OptimizerSettings) -> dict[str, Any]:
+    """The arguments of every optimiser."""
+    return {
+        "lr": settings.learning_rate,
+        "betas": (settings.betas[0], settings.betas[1]),
+        "eps": settings.epsilon,
+        "weight_decay": settings.weight_decay,
+    }
+
+
+@register("optimizer", "adamw")
+def _adamw(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return (adamw_8bit if settings.states == "8bit" else adamw)(model, **_common(settings))
+
+
+@register("optimizer", "lamb")
+def _lamb(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return lamb(model, **_common(settings))
+
+
+@register("optimizer", "muon")
+def _muon(model: nn.Module, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    return muon(model, **_common(settings), momentum=settings.momentum)
+
+
+def _scheduled(
+    name: str, optimizer: torch.optim.Optimizer, settings: ScheduleSettings, total_steps: int
+) -> LRScheduler:
+    warmup = max(1, round(0.05 * total_steps)) if settings.warmup_steps is None else settings.warmup_steps
+    return SCHEDULES[name](optimizer, min(warmup, total_steps), total_steps, settings.minimum_ratio)
+
+
+for _name in SCHEDULES:
+    register("schedule", _name)(partial(_scheduled, _name))
+
+
+def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """Return a function that makes a model's optimiser, as TrainingTask takes it."""
+    build = component("optimizer", settings.optimizer.name)
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        inner = build(model, settings=settings.optimizer)
+        # FSDP2 shards the weights, whose copies its checkpoints would not know.
+        masters = settings.optimizer.master_weights and not settings.shards_weights
+        half = any(parameter.dtype in HALF for parameter in model.parameters() if parameter.requires_grad)
+        if settings.optimizer.states == "host":
+            return MasterWeights(inner, host=True)
+        return MasterWeights(inner) if masters and half else inner
+
+    return optimizer
+
+
+def schedule_builder(settings: Settings) -> Callable[[torch.optim.Optimizer], LRScheduler]:
+    """Return a function that makes an optimiser's learning-rate schedule, as TrainingTask takes it."""
+    build = component("schedule", settings.schedule.name)
+    return partial(build, settings=settings.schedule, total_steps=settings.trainer.steps)
+
+
+def training_options(
+    settings: Settings, hardware: Hardware, description: dict[str, Any] | None = None, *, layout: str = "packed"
+) -> dict[str, Any]:
+    """Return the arguments that every task takes from the settings.
+
+    Args:
+        description: of the model, saved in checkpoints; see TrainingTask.
+        layout: of the rows: "packed", or "padded", which is not compiled.
+    """
+    return {
+        "make_optimizer": optimizer_builder(settings),
+        "make_schedule": schedule_builder(settings),
+        "gradient_clip": settings.optimizer.gradient_clip,
+        "compile": compiles(settings, hardware, layout),
+        "description": description,
+    }

@@ -1,0 +1,156 @@
+"""What the settings group `data` names, built: sources of text or tokens with their tokenizer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from flashtrain.data.hub_source import HubSource, saved_folder
+from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource, held_out
+from flashtrain.data.text_files import FilesSource
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
+from flashtrain.errors import UserError
+from flashtrain.registry import component, register
+from flashtrain.settings import options
+from flashtrain.settings.data import DataSettings
+from flashtrain.settings.settings import Settings
+from flashtrain.training.callbacks import held_out_samples
+from flashtrain.training.hardware import VOCABULARY, Hardware
+
+
+@register("source", "stdlib")
+def _standard_library(settings: DataSettings) -> TextSource:
+    return StandardLibrarySource(include_tests=settings.include_tests)
+
+
+@register("source", "files")
+def _files(settings: DataSettings) -> TextSource:
+    path = str(settings.path)
+    if saved_folder(path, settings.split) is not None:
+        return HubSource(path, settings.split, settings.text_column)
+    if settings.split != DataSettings.split:
+        raise UserError(
+            f"data.split={settings.split} needs a dataset, and {path} was not written by save_to_disk. Remove it."
+        )
+    return FilesSource(path, **_of_files(settings))
+
+
+def _of_files(settings: DataSettings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in ("text_column", "encoding", "encoding_errors")}
+
+
+def _of_dataset(settings: DataSettings) -> dict[str, Any]:
+    shared = {name: getattr(settings, name) for name in ("split", "text_column", "config", "options")}
+    return {**shared, "streaming": settings.streaming is not False}
+
+
+@register("source", "tokens")
+def _token_files(settings: DataSettings) -> TokenSource:
+    from flashtrain.data.token_files import TokenFiles
+
+    return TokenFiles(str(settings.path), dtype=settings.dtype, end_of_text=settings.end_of_text)
+
+
+@register("source", "mixture")
+def _mixture(settings: DataSettings) -> TokenSource:
+    from flashtrain.data.mixture import MixtureSource
+
+    parts = settings.parts().items()
+    return MixtureSource({name: (component("source", part.source)(part), weight) for name, (part, weight) in parts})
+
+
+@register("source", "hub")
+def _hub(settings: DataSettings) -> TextSource:
+    return HubSource(str(settings.name), **_of_dataset(settings))
+
+
+@register("source", "chat")
+def _chat(settings: DataSettings) -> TextSource:
+    from flashtrain.data.chat_source import ChatDataset, ChatFiles
+
+    if (settings.path is None) == (settings.name is None):
+        raise UserError(
+            "data=chat needs data.path=..., a .jsonl or .parquet file, or a folder of them or of save_to_disk; or "
+            "data.name=..., a dataset of the hub."
+        )
+    if settings.path is not None and saved_folder(settings.path, settings.split) is None:
+        return ChatFiles(settings.path, **_of_files(settings))
+    return ChatDataset(str(settings.name or Path(str(settings.path)).expanduser()), **_of_dataset(settings))
+
+
+def make_source(settings: Settings) -> TextSource | TokenSource:
+    """Build the source that `data` names."""
+    return component("source", settings.data.source)(settings.data)
+
+
+def make_sources(settings: Settings) -> tuple[Any, Any]:
+    """Build the source of a run and, where one is named, the source of its held-out text.
+
+    Returns:
+        The source to train on, and the source that data.validation_path names, or None: then files named for
+        validation or drawn documents are held out. With data.validation_fraction=1, where nothing is trained on, the
+        source to score, and None.
+    """
+    data, source, validation = settings.data, make_source(settings), None
+    if data.validation_path is not None:
+        kind = data.source if data.source in ("chat", "tokens") else "files"
+        named = component("source", kind)(replace(data, path=data.validation_path, name=None))
+        validation = held_out(named) or named
+    if data.validation_fraction != 1:
+        return source, validation
+    return validation or held_out(source) or source, None
+
+
+def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
+    """Return the tokenizer that `data` names, or of a `bpe`, which is trained on the source, its specification."""
+    data = settings.data
+    if data.tokenizer == "huggingface":
+        from flashtrain.integrations.huggingface_folder import tokenizer_of
+
+        return tokenizer_of(settings.model.path, begin_of_text=data.begin_of_text)
+    return TokenizerSpec(
+        data.tokenizer, data.vocab_size, vocab=data.vocab, merges=data.merges, begin_of_text=data.begin_of_text
+    )
+
+
+def vocabulary_of(data: DataSettings) -> int:
+    """Return how many tokens `data.tokenizer` has, as far as that is known before any text is read.
+
+    Raises:
+        UserError: the tokenizer's folder cannot be read.
+    """
+    if data.tokenizer in VOCABULARY:
+        return VOCABULARY[data.tokenizer]
+    if data.tokenizer in get_args(options.Tokenizer):
+        return data.vocab_size
+    return huggingface_tokenizer(data.tokenizer).vocab_size
+
+
+def reading_options(
+    settings: Settings, hardware: Hardware, *, requested: int | None, step: int, most: int
+) -> dict[str, Any]:
+    """Return the arguments that TextDataModule and MaskedTextDataModule share.
+
+    Args:
+        requested: held-out samples of each validation, if a setting says how many.
+        step: samples of an optimiser step.
+        most: an upper bound of the samples of a validation where `requested` is None.
+    """
+    every, whole = settings.trainer.validate_every, requested is None and settings.data.validation_fraction == 1
+    return {
+        "total_steps": settings.trainer.steps,
+        "seed": settings.seed,
+        "validation_fraction": settings.data.validation_fraction,
+        "validation_samples": sys.maxsize if whole else held_out_samples(requested, every, step, most=most),
+        "num_workers": loader_workers(settings, hardware),
+        "cache_dir": settings.data.cache_dir,
+    }
+
+
+def loader_workers(settings: Settings, hardware: Hardware) -> int:
+    """Return the number of processes that read the data: data.workers, or two where a GPU must not wait for them."""
+    if settings.data.workers is not None:
+        return settings.data.workers
+    return 2 if hardware.kind == "cuda" else 0
