@@ -66,7 +66,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         if pooler is not None and start.model.pooler is not None:
             pooler.load_state_dict(start.model.pooler.state_dict())
     batching = choose_head_batching(settings, hardware, model)
-    model.encoder.save_memory(batching.savings)
+    for block in model.encoder.blocks:
+        block.save_memory(batching.savings)
     description = {
         "task": settings.task,
         "name": "bert_classifier",
