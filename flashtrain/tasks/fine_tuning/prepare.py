@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
@@ -66,7 +66,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         if pooler is not None and start.model.pooler is not None:
             pooler.load_state_dict(start.model.pooler.state_dict())
     batching = choose_head_batching(settings, hardware, model)
-    for block in model.encoder.blocks:
+    for block in cast(Any, model.encoder.blocks):
         block.save_memory(batching.savings)
     description = {
         "task": settings.task,
