@@ -142,7 +142,7 @@ def _places() -> dict[str, str]:
     """A link to the heading under which a page shows each result: the page of results first."""
     found: dict[str, str] = {}
     names = [path.stem for path in RESULTS.glob("*.json")]
-    for page in (RESULTS / "README.md", DOCS / "benchmarks.md", DOCS.parent / "kernels" / "OPTIMISATION.md"):
+    for page in (RESULTS / "README.md", DOCS / "benchmarks.md", DOCS.parent / "kernels" / "dev" / "OPTIMISATION.md"):
         heading = ""
         for line in page.read_text(encoding="utf-8").splitlines():
             if line.startswith("#"):

@@ -41,7 +41,7 @@ from flashtrain_kernels.masks import (
     documents_from_cu_seqlens,
     documents_from_ids,
 )
-from flashtrain_kernels.masks.constructors import ordinals
+from flashtrain_kernels.masks.rows import ordinals
 
 # transformers treats every name with "flash" in it as flash-attn or as a kernel of its hub, so it cannot be our name.
 NAME = "exact_attention"
@@ -177,7 +177,7 @@ def _within(requested: AttentionMask, documents: Documents, query: Tensor) -> At
         rows, keys = requested.mask.queries, requested.mask.keys
         low, high = torch.maximum(rows[LOW], start), torch.minimum(rows[HIGH], end)
         position, begin = rows[POSITION], torch.maximum(rows[START], start)
-    number = ordinals(documents).to(torch.int32)
+    number = ordinals(documents.start).to(torch.int32)
     mask = Mask(torch.stack((low, high, position, begin, number)), keys, requested.seqlen_k)
     planned = mask.planned(query.shape[3], query.dtype) if sharded_sequence() is None else mask
     # Field by field: torch.compile (2.11) does not follow a slice of a tuple's subclass.

@@ -13,16 +13,12 @@ from torch import Tensor
 
 from . import dispatch, ops, sinks
 from .arguments import (
-    Packing,
     Sizes,
     autocasted,
     check_alibi,
     check_bias,
-    check_boundaries,
     check_dropout,
-    check_flag,
     check_mask,
-    check_packing,
     check_seed,
     check_sink,
     check_softcap,
@@ -32,14 +28,16 @@ from .arguments import (
     softmax_scale_or_default,
 )
 from .bounded import Bounded
+from .checks import check_flag, check_window
 from .dropped_weights import signed_probabilities
 from .eager import Pass, computed, pass_of
 from .environment import autocast_dtype
 from .forms import BATCH, HEADS_FIRST, Form, apart
 from .launch_cache import signature
 from .masks import SEQUENCE, Mask, Sequences
-from .masks.constructors import check_window, sequences
+from .masks.constructors import sequences
 from .options import Options, band, pack, seed_tensor
+from .packing import Packing, check_boundaries, check_packing
 from .torch_attention import attention_by_torch
 
 Result = Tensor | tuple[Tensor, ...]
@@ -89,9 +87,8 @@ def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packin
     sink = requested.learnable_sink
     if form is HEADS_FIRST and sink is not None:  # whose kernels take the form BATCH
         form, tensors = BATCH, tuple([form.to_batch(x) for x in tensors])
-    sizes = sizes_of(form, tensors, packing)
-    check_sink(sink, sizes)
-    options = options_of(sizes, packing, *requested[:-1])
+    sizes = sizes_of(form, tensors, None if packing is None else packing.number)
+    options = options_of(sizes, requested, packing)
     remember(key, tensors, options, of_mask or (), form)
     return_lse, return_attn_probs = requested.return_lse, requested.return_attn_probs
     out, lse = run(tensors, options, return_lse or return_attn_probs, sink, form)
@@ -103,30 +100,17 @@ def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packin
     return out, lse, signed_probabilities(q, k, lse[None] if form.row else lse, options, packing)
 
 
-def options_of(
-    sizes: Sizes,
-    packing: Packing | None = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Any = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    bias: Tensor | None = None,
-    mask: Any = None,
-    dropout_seed: int | Tensor | None = None,
-    return_lse: bool = False,
-) -> Options:
+def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = None) -> Options:
     """flash-attn's arguments, checked, in the one form of everything below. Raises TypeError or ValueError naming the
     argument."""
+    dropout_p, mask, alibi_slopes, bias = requested.dropout_p, requested.mask, requested.alibi_slopes, requested.bias
+    causal, softcap, dropout_seed = requested.causal, requested.softcap, requested.dropout_seed
+    check_sink(requested.learnable_sink, sizes)
     check_dropout(dropout_p)
-    scale = softmax_scale_or_default(softmax_scale, sizes.head_dim)
-    flags = {"causal": causal, "deterministic": deterministic}
-    for name, value in {**flags, "return_attn_probs": return_attn_probs, "return_lse": return_lse}.items():
-        check_flag(name, value)
-    window_size = plain_window(window_size)
+    scale = softmax_scale_or_default(requested.softmax_scale, sizes.head_dim)
+    for name in ("causal", "deterministic", "return_attn_probs", "return_lse"):
+        check_flag(name, getattr(requested, name))
+    window_size = plain_window(requested.window_size)
     check_window("window_size", window_size)
     check_softcap(softcap)
     check_seed(dropout_seed, sizes.device)
@@ -154,7 +138,7 @@ def options_of(
         alibi_slopes=alibi_slopes,
         seed=seed_tensor(dropout_seed, sizes.device) if dropout_p > 0 else None,
         mask=mask,
-        deterministic=deterministic,
+        deterministic=requested.deterministic,
     )
     packed = mask.sequences if isinstance(mask, Mask) else mask
     if isinstance(packed, Sequences):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .arguments import Packing
 from .options import Options
+from .packing import Packing
 
 
 @torch.no_grad()

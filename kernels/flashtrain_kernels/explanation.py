@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from . import dispatch
-from .arguments import autocasted, check_sink, check_tensors, dtype_name, plain_window, sizes_of
+from .arguments import autocasted, check_tensors, plain_window, sizes_of
 from .attend import Requested, options_of
 from .backends import Backend, Call, Direction
 from .backends.portable import tile_table
+from .checks import dtype_name
 from .environment import forced_implementation
 from .flash_attn import flash_attn_func
 from .forms import BATCH
@@ -33,9 +34,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
     check_tensors(BATCH, (q, k, v))
     if requested.dropout_seed is None:
         requested = requested._replace(dropout_seed=0)  # explaining draws nothing from torch's generator
-    sizes = sizes_of(BATCH, (q, k, v))
-    check_sink(requested.learnable_sink, sizes)
-    call = Call(q, k, v, options_of(sizes, None, *requested[:-1]))
+    call = Call(q, k, v, options_of(sizes_of(BATCH, (q, k, v)), requested))
     what = f"{_features(requested, call.options)}, head dimension {q.shape[3]}, {dtype_name(q.dtype)}"
     implementation = dispatch.implementation_for(q.device.type)
     forced = "forced" if forced_implementation() is not None else None

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .arguments import Packing, Window
+from .arguments import Window
 from .attend import Requested, Result, attend
 from .forms import BATCH, HEADS_FIRST, KV_PACKED, QKV_PACKED, ROW, ROW_KV_PACKED, ROW_QKV_PACKED
 from .masks import BlockMask, Mask
+from .packing import Packing
 from .paging import paged
 
 

@@ -19,22 +19,19 @@ from .arguments import (
     Window,
     autocasted,
     check_alibi,
-    check_device,
-    check_flag,
-    check_head_dim,
+    check_heads,
     check_same,
     check_sink,
     check_softcap,
     check_tensor,
-    dtype_name,
     plain_integer,
     plain_window,
     softmax_scale_or_default,
 )
+from .checks import INTEGERS, check_device, check_dtype, check_flag, check_length, check_shape, check_window
 from .device_values import values_of
 from .launch_cache import on_device
 from .masks import Mask
-from .masks.constructors import check_length, check_window
 from .ops import check_interpreter, unit_stride
 from .options import Options
 from .paging import check_block_table
@@ -105,12 +102,9 @@ def flash_attn_with_kvcache(
         q.shape[0], q.shape[1], capacity, q.shape[2], k_cache.shape[2], q.shape[3], q.shape[0], q.dtype, q.device
     )
     scale = softmax_scale_or_default(softmax_scale, sizes.head_dim)
-    for name, flag in (
-        ("causal", causal),
-        ("rotary_interleaved", rotary_interleaved),
-        ("return_softmax_lse", return_softmax_lse),
-    ):
-        check_flag(name, flag)
+    check_flag("causal", causal)
+    check_flag("rotary_interleaved", rotary_interleaved)
+    check_flag("return_softmax_lse", return_softmax_lse)
     window_size = plain_window(window_size)
     check_window("window_size", window_size)
     check_softcap(softcap)
@@ -121,9 +115,9 @@ def flash_attn_with_kvcache(
     if num_splits > MAX_SPLITS:
         raise ValueError(f"num_splits must be at most {MAX_SPLITS}, not {num_splits}")
     added = 0 if k is None else k.shape[1]
-    lengths = _lengths(cache_seqlens, sizes, added, k is not None)
+    lengths = _lengths(cache_seqlens, q, capacity, added, k is not None)
     if cache_leftpad is not None:
-        cache_leftpad = _rows("cache_leftpad", cache_leftpad, sizes)
+        cache_leftpad = _rows("cache_leftpad", cache_leftpad, q)
     _check_rotary(rotary_cos, rotary_sin, sizes, k is not None)
     rotary = (rotary_cos, rotary_sin, rotary_interleaved)
     left, right = window_size[0], 0 if causal else window_size[1]
@@ -157,25 +151,15 @@ def _check_tensors(
             )
         if cache.stride(-1) != 1 and cache.shape[-1] > 1:
             raise ValueError(f"{name} must have a last stride of 1, as it is written in place, not {cache.stride(-1)}")
-    batch, heads, head_dim = q.shape[0], q.shape[2], q.shape[3]
-    kv_heads = k_cache.shape[2]
-    check_head_dim(head_dim)
-    if k_cache.shape[3] != head_dim:
-        raise ValueError(f"q and k_cache must have the same head dimension, not {head_dim} and {k_cache.shape[3]}")
-    if kv_heads < 1 or heads < 1 or heads % kv_heads != 0:
-        raise ValueError(f"q's heads must be a multiple of k_cache's heads, not {heads} and {kv_heads}")
+    batch = q.shape[0]
+    check_heads(q, k_cache, "k_cache")
     if (k is None) != (v is None):
         raise ValueError("k and v must be given together, or neither")
     for name, x in (("k", k), ("v", v)):
-        if x is None:
-            continue
-        check_tensor(name, x, "(B, Sn, K, D)")
-        check_same(name, x, "q", q)
-        if tuple(x.shape) != (batch, k.shape[1], kv_heads, head_dim):
-            raise ValueError(
-                f"{name} must have the shape (B, Sn, K, D) = ({batch}, {k.shape[1]}, {kv_heads}, {head_dim}), "
-                f"not {tuple(x.shape)}"
-            )
+        if x is not None:
+            check_tensor(name, x, "(B, Sn, K, D)")
+            check_same(name, x, "q", q)
+            check_shape(name, x, (batch, k.shape[1], *k_cache.shape[2:]), "(B, Sn, K, D)")
     if block_table is not None:
         if batch_index is not None:
             raise ValueError("cache_batch_idx must be None with block_table, which says where each sequence lies")
@@ -186,52 +170,51 @@ def _check_tensors(
         if caches != batch:
             raise ValueError(f"k_cache must be of q's {batch} sequences (or give cache_batch_idx), not of {caches}")
         return torch.arange(batch, device=q.device, dtype=torch.int32)[:, None], k_cache.shape[1]
-    sizes = Sizes(batch, 0, 0, 0, 0, 0, batch, q.dtype, q.device)
-    index = _rows("cache_batch_idx", batch_index, sizes)
-    found = values_of(index, lambda x: torch.stack([x.amin(), x.amax()])) if q.device.type == "cpu" and batch else None
+    index = _rows("cache_batch_idx", batch_index, q)
+    found = _least_and_most(index)
     if found is not None and not 0 <= found[0] <= found[1] < caches:
         raise ValueError(f"cache_batch_idx must be of the {caches} caches, from 0, not from {found[0]} to {found[1]}")
     return index[:, None], k_cache.shape[1]
 
 
-def _rows(name: str, x: Any, sizes: Sizes) -> Tensor:
+def _rows(name: str, x: Any, q: Tensor) -> Tensor:
     """(B,) integers, as int32."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be an int32 tensor (B,), not {type(x).__name__}")
-    if x.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32, not {dtype_name(x.dtype)}")
-    check_device(name, x, sizes.device)
-    if tuple(x.shape) != (sizes.batch,):
-        raise ValueError(f"{name} must have the shape (B,) = ({sizes.batch},), not {tuple(x.shape)}")
+    check_dtype(name, x, "(B,)", INTEGERS)
+    check_device(name, x, q.device)
+    check_shape(name, x, q.shape[:1], "(B,)")
     return x.to(torch.int32)
 
 
-def _lengths(cache_seqlens: Any, sizes: Sizes, added: int, appends: bool) -> Tensor:
+def _lengths(cache_seqlens: Any, q: Tensor, capacity: int, added: int, appends: bool) -> Tensor:
     """(B,) int32: the filled rows before the new ones."""
     if cache_seqlens is None:
         if appends:
             raise ValueError("cache_seqlens must be given with k and v: it says where they go")
-        cache_seqlens = sizes.seqlen_k
+        cache_seqlens = capacity
     if not isinstance(cache_seqlens, Tensor):
         cache_seqlens = plain_integer(cache_seqlens)
         check_length("cache_seqlens", cache_seqlens)
         most: int | None = cache_seqlens
-        lengths = torch.full((sizes.batch,), cache_seqlens, dtype=torch.int32, device=sizes.device)
+        lengths = torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)
     else:
-        lengths = _rows("cache_seqlens", cache_seqlens, sizes)
-        # Read on a CPU only: a GPU's change at every token, so that each call would wait for it.
-        on_cpu = sizes.device.type == "cpu" and sizes.batch > 0
-        found = values_of(lengths, lambda x: torch.stack([x.amin(), x.amax()])) if on_cpu else None
+        lengths = _rows("cache_seqlens", cache_seqlens, q)
+        found = _least_and_most(lengths)
         if found is not None and found[0] < 0:
             raise ValueError(f"cache_seqlens must be 0 or more, not {found[0]}")
         most = None if found is None else found[1]
-    if most is not None and most + added > sizes.seqlen_k:
+    if most is not None and most + added > capacity:
         new = f" and {added} new ones" if appends else ""
         raise ValueError(
-            f"cache_seqlens must fit the cache: {most} rows{new} are more than the {sizes.seqlen_k} that k_cache (with "
+            f"cache_seqlens must fit the cache: {most} rows{new} are more than the {capacity} that k_cache (with "
             "block_table: the pages of a sequence) has"
         )
     return lengths
+
+
+def _least_and_most(x: Tensor) -> tuple[int, ...] | None:
+    # Read on a CPU only: a GPU's change at every token, so that each call would wait for it.
+    on_cpu = x.device.type == "cpu" and x.numel() > 0
+    return values_of(x, lambda values: torch.stack([values.amin(), values.amax()])) if on_cpu else None
 
 
 def _check_rotary(cos: Any, sin: Any, sizes: Sizes, appends: bool) -> None:
@@ -334,9 +317,6 @@ def attend(
     with torch.autocast(q.device.type, enabled=False):
         out, lse = reference.forward_from(turned, k_cache[page, row], v_cache[page, row], options)
     return out.contiguous(), lse.contiguous()
-
-
-# --- packed sequences whose keys lie in pages ------------------------------------------------------------------------
 
 
 # --- the operators ---------------------------------------------------------------------------------------------------

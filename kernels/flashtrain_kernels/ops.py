@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import dispatch, reference
-from .backends import Backend, Call, Direction
+from .backends import Backend, Call, Direction, Gradients
 from .eager import BACKWARD_OF, COMPUTES, computed, pass_of
 from .forms import (
     BATCH,
@@ -58,32 +58,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
         return backend_for(call, "forward").forward(call)
 
 
-def backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    options: Options,
-    gradients: Sequence[Tensor],
-    dbias: Tensor | None,
-) -> None:
-    """Fill gradients = (dq, dk, dv), any strides whose last is 1, and dbias, contiguous, unless it is None."""
-    dq, dk, dv = gradients
+def backward(q: Tensor, k: Tensor, v: Tensor, options: Options, given: Gradients) -> None:
+    """Fill the gradients."""
+    dout, dlse, out, lse, *targets = given
     if not dispatch.runs_kernels(q.device):
         with torch.autocast(q.device.type, enabled=False):
-            computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, dbias is not None)
-        for target, gradient in zip((dq, dk, dv, dbias), computed, strict=True):
+            computed = reference.backward_from(dout, dlse, q, k, v, out, lse, options, given.dbias is not None)
+        for target, gradient in zip(targets, computed, strict=True):
             if target is not None and gradient is not None:
                 target.copy_(gradient)
         return
     call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
-    dout, dlse = unit_stride(dout), None if dlse is None else dlse.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
     with on_device(q.device):
         chosen = backend_for(call, "backward")
-        chosen.backward(call, dout, dlse, unit_stride(out), lse.contiguous(), (dq, dk, dv), dbias)
+        chosen.backward(call, Gradients(unit_stride(dout), dlse, unit_stride(out), lse.contiguous(), *targets))
 
 
 def empty(like: Tensor) -> Tensor:
@@ -134,7 +123,8 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
         options = unpack(packed)
         results = tuple(empty(x) for x in tensors)
         dbias = _empty_bias_gradient(tensors[0], options, bias_gradient)
-        backward(dout, dlse, *apart(tensors), out, lse, options, apart(results), dbias if bias_gradient else None)
+        targets = (*apart(results), dbias if bias_gradient else None)
+        backward(*apart(tensors), options, Gradients(dout, dlse, out, lse, *targets))
         return (*results, dbias)
 
     def fake_forward(*inputs: Any) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .arguments import check_device, check_length, dtype_name
+from .checks import INTEGERS, check_device, check_dtype, check_length, check_shape
 
 
 def unpad_input(
@@ -28,8 +28,7 @@ def unpad_input(
     Raises:
         TypeError, ValueError: the message names the argument.
     """
-    if not isinstance(hidden_states, Tensor):
-        raise TypeError(f"hidden_states must be a tensor (B, S, ...), not {type(hidden_states).__name__}")
+    check_dtype("hidden_states", hidden_states, "(B, S, ...)")
     if hidden_states.dim() < 2:
         raise ValueError(f"hidden_states must have the shape (B, S, ...), not {tuple(hidden_states.shape)}")
     _check_mask("attention_mask", attention_mask, hidden_states)
@@ -60,12 +59,8 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
     Raises:
         TypeError, ValueError: the message names the argument; that the indices lie within B * S is not checked.
     """
-    if not isinstance(hidden_states, Tensor):
-        raise TypeError(f"hidden_states must be a tensor (T, ...), not {type(hidden_states).__name__}")
-    if not isinstance(indices, Tensor):
-        raise TypeError(f"indices must be an int64 tensor (T,), not {type(indices).__name__}")
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"indices must be int64 or int32, not {dtype_name(indices.dtype)}")
+    check_dtype("hidden_states", hidden_states, "(T, ...)")
+    check_dtype("indices", indices, "(T,)", INTEGERS)
     check_length("batch", batch)
     check_length("seqlen", seqlen)
     if hidden_states.dim() < 1 or indices.dim() != 1 or indices.shape[0] != hidden_states.shape[0]:
@@ -79,10 +74,6 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
 
 
 def _check_mask(name: str, mask: Tensor, hidden_states: Tensor) -> None:
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} must be a tensor (B, S), not {type(mask).__name__}")
-    if mask.shape != hidden_states.shape[:2]:
-        raise ValueError(
-            f"{name} must have the shape (B, S) = {tuple(hidden_states.shape[:2])}, not {tuple(mask.shape)}"
-        )
+    check_dtype(name, mask, "(B, S)")
+    check_shape(name, mask, hidden_states.shape[:2], "(B, S)")
     check_device(name, mask, hidden_states.device, "hidden_states")

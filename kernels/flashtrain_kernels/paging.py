@@ -10,20 +10,12 @@ import torch
 from torch import Tensor
 
 from . import masks
-from .arguments import (
-    Packing,
-    autocasted,
-    check_device,
-    check_flag,
-    check_packing,
-    check_tensors,
-    dtype_name,
-    plain_window,
-)
+from .arguments import autocasted, check_tensors, plain_window
 from .attend import Requested
+from .checks import check_device, check_dtype, check_flag, check_window
 from .forms import PAGED
 from .masks import HIGH, LOW, POSITION, START, Mask
-from .masks.constructors import check_window
+from .packing import Packing, check_packing
 
 
 def paged(
@@ -62,10 +54,7 @@ def paged(
 
 def check_block_table(block_table: Any, sequences: int | None = None, pages: Tensor | None = None) -> None:
     """block_table (N, M) int32 of pages (P, L, K, D)."""
-    if not isinstance(block_table, Tensor):
-        raise TypeError(f"block_table must be an int32 tensor (sequences, pages), not {type(block_table).__name__}")
-    if block_table.dtype != torch.int32:
-        raise TypeError(f"block_table must be int32, not {dtype_name(block_table.dtype)}")
+    check_dtype("block_table", block_table, "(sequences, pages)", (torch.int32,))
     if block_table.dim() != 2 or sequences not in (None, block_table.shape[0]):
         of = "" if sequences is None else f" = ({sequences}, ...)"
         raise ValueError(f"block_table must have the shape (sequences, pages){of}, not {tuple(block_table.shape)}")

@@ -13,18 +13,18 @@ B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D h
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .arguments import check_device, check_tensors, dtype_name, sizes_of
-from .attend import options_of
+from .arguments import check_tensors, sizes_of
+from .attend import Requested, options_of
+from .checks import FLOATING, check_device, check_dtype, check_shape
 from .forms import BATCH
 from .masks import Mask
 from .ops import BACKWARD, FORWARD
 from .options import Packed, pack
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @torch.no_grad()
@@ -45,7 +45,11 @@ def attention_forward(
     out (B, Sq, H, D) in q's dtype; lse (B, H, Sq), natural log, float32 (float64 for float64). Without mask and
     window: full.
     """
-    return FORWARD(q, k, v, *_packed(q, k, v, mask, window_size, softmax_scale, softcap, dropout_p, dropout_seed))
+    packed = _packed(
+        (q, k, v), mask=mask, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
+        dropout_p=dropout_p, dropout_seed=dropout_seed,
+    )  # fmt: skip
+    return FORWARD(q, k, v, *packed)
 
 
 @torch.no_grad()
@@ -80,33 +84,21 @@ def attention_backward(
     """
     if dropout_p > 0 and dropout_seed is None:
         raise ValueError("dropout_seed must be the forward's own, not None")
-    packed = _packed(q, k, v, mask, window_size, softmax_scale, softcap, dropout_p, dropout_seed)
+    packed = _packed(
+        (q, k, v), mask=mask, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
+        dropout_p=dropout_p, dropout_seed=dropout_seed,
+    )  # fmt: skip
     rows = (q.shape[0], q.shape[2], q.shape[1])
     for name, x, shape in (("dout", dout, q.shape), ("out", out, q.shape), ("lse", lse, rows)):
-        if tuple(x.shape) != tuple(shape):
-            raise ValueError(f"{name} must have the shape {tuple(shape)}, not {tuple(x.shape)}")
+        check_shape(name, x, shape)
         check_device(name, x, q.device)
     dq, dk, dv, _ = BACKWARD(dout, None, q, k, v, out, lse, False, *packed)
     return dq, dk, dv
 
 
-def _packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    window_size: tuple[int, int],
-    softmax_scale: float | None,
-    softcap: float,
-    dropout_p: float,
-    dropout_seed: int | Tensor | None,
-) -> Packed:
-    check_tensors(BATCH, (q, k, v))
-    options = options_of(
-        sizes_of(BATCH, (q, k)), dropout_p=dropout_p, softmax_scale=softmax_scale, softcap=softcap,
-        window_size=window_size, mask=mask, dropout_seed=dropout_seed,
-    )  # fmt: skip
-    return pack(options)
+def _packed(tensors: tuple[Tensor, ...], **arguments: Any) -> Packed:
+    check_tensors(BATCH, tensors)
+    return pack(options_of(sizes_of(BATCH, tensors), Requested(**arguments)))
 
 
 def merge_attention(partials: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -167,10 +159,8 @@ def _check(partials: Sequence[tuple[Tensor, Tensor]]) -> None:
         raise ValueError(f"partials[0][0] must have the shape (B, S, H, D) or (T, H, D), not {tuple(first.shape)}")
     rows = (*first.shape[:-3], first.shape[-2], first.shape[-3])
     for number, pair in enumerate(partials):
-        for place, shape in ((0, tuple(first.shape)), (1, rows)):
-            name, x = f"partials[{number}][{place}]", pair[place]
-            if x.dtype not in _DTYPES:
-                raise TypeError(f"{name} must be a floating tensor, not {dtype_name(x.dtype)}")
-            if tuple(x.shape) != tuple(shape):
-                raise ValueError(f"{name} must have the shape {tuple(shape)}, not {tuple(x.shape)}")
+        for place, (x, shape) in enumerate(zip(pair, (first.shape, rows), strict=True)):
+            name = f"partials[{number}][{place}]"
+            check_dtype(name, x, "(B, S, H, D) or (B, H, S)", FLOATING)
+            check_shape(name, x, shape)
             check_device(name, x, first.device, "partials[0][0]")

@@ -14,15 +14,13 @@ from .arguments import (
     MAX_HEAD_DIM,
     autocasted,
     broadcasts,
-    check_device,
     check_dropout,
-    check_flag,
+    check_floating,
     check_same,
-    check_tensor,
-    dtype_name,
     softmax_scale_or_default,
 )
 from .attend import key_of, known, remember, run
+from .checks import check_device, check_dtype, check_flag
 from .eager import computed
 from .forms import HEADS_FIRST
 from .launch_cache import signature
@@ -104,13 +102,11 @@ def scaled_dot_product_attention(
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor (..., H, S, D), not {type(x).__name__}")
+        check_floating(name, x, "(..., H, S, D)")
         if x.dim() < 2 or x.dim() != query.dim():
             raise ValueError(
                 f"{name} must have 2 dimensions or more, and as many as query, not the shape {tuple(x.shape)}"
             )
-        check_tensor(name, x, f"({', '.join(['...'] * x.dim())})")
         check_same(name, x, "query", query)
         if not 1 <= x.shape[-1] <= MAX_HEAD_DIM:
             raise ValueError(f"{name}'s head dimension must be from 1 to {MAX_HEAD_DIM}, not {x.shape[-1]}")
@@ -159,13 +155,9 @@ def _batched(x: Tensor, leading: tuple[int, ...], heads: int) -> Tensor:
 
 def _bias(attn_mask: Any, query: Tensor, key: Tensor, leading: tuple[int, ...], heads: int) -> Tensor:
     """attn_mask as a bias (B or 1, H or 1, Sq or 1, Sk or 1), no larger than it came."""
-    if not isinstance(attn_mask, Tensor):
-        raise TypeError(f"attn_mask must be a tensor or None, not {type(attn_mask).__name__}")
-    if attn_mask.dtype == torch.float16:
+    if isinstance(attn_mask, Tensor) and attn_mask.dtype == torch.float16:
         (attn_mask,) = autocasted(attn_mask)
-    if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
-        wanted = dict.fromkeys(["bool", dtype_name(query.dtype), "float32"])
-        raise TypeError(f"attn_mask must be {' or '.join(wanted)}, not {dtype_name(attn_mask.dtype)}")
+    check_dtype("attn_mask", attn_mask, "(..., H, Sq, Sk)", (torch.bool, query.dtype, torch.float32))
     check_device("attn_mask", attn_mask, query.device, "query")
     whole = (*leading, *((heads,) if query.dim() > 3 else ()), query.shape[-2], key.shape[-2])
     given = (1,) * (len(whole) - attn_mask.dim()) + tuple(attn_mask.shape)

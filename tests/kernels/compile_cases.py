@@ -103,9 +103,7 @@ def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, gro
         tiles = tile_table.resized(tiles, sizes)
     lse = empty(B, H, S, dtype=torch.float32)
     rows = empty(2, B, H, S, dtype=torch.float32)
-    first, second = backward_launches(
-        q, None, q, kv, kv, q, lse, options, (q, kv, kv), rows, tiles.dkdv, tiles.dq, tiles.together
-    )
+    first, second = backward_launches(q, None, q, kv, kv, q, lse, options, (q, kv, kv), rows, tiles)
     backward = {"rows": first, "both": second} if tiles.together else {"dq": first, "dkdv": second}
     made = {"forward": forward_launch(q, kv, kv, q, lse, options, tiles.forward), **backward}
     if options.bias is not None:

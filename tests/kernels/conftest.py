@@ -1,5 +1,4 @@
-"""Makes attention_cases.py importable by name (the folder's own name, kernels, belongs to a package of other people),
-and runs every test on a GPU twice: on the Hopper kernels wherever they can serve a call, and on the portable ones."""
+"""Runs every test on a GPU twice: on the Hopper kernels wherever they can serve a call, and on the portable ones."""
 
 import os
 import sys
@@ -7,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+# The modules of this folder and of the developer's tools are imported by their own names.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "kernels" / "dev")]
 if os.environ.get("TRITON_INTERPRET") == "1":
     import quick_interpreter  # noqa: F401
 

@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 import torch
+import tuning
 
-from flashtrain_kernels import dispatch, environment, explain, flash_attn_func, masks, reference, tuning
+from flashtrain_kernels import dispatch, environment, explain, flash_attn_func, masks, reference
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.tile_table import TILES, VARIANTS, Kind, Tile, Tiles
 from flashtrain_kernels.masks import Mask

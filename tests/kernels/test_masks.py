@@ -172,7 +172,7 @@ MISTAKES = [
     ("documents", TypeError, lambda: masks.document("ids", causal=True)),
     ("documents", ValueError, lambda: masks.document(IDS[0], causal=True)),
     ("documents.start", TypeError, lambda: masks.document(masks.Documents(IDS, IDS), causal=True)),
-    ("documents.start and", ValueError,
+    ("documents.end", ValueError,
      lambda: masks.document(masks.Documents(IDS.int(), IDS.int()[:, :2]), causal=True)),
     (".*one shape", ValueError, lambda: masks.shared_question(IDS, documents=IDS[:1])),
     ("prefix", TypeError, lambda: masks.prefix_lm(torch.zeros(2, 4), documents=IDS)),

@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from plain_formula import sequence_pairs
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import arguments, dispatch, ops
 from flashtrain_kernels import attend as way_in
+from flashtrain_kernels import dispatch, ops
+from flashtrain_kernels.arguments import sizes_of
+from flashtrain_kernels.attend import Requested
 from flashtrain_kernels.forms import ROW
 from flashtrain_kernels.masks import Mask, Sequences
 from flashtrain_kernels.options import Options, pack, unpack
+from flashtrain_kernels.packing import Packing
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -243,13 +246,13 @@ def test_a_call_by_boundaries_gives_what_its_mask_gives(options, monkeypatch):
 def sizes_and_packing():
     cu = torch.tensor([0, 3, 7], dtype=torch.int32)
     q = torch.zeros(8, 2, 16)
-    packing = arguments.Packing(cu, cu, 4, 4)
-    return arguments.sizes_of(ROW, (q, q), packing), packing, cu
+    packing = Packing(cu, cu, 4, 4)
+    return sizes_of(ROW, (q, q), packing.number), packing, cu
 
 
 def test_no_mask_is_made_before_the_kernels_run(by_boundaries):
     sizes, packing, cu = sizes_and_packing()
-    options = way_in.options_of(sizes, packing, causal=True)
+    options = way_in.options_of(sizes, Requested(causal=True), packing)
     assert options.mask == Sequences(cu, cu, 8, 8, (-1, 0))
     assert by_boundaries == []
     again = unpack(pack(options))
@@ -259,13 +262,13 @@ def test_no_mask_is_made_before_the_kernels_run(by_boundaries):
 def test_a_mask_of_packed_sequences_is_left_for_its_boundaries_and_its_parts_are_not(by_boundaries):
     sizes, packing, cu = sizes_and_packing()
     mask = fk.masks.varlen(cu, cu, 8, 8, window=(2, 1)).planned(64, torch.bfloat16)
-    options = way_in.options_of(sizes, packing, mask=mask)
+    options = way_in.options_of(sizes, Requested(mask=mask), packing)
     assert options.mask == Sequences(cu, cu, 8, 8, (2, 1))
     assert (options.left, options.right) == (-2, 1)
     part = mask.select(torch.arange(8).flip(0), torch.arange(8))
     assert part.sequences is None
-    assert isinstance(way_in.options_of(sizes, packing, mask=part).mask, Mask)
-    two_rows = way_in.options_of(sizes._replace(batch=2), mask=mask)
+    assert isinstance(way_in.options_of(sizes, Requested(mask=part), packing).mask, Mask)
+    two_rows = way_in.options_of(sizes._replace(batch=2), Requested(mask=mask))
     assert isinstance(two_rows.mask, Mask)
 
 

@@ -1,4 +1,4 @@
-"""The kernels, a folder a kind of GPU; and what each folder's backend.py offers to dispatch.py, which chooses.
+"""What a folder of kernels, one for a kind of GPU, offers in its backend.py to dispatch.py, which chooses.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -36,6 +36,32 @@ class Call(NamedTuple):
             return options  # most calls; a copy would cost several microseconds
         return replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
 
+    def empty_results(self) -> tuple[Tensor, Tensor]:
+        """out (B, Sq, H, D) in q's dtype and lse (B, H, Sq) in float32, contiguous, not filled."""
+        shape, device = self.q.shape, self.q.device
+        out = torch.empty(shape, dtype=self.q.dtype, device=device)
+        return out, torch.empty((shape[0], shape[2], shape[1]), dtype=torch.float32, device=device)
+
+
+class Gradients(NamedTuple):
+    """What a backward pass reads besides its call, and what it fills.
+
+    Attributes:
+        dout, out: (B, Sq, H, D), whose last stride is 1: the output and its gradient.
+        dlse, lse: (B, H, Sq) float32, contiguous: the log-sum-exp and its gradient, which may be None.
+        dq, dk, dv: filled; shaped as q, k and v, any strides whose last is 1.
+        dbias: filled unless it is None; shaped as the bias, contiguous.
+    """
+
+    dout: Tensor
+    dlse: Tensor | None
+    out: Tensor
+    lse: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None
+
 
 class Backend(Protocol):
     """A set of kernels. The modules portable/backend.py and hopper/backend.py are backends; neither imports its
@@ -56,17 +82,8 @@ class Backend(Protocol):
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """(out, lse), contiguous, of a call that is served."""
 
-    def backward(
-        self,
-        call: Call,
-        dout: Tensor,
-        dlse: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        gradients: tuple[Tensor, Tensor, Tensor],
-        dbias: Tensor | None,
-    ) -> None:
-        """Fill gradients = (dq, dk, dv), any strides whose last is 1, and dbias, contiguous, unless it is None."""
+    def backward(self, call: Call, gradients: Gradients) -> None:
+        """Fill the gradients of a call that is served."""
 
     def describe(self, call: Call, direction: Direction) -> str:
         """The tiles of a pass, in words."""

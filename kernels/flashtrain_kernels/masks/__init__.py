@@ -27,13 +27,10 @@ device, and all of them run under torch.compile.
 
 from .block_sparse import BlockMask, block_mask
 from .constructors import (
-    Documents,
     block_causal,
     causal,
     causal_blockwise,
     document,
-    documents_from_cu_seqlens,
-    documents_from_ids,
     full,
     global_window,
     prefix_lm,
@@ -41,6 +38,7 @@ from .constructors import (
     sliding_window,
     varlen,
 )
+from .documents import Documents, documents_from_cu_seqlens, documents_from_ids
 from .mask import Mask, Plan, Sequences
 from .rows import HIGH, HIGH2, LOW, LOW2, POSITION, SEQUENCE, START
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .constructors import check_length, check_window
+from ..checks import check_dtype, check_flag, check_length, check_number, check_window
 
 __all__ = ["BlockMask", "block_mask", "butterfly", "local_global", "random"]
 
@@ -201,11 +201,8 @@ def _check(
     check_length("seqlen_q", seqlen_q)
     check_length("seqlen_k", seqlen_k)
     check_window("window_size", window_size)
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, not {causal!r}")
-    if not isinstance(blocks, Tensor) or blocks.dtype != torch.bool:
-        kind = blocks.dtype if isinstance(blocks, Tensor) else type(blocks).__name__
-        raise TypeError(f"blocks must be a bool tensor (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), not {kind}")
+    check_flag("causal", causal)
+    check_dtype("blocks", blocks, "(H or 1, nq, nk) or (B or 1, H or 1, nq, nk)", (torch.bool,))
     if blocks.dim() not in (3, 4) or 0 in blocks.shape[:-2]:
         raise ValueError(
             f"blocks must have the shape (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), not {tuple(blocks.shape)}"
@@ -270,8 +267,7 @@ def random(
     """
     for name, value in (("heads", heads), ("nq", nq), ("nk", nk)):
         check_length(name, value)
-    if isinstance(density, bool) or not isinstance(density, (int, float)):
-        raise TypeError(f"density must be a number, not {type(density).__name__}")
+    check_number("density", density)
     if not 0.0 <= density <= 1.0:
         raise ValueError(f"density must be from 0 to 1, not {density}")
     if generator is None:

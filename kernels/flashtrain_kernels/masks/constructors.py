@@ -1,126 +1,19 @@
-"""The masks by name: of plain sequences (full, causal, sliding window, varlen), and of documents in a packed row
-(document, prefix-LM, shared question, global + window, blockwise); and those documents' boundaries.
+"""The masks by name: full, causal, sliding window, packed sequences, and those of documents in a packed row.
 
 B batch, S sequence (Sq queries, Sk keys), T packed tokens, N sequences. In a row of documents a query's position is its
 index, and a token of no document sees nothing. `documents` may be Documents or integer ids (B, S): the mask then has
 Bm = B and lies on their device. Nothing waits for the device. All raise TypeError or ValueError naming the argument.
 """
 
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
-from . import operators, rows
+from ..checks import check_cu_seqlens, check_device, check_length, check_window
+from . import operators
+from .documents import Documents, boundaries, check_ids
 from .mask import Mask, Sequences
 from .operators import document_rows, packed_rows
 from .rows import reach, stacked
-
-
-class Documents(NamedTuple):
-    """Which document each token of a packed batch belongs to, as the documents' boundaries.
-
-    start, end: (B, S) int32; start[b, i] and end[b, i] are the first index, and one past the last index, of the
-    document that token i of row b belongs to. A token with end <= start belongs to none, and sees nothing.
-    A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. Build it once a batch with
-    `documents_from_ids` or `documents_from_cu_seqlens`, and give it to every layer.
-    """
-
-    start: Tensor
-    end: Tensor
-
-
-def documents_from_ids(ids: Tensor) -> Documents:
-    """Document boundaries from document numbers: a document is a run of equal numbers in a row.
-
-    Args:
-        ids: (B, S) of any integer dtype, in any order (numbers may come again later, as another document).
-
-    Returns:
-        Documents with (B, S) int32 tensors.
-
-    Raises:
-        TypeError, ValueError: anything that is no such tensor.
-    """
-    check_ids("ids", ids)
-    return Documents(*operators.bounds_of_ids(ids))
-
-
-def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Documents:
-    """Document boundaries of one packed row of `total` tokens from cumulative lengths, as flash-attn writes them.
-
-    Args:
-        cu_seqlens: (N + 1,) int32 or int64, non-decreasing from 0: document n is [cu_seqlens[n], cu_seqlens[n + 1]).
-            Boundaries are clamped to [0, total]. Tokens outside every document belong to none.
-
-    Returns:
-        Documents with (1, total) int32 tensors.
-
-    Raises:
-        TypeError, ValueError: arguments of another form.
-    """
-    check_cu_seqlens("cu_seqlens", cu_seqlens)
-    check_length("total", total)
-    return Documents(*operators.bounds_of_cu_seqlens(cu_seqlens, total))
-
-
-def boundaries(name: str, documents: Documents | Tensor) -> Documents:
-    """Documents as they are, or from integer ids (B, S). Raises TypeError or ValueError naming the argument."""
-    if isinstance(documents, Tensor):
-        check_ids(name, documents)
-        return documents_from_ids(documents)
-    if not isinstance(documents, Documents):
-        raise TypeError(f"{name} must be Documents or integer ids (B, S), not {type(documents).__name__}")
-    for field, x in zip(("start", "end"), documents, strict=True):
-        check_ids(f"{name}.{field}", x)
-        if x.dtype != torch.int32:
-            raise TypeError(f"{name}.{field} must be int32, not {x.dtype}")
-    if documents.start.shape != documents.end.shape or documents.start.device != documents.end.device:
-        raise ValueError(
-            f"{name}.start and {name}.end must have one shape and device, not {tuple(documents.start.shape)} on "
-            f"{documents.start.device} and {tuple(documents.end.shape)} on {documents.end.device}"
-        )
-    return documents
-
-
-def ordinals(documents: Documents) -> Tensor:
-    """(B, S) int64: the number of each token's document, counted row by row over the whole batch."""
-    return rows.ordinals(documents.start)
-
-
-def check_ids(name: str, ids: Tensor) -> None:
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"{name} must be an integer tensor (B, S), not {kind}")
-    if ids.dim() != 2:
-        raise ValueError(f"{name} must have the two dimensions (B, S), not the shape {tuple(ids.shape)}")
-
-
-def check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"{name} must be an integer tensor (N + 1,), not {type(cu_seqlens).__name__}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, not {cu_seqlens.dtype}")
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-        raise ValueError(f"{name} must have the shape (N + 1,), one more than sequences, not {tuple(cu_seqlens.shape)}")
-
-
-def check_length(name: str, length: Any, least: int = 0) -> None:
-    """A number of tokens, blocks or splits."""
-    if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt)):
-        raise TypeError(f"{name} must be an integer, not {type(length).__name__}")
-    if length < least:
-        raise ValueError(f"{name} must be {least} or more, not {length}")
-
-
-def check_window(name: str, window: Any) -> None:
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"{name} must be two integers (left, right), not {window!r}")
-    for side in window:
-        if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
-            raise TypeError(f"{name} must be two integers (left, right), not {window!r}")
-        if side < -1:
-            raise ValueError(f"{name} must be 0 or more on each side, or -1 for no bound, not {window!r}")
 
 
 def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
@@ -153,7 +46,7 @@ def sliding_window(
     if documents is None:
         return _band(seqlen, seqlen, window, device)
     check_window("window", window)
-    start, end = _within("documents", documents, seqlen)
+    start, end = boundaries("documents", documents, seqlen)
     return Mask(document_rows(operators.WINDOW, start, end, left=window[0], right=window[1]), None, seqlen)
 
 
@@ -188,11 +81,7 @@ def varlen(
             f"cu_seqlens_q and cu_seqlens_k must have one length, not {cu_seqlens_q.shape[0]} and "
             f"{cu_seqlens_k.shape[0]}"
         )
-    if cu_seqlens_q.device != cu_seqlens_k.device:
-        raise ValueError(
-            f"cu_seqlens_q is on {cu_seqlens_q.device} and cu_seqlens_k on {cu_seqlens_k.device}: they must be on the "
-            "same device"
-        )
+    check_device("cu_seqlens_q", cu_seqlens_q, cu_seqlens_k.device, "cu_seqlens_k")
     check_length("total_q", total_q)
     check_length("total_k", total_k)
     check_window("window", window)
@@ -286,7 +175,7 @@ def global_window(
         start = torch.zeros(1, seqlen, dtype=torch.int32, device=device)
         end = torch.full_like(start, seqlen)
     else:
-        start, end = _within("documents", documents, seqlen)
+        start, end = boundaries("documents", documents, seqlen)
     kind = operators.CAUSAL_GLOBAL if causal else operators.GLOBAL
     rows = document_rows(kind, start, end, left=window[0], right=window[1], count=global_tokens)
     return Mask(rows, None, seqlen)
@@ -308,18 +197,7 @@ def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) 
         raise ValueError(
             f"{name} and documents must have one shape (B, S), not {tuple(x.shape)} and {tuple(found.start.shape)}"
         )
-    if found.start.device != x.device:
-        raise ValueError(f"{name} is on {x.device} and documents on {found.start.device}: they must be on one device")
-    return found
-
-
-def _within(name: str, documents: Documents | Tensor, seqlen: int | None = None) -> Documents:
-    """The boundaries of documents, checked to have `seqlen` tokens."""
-    found = boundaries(name, documents)
-    if seqlen is not None:
-        check_length("seqlen", seqlen)
-        if found.start.shape[1] != seqlen:
-            raise ValueError(f"{name} must have seqlen = {seqlen} tokens a row, not {found.start.shape[1]}")
+    check_device(name, x, found.start.device, "documents")
     return found
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..checks import INTEGERS, check_device, check_dtype
 from .operators import packed_rows, register_vmap
 from .rows import HIGH, HIGH2, LOW, LOW2
 
@@ -234,7 +235,10 @@ class Mask(NamedTuple):
             TypeError, ValueError: anything that is no such tensor.
         """
         for name, index in (("queries", queries), ("keys", keys)):
-            _check_indices(name, index, self.queries.device)
+            check_dtype(name, index, "(n,)", INTEGERS)
+            if index.dim() != 1:
+                raise ValueError(f"{name} must have one dimension, not the shape {tuple(index.shape)}")
+            check_device(name, index, self.queries.device, "mask.queries")
         if self.keys is None:
             positions = keys.to(torch.int32).expand(self.queries.shape[1], -1).contiguous()
         else:
@@ -283,14 +287,3 @@ def register_plan_blocks(function: DispatchedBlocks) -> None:
     """Let `Mask.planned` ask this function for tile sizes (see Plan.blocks)."""
     global _plan_blocks
     _plan_blocks = function
-
-
-def _check_indices(name: str, index: Tensor, device: torch.device) -> None:
-    if not isinstance(index, Tensor):
-        raise TypeError(f"{name} must be an integer tensor of indices, not {type(index).__name__}")
-    if index.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64 indices, not {index.dtype}")
-    if index.dim() != 1:
-        raise ValueError(f"{name} must have one dimension, not the shape {tuple(index.shape)}")
-    if index.device != device:
-        raise ValueError(f"{name} are on {index.device} and the mask is on {device}: they must be on the same device")

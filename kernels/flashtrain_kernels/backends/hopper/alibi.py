@@ -30,12 +30,6 @@ def why_not_lean(q: Tensor, options: Options) -> str | None:
     return None
 
 
-def slope_row(options: Options) -> int:
-    """From a sequence's slopes to the next one's; 0 where all have the same."""
-    slopes = options.alibi_slopes
-    return 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
-
-
 # (rows, columns) from the first number of the eight that a thread holds to each.
 _PLACES = ((0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9))
 

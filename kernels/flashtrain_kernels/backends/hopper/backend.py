@@ -13,7 +13,7 @@ from ... import environment
 from ...environment import constant
 from ...masks import Mask, Sequences
 from ...options import Options
-from .. import Call, Direction
+from .. import Call, Direction, Gradients
 from ..portable import tile_table
 
 NAME, TITLE = "hopper", "Hopper kernels"
@@ -98,7 +98,7 @@ def changes_sequences(options: Options, head_dim: int) -> bool:
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
     """Do the kernels find packed sequences in cu_seqlens, in both passes? changed: by options that they do not have."""
-    return _both_passes(head_dim) and not changed and _finds_sequences(device, dtype)
+    return _both_passes(head_dim) and not changed and _available(device, dtype)
 
 
 def _both_passes(head_dim: int) -> bool:
@@ -107,20 +107,15 @@ def _both_passes(head_dim: int) -> bool:
     return True if head_dim >= 64 and head_dim <= 128 and head_dim % 8 == 0 else False  # noqa: SIM210
 
 
-@constant
-def _finds_sequences(device: torch.device, dtype: torch.dtype) -> bool:
-    return dtype.itemsize == 2 and unavailable(device) is None
-
-
 def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:
     """Do the kernels take a softcap with this mask, so that one plan serves calls with it and without?"""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     served = True if head_dim % 8 == 0 and head_dim <= 128 else False  # noqa: SIM210
-    return served and _caps(mask.queries.device, dtype)
+    return served and _available(mask.queries.device, dtype)
 
 
 @constant
-def _caps(device: torch.device, dtype: torch.dtype) -> bool:
+def _available(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and unavailable(device) is None
 
 
@@ -149,11 +144,15 @@ def _plan_blocks(
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
-    from .forward import forward as run
+    from .forward import forward_launch
     from .forward_tiles import forward_tile
+    from .launch import run
 
-    options = _readied(call)
-    return run(call.q, call.k, call.v, options, forward_tile(call.q, call.k, options))
+    q, k, v, _ = call
+    options, (out, lse) = _readied(call), call.empty_results()
+    if out.numel():
+        run(forward_launch(q, k, v, out, lse, options, forward_tile(q, k, options)))
+    return out, lse
 
 
 def _readied(call: Call) -> Options:
@@ -165,19 +164,23 @@ def _served_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) ->
     return plan_blocks(mask, head_dim, dtype, False)
 
 
-def backward(
-    call: Call,
-    dout: Tensor,
-    dlse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    gradients: tuple[Tensor, Tensor, Tensor],
-    dbias: Tensor | None,
-) -> None:
+def backward(call: Call, gradients: Gradients) -> None:
     """Fill the gradients. dbias is None: calls with a bias are not served."""
-    from .backward import backward as run
+    from .backward import backward_launches
+    from .launch import run, why_not
 
-    run(dout, dlse, call.q, call.k, call.v, out, lse, _readied(call), gradients)
+    q, k, v, _ = call
+    dout, dlse, out, lse, *filled, _ = gradients
+    options = _readied(call)
+    if 0 in q.shape or 0 in k.shape:
+        for gradient in filled:
+            gradient.zero_()
+        return
+    dout, out = (x if why_not("", x) is None else x.contiguous() for x in (dout, out))
+    prepare, fused, finish = backward_launches(dout, dlse, q, k, v, out, lse, options, filled)
+    prepare.run()
+    run(fused)
+    finish.run()
 
 
 def describe(call: Call, direction: Direction) -> str:

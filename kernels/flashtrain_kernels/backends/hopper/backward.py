@@ -11,12 +11,20 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
-from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, strides_of, table_of
+from ..portable.launch import (
+    Launch,
+    ceil_div,
+    features_of,
+    mask_arguments,
+    multiprocessors,
+    strides_of,
+    table_of,
+)
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
 from .dropout_rng import keep_scale_of, why_not_change, with_changes
-from .launch import descriptor, multiprocessors, run, scale_of, why_not, workspace
+from .launch import descriptor, scale_of, why_not, workspace
 from .sequences import slots
 from .triton_compat import backward_options
 
@@ -26,13 +34,13 @@ PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
 # heads must make the programs' time: whole heads save a quarter of a causal call of up to SHORT_KEYS, else some 7%.
 WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
 SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
-# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/OPTIMISATION.md): the fewer tiles
-# an item has, the more its longer first and last ones weigh.
+# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md): the fewer
+# tiles an item has, the more its longer first and last ones weigh.
 LATE_QUERIES = 512
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
 # And where dQ is added up in one order: the more heads, the fewer items of a head wait for each other; the fewer, the
-# more of them share what they read of the second-level cache. Simulated (kernels/OPTIMISATION.md), unmeasured.
+# more of them share what they read of the second-level cache. Simulated (kernels/dev/OPTIMISATION.md), unmeasured.
 DETERMINISTIC_HEADS = 32
 
 
@@ -245,29 +253,3 @@ def backward_launches(
         options={"num_warps": warps},
     )  # fmt: skip
     return prepare, fused, finish
-
-
-def backward(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    options: Options,
-    gradients: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Fill the gradients dq, dk, dv (any strides whose last is 1). Call it only where `serves_backward` says None."""
-    if 0 in q.shape or 0 in k.shape:
-        for gradient in gradients:
-            gradient.zero_()
-        return
-    if why_not("dout", dout) is not None:
-        dout = dout.contiguous()
-    if why_not("out", out) is not None:
-        out = out.contiguous()
-    prepare, fused, finish = backward_launches(dout, dlse, q, k, v, out, lse, options, gradients)
-    prepare.run()
-    run(fused)
-    finish.run()

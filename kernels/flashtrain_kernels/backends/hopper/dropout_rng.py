@@ -19,7 +19,8 @@ from ... import philox
 from ...masks import Sequences
 from ...options import Options
 from ..portable.dropout_rng import group_of
-from .alibi import slope_row, why_not_lean
+from ..portable.launch import slope_row
+from .alibi import why_not_lean
 from .assembly import opaque
 from .launch import why_no_softcap
 
@@ -70,7 +71,7 @@ def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, opt
     if options.dropout_p > 0:
         given[tensor_at], given[number_at] = options.seed, philox.threshold(options.dropout_p)
     elif options.alibi_slopes is not None:
-        given[tensor_at], given[number_at] = options.alibi_slopes, slope_row(options)
+        given[tensor_at], given[number_at] = options.alibi_slopes, slope_row(options.alibi_slopes)
     return tuple(given)
 
 

@@ -13,18 +13,16 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...masks import Sequences
 from ...options import Options
-from ..portable.launch import Launch, ceil_div, features_of
+from ..portable.launch import Launch, ceil_div, features_of, multiprocessors, padded
 from ..portable.tiles import Bounds
 from .dropout_rng import with_changes
 from .forward_masks import MaskTables
 from .forward_recompute_nonfinite import note
 from .forward_schedule import Work, divisor
-from .forward_tiles import ForwardTile, serves_forward
+from .forward_tiles import ForwardTile
 from .forward_warps import consume, produce
-from .launch import descriptor, mask_arguments, multiprocessors, run, scale_of
+from .launch import descriptor, mask_arguments, scale_of
 from .sequences import slots
-
-__all__ = ["ForwardTile", "forward", "forward_launch", "serves_forward"]
 
 # How much of the L2 cache (50 MB on an H100, 60 MB on an H200) the keys and values of one section of heads may fill.
 L2_BYTES = 24 << 20
@@ -149,7 +147,7 @@ def forward_launch(
     seqlen_k = k.shape[1]
     features = features_of(options)
     mask = with_changes(mask_arguments(options.mask, lse, "forward"), 0, 6, options)
-    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    block_d = padded(head_dim)
     tiles, keys_together = ceil_div(seqlen_q, tile.consumers * tile.rows), seqlen_k
     if packed is not None:
         tiles = slots(seqlen_q, packed.number, tile.consumers * tile.rows)
@@ -200,14 +198,3 @@ def _is_bounded(q: torch.Tensor, options: Options) -> bool:
 def section_of(pairs: int, most: int) -> int:
     """The largest number up to `most` that divides `pairs`."""
     return max(n for n in range(1, min(pairs, most) + 1) if pairs % n == 0)
-
-
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, tile: ForwardTile
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate and compute (out, lse)."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    if out.numel():
-        run(forward_launch(q, k, v, out, lse, options, tile))
-    return out, lse

@@ -1,4 +1,4 @@
-"""Which calls the Gluon forward serves, and with which tile: as measured on an H200 (kernels/OPTIMISATION.md)."""
+"""Which calls the Gluon forward serves, and with which tile: as measured on an H200 (kernels/dev/OPTIMISATION.md)."""
 
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ class ForwardTile(NamedTuple):
     tight: bool = False
 
 
-# The tiles that masks are planned for. Measured with documents (kernels/OPTIMISATION.md): small ones waste least at
+# The tiles that masks are planned for. Measured with documents (kernels/dev/OPTIMISATION.md): small ones waste least at
 # the documents' borders.
 PLANNED = (64, 64)
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short sequences, windows and masks.

@@ -58,11 +58,6 @@ def why_no_softcap(options: Options) -> str | None:
     return None
 
 
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
 LOG2_E = math.log2(math.e)
 
 # Compiled kernels. Triton finds them itself, but looks at all the arguments for longer than a short kernel runs.

@@ -6,10 +6,9 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 import torch
 from torch import Tensor
 
-from ...environment import INTERPRETED
 from ...masks import BlockMask, Mask
 from ...options import Options
-from .. import Call, Direction
+from .. import Call, Direction, Gradients
 from . import tile_table
 from .tile_table import Tiles
 
@@ -33,39 +32,33 @@ def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tu
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
-    from .forward import forward as run  # Triton is imported only where it is used
+    from .forward import forward_launch  # Triton is imported only where it is used
 
-    options = call.readied(plan_blocks)
-    return run(call.q, call.k, call.v, options, _tiles(call, options).forward, tf32=not INTERPRETED)
+    options, (out, lse) = call.readied(plan_blocks), call.empty_results()
+    forward_launch(call.q, call.k, call.v, out, lse, options, _tiles(call, options).forward).run()
+    return out, lse
 
 
-def backward(
-    call: Call,
-    dout: Tensor,
-    dlse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    gradients: tuple[Tensor, Tensor, Tensor],
-    dbias: Tensor | None,
-) -> None:
+def backward(call: Call, gradients: Gradients) -> None:
     """Fill the gradients."""
-    from .backward import backward as run
+    from .backward import backward_launches
+    from .dbias import dbias_launch
 
     q, k, v, _ = call
+    dout, dlse, out, lse, *filled, dbias = gradients
     options = call.readied(plan_blocks)
-    run(dout, dlse, q, k, v, out, lse, options, gradients, dbias, _tiles(call, options), tf32=not INTERPRETED)
+    tiles = _tiles(call, options)
+    # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
+    rows = [torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for _ in range(2)]
+    for launch in backward_launches(dout, dlse, q, k, v, out, lse, options, filled, rows, tiles):
+        launch.run()
+    if dbias is not None:
+        dbias_launch(dout, q, k, v, options, rows, dbias, tiles.dbias).run()
 
 
 def describe(call: Call, direction: Direction) -> str:
-    """The table's tiles (a mask that was planned for others keeps their sizes)."""
-    mask = call.options.mask
-    tiles = tile_table.tiles_for(
-        call.q.device,
-        call.q.shape[3],
-        call.q.dtype,
-        tile_table.kind_of(call.q, call.k, call.options),
-        block_size=mask.block_size if isinstance(mask, BlockMask) else None,
-    )
+    """The table's tiles, in the sizes that a mask was planned for."""
+    tiles = _tiles(call, call.options)
     if direction == "forward":
         return str(tiles.forward)
     return f"dK/dV {tiles.dkdv}; dQ {tiles.dq}{' in one launch' if tiles.together else ''}"

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from ...options import Options
-from .dbias import dbias_launch
 from .dkdv import compute_dkdv, dkdv_kernel
 from .dq import ROWS, compute_dq, dq_kernel, rows_kernel
 from .launch import (
@@ -29,7 +28,7 @@ from .launch import (
     table_of,
     tiling_of,
 )
-from .tile_table import Tile, Tiles
+from .tile_table import Tiles
 from .tiles import Strided
 
 
@@ -62,24 +61,9 @@ def both_kernel(
             dq_table = Table(dq_table_rows, dq_table_batch, dq_table_head, dq_table_row, dq_blocks)
             dq = Strided(dq_ptr, *dq_strides)
             compute_dq(
-                q,
-                k,
-                v,
-                dout,
-                dout,
-                lse2_ptr,
-                lse2_ptr,
-                lse2_ptr,
-                delta_ptr,
-                dq,
-                scale,
-                call,
-                dq_table,
-                False,
-                True,
-                F,
+                q, k, v, dout, dout, lse2_ptr, lse2_ptr, lse2_ptr, delta_ptr, dq, scale, call, dq_table, False, True, F,
                 C_DQ,
-            )
+            )  # fmt: skip
     else:
         if tl.program_id(0) < programs_dkdv:
             table = Table(table_rows, table_batch, table_head, table_row, blocks)
@@ -97,34 +81,31 @@ def backward_launches(
     out: torch.Tensor,
     lse: torch.Tensor,
     options: Options,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    gradients: Sequence[torch.Tensor],
     rows: Sequence[torch.Tensor],
-    tile_dkdv: Tile,
-    tile_dq: Tile,
-    together: bool,
-    tf32: bool = True,
+    tiles: Tiles,
 ) -> tuple[Launch, Launch]:
-    """The two launches, in this order, that fill gradients = dq, and dk and dv: both kernels together in the second one
-    or each in one of its own.
+    """The two launches, in this order, that fill gradients = (dq, dk, dv), any strides whose last is 1.
 
     rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
     """
     batch, seqlen_q, heads, head_dim = q.shape
     dq, dk, dv = gradients
-    of_q, of_k, of_v, of_dout, of_out, of_dq, of_dk, of_dv = map(strides_of, (q, k, v, dout, out, dq, dk, dv))
+    given, strides = (q, k, v, dout), tuple(map(strides_of, (q, k, v, dout)))
+    of_out, of_dq, of_dk, of_dv = map(strides_of, (out, dq, dk, dv))
     lses = (lse, lse if dlse is None else dlse)
-    programs_dkdv = ceil_div(k.shape[1], tile_dkdv.block_k) * batch * k.shape[2]
-    programs_dq = ceil_div(seqlen_q, tile_dq.block_q) * batch * heads
+    programs_dkdv = ceil_div(k.shape[1], tiles.dkdv.block_k) * batch * k.shape[2]
+    programs_dq = ceil_div(seqlen_q, tiles.dq.block_q) * batch * heads
     features = features_of(options)
-    tiling_dkdv = tiling_of(q, k, features, tile_dkdv, tf32, looped_keys=False)
-    tiling_dq = tiling_of(q, k, features, tile_dq, tf32, looped_keys=True)
+    tiling_dkdv = tiling_of(q, k, features, tiles.dkdv, looped_keys=False)
+    tiling_dq = tiling_of(q, k, features, tiles.dq, looped_keys=True)
     call = call_of(q, k, lse, options)
     table, dq_table = (table_of(options.mask, lse, kernel) for kernel in ("dkdv", "dq"))
-    if together:
+    if tiles.together:
         first = Launch(
             kernel=rows_kernel,
             grid=(ceil_div(seqlen_q, ROWS) * batch * heads,),
-            args=(dout, out, *lses, *rows, of_dout, of_out, heads, seqlen_q),
+            args=(dout, out, *lses, *rows, strides[3], of_out, heads, seqlen_q),
             constants={
                 "HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": tiling_dq.block_d, "BLOCK_Q": ROWS
             },
@@ -134,84 +115,27 @@ def backward_launches(
             kernel=both_kernel,
             grid=(max(programs_dkdv, programs_dq), 2),
             args=(
-                q, k, v, dout, *rows, dq, of_q, of_k, of_v, of_dout, of_dq, dk, dv, of_dk, of_dv, options.scale,
+                *given, *rows, dq, *strides, of_dq, dk, dv, of_dk, of_dv, options.scale,
                 *call.with_tables(table + dq_table), programs_dkdv, programs_dq,
             ),
             constants={"F": features, "C_DKDV": tiling_dkdv, "C_DQ": tiling_dq},
-            options=tile_dkdv.options(),
+            options=tiles.dkdv.options(),
         )  # fmt: skip
         return first, second
     dkdv = Launch(
         kernel=dkdv_kernel,
         grid=(programs_dkdv,),
-        args=(
-            q,
-            k,
-            v,
-            dout,
-            *rows,
-            dk,
-            dv,
-            of_q,
-            of_k,
-            of_v,
-            of_dout,
-            of_dk,
-            of_dv,
-            options.scale,
-            *call.with_tables(table),
-        ),
+        args=(*given, *rows, dk, dv, *strides, of_dk, of_dv, options.scale, *call.with_tables(table)),
         constants={"F": features, "C": tiling_dkdv},
-        options=tile_dkdv.options(),
+        options=tiles.dkdv.options(),
     )
     dquery = Launch(
         kernel=dq_kernel,
         grid=(programs_dq,),
         args=(
-            q,
-            k,
-            v,
-            dout,
-            out,
-            *lses,
-            *rows,
-            dq,
-            of_q,
-            of_k,
-            of_v,
-            of_dout,
-            of_out,
-            of_dq,
-            options.scale,
-            *call.with_tables(dq_table),
+            *given, out, *lses, *rows, dq, *strides, of_out, of_dq, options.scale, *call.with_tables(dq_table)
         ),
         constants={"HAS_DLSE": dlse is not None, "F": features, "C": tiling_dq},
-        options=tile_dq.options(),
-    )
+        options=tiles.dq.options(),
+    )  # fmt: skip
     return dquery, dkdv
-
-
-def backward(
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    options: Options,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    dbias: torch.Tensor | None,
-    tiles: Tiles,
-    tf32: bool = True,
-) -> None:
-    """Fill the gradients dq, dk, dv (any strides whose last is 1) and dbias, if given."""
-    # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
-    lse2, delta = (torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for _ in range(2))
-    rows = lse2, delta
-    for launch in backward_launches(
-        dout, dlse, q, k, v, out, lse, options, gradients, rows, tiles.dkdv, tiles.dq, tiles.together, tf32
-    ):  # fmt: skip
-        launch.run()
-    if dbias is not None:
-        dbias_launch(dout, q, k, v, options, rows, dbias, tiles.dbias, tf32).run()

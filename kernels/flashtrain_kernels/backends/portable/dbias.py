@@ -161,7 +161,6 @@ def dbias_launch(
     rows: Sequence[torch.Tensor],
     dbias: torch.Tensor,
     tile: Tile,
-    tf32: bool = True,
 ) -> Launch:
     """The launch that fills dbias, contiguous and of the bias's shape. rows: the backward's workspace, filled by dQ."""
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
@@ -185,7 +184,7 @@ def dbias_launch(
         ),
         constants={
             "EACH_QUERY": each_query, "EACH_KEY": each_key, "F": features,
-            "C": tiling_of(q, k, features, tile, tf32, looped_keys=True),
+            "C": tiling_of(q, k, features, tile, looped_keys=True),
         },
         options=tile.options(),
     )  # fmt: skip

@@ -9,15 +9,14 @@ cut into parts, whose outputs in float32 are joined by their log-sum-exp (Flash-
 """
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ...environment import INTERPRETED, release
-from .launch import Launch, ceil_div
+from ...environment import release
+from .launch import Launch, ceil_div, multiprocessors, padded, precision_of, slope_row
 from .tiles import RECOMPUTE_BLOCK, has_nan, is_finite
 
 # The row maximum of a row that has seen nothing yet. Finite, so that exp2(-inf - maximum) is 0 and never NaN.
@@ -265,7 +264,7 @@ def append_launch(
     """k, v (B, Sn, K, D) into the caches (P, L, K, D), from row lengths (B,) of the sequences on."""
     batch, added, kv_heads, head_dim = k.shape
     constants = Constants(
-        1, head_dim, _padded(head_dim), NEW_ROWS, 0, paged, False, 0 if cos is None else 2 * cos.shape[1], interleaved,
+        1, head_dim, padded(head_dim), NEW_ROWS, 0, paged, False, 0 if cos is None else 2 * cos.shape[1], interleaved,
         False, False, False, False, "",
     )  # fmt: skip
     return Launch(
@@ -290,14 +289,14 @@ def attend_launches(
     """The launches that fill out (B, Sq, H, D) and lse (B, H, Sq): of all keys, or of `splits` parts and their join."""
     batch, seqlen_q, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
-    group, block_d, exact = heads // kv_heads, _padded(head_dim), q.dtype == torch.float32
+    group, block_d, exact = heads // kv_heads, padded(head_dim), q.dtype == torch.float32
     rows = seqlen_q * group
     tile = 16 if rows <= 16 or block_d > 128 or exact else 64
     keys = 32 if block_d > 128 or exact else 64
     constants = Constants(
         group, head_dim, block_d, tile, keys, paged, leftpad is not None, 0 if cos is None else 2 * cos.shape[1],
         interleaved, left >= 0, right >= 0, softcap > 0, slopes is not None,
-        ("ieee" if INTERPRETED else "tf32x3") if exact else "tf32",
+        precision_of(q.dtype),
     )  # fmt: skip
     programs = ceil_div(rows, tile) * batch * kv_heads
     capacity = table.shape[1] * k_cache.shape[1]
@@ -317,7 +316,7 @@ def attend_launches(
             q, k_cache, v_cache, parts, part_lse, lengths, lengths if leftpad is None else leftpad, table,
             *_rotary(cos, sin, q), lse if slopes is None else slopes, q.stride()[:3], k_cache.stride()[:3],
             v_cache.stride()[:3], *_rotary_rows(cos, sin),
-            0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0), table.stride(0),
+            slope_row(slopes), table.stride(0),
             batch, seqlen_q, added, k_cache.shape[1], k_cache.shape[0], table.shape[1], max(left, 0), max(right, 0),
             splits, scale * _LOG2E, scale / softcap if softcap else 0.0, softcap * _LOG2E,
         ),
@@ -339,18 +338,9 @@ def attend_launches(
 def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> int:
     """Into how many parts to cut the keys: two programs a multiprocessor, four where pages are looked for, which wait
     longer and have less in flight each, and not one more, as an incomplete second round costs most (measured:
-    kernels/OPTIMISATION.md); and four tiles of keys or more in each."""
-    most = (4 if paged else 2) * _multiprocessors(device)
+    kernels/dev/OPTIMISATION.md); and four tiles of keys or more in each."""
+    most = (4 if paged else 2) * multiprocessors(device)
     return max(1, min(most // max(programs, 1), tiles // 4, 128))
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-def _padded(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def _rotary(cos: torch.Tensor | None, sin: torch.Tensor | None, unused: torch.Tensor) -> tuple:

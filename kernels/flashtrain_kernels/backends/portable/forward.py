@@ -182,7 +182,6 @@ def forward_launch(
     lse: torch.Tensor,
     options: Options,
     tile: Tile,
-    tf32: bool = True,
 ) -> Launch:
     """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq) from q (B, Sq, H, D), k, v (B, Sk, K, D)."""
     batch, seqlen_q, heads, _ = q.shape
@@ -194,16 +193,6 @@ def forward_launch(
             q, k, v, out, lse, *map(strides_of, (q, k, v, out)),
             *call_of(q, k, lse, options).with_tables(table_of(options.mask, lse, "forward")),
         ),
-        constants={"F": features, "C": tiling_of(q, k, features, tile, tf32, looped_keys=True)},
+        constants={"F": features, "C": tiling_of(q, k, features, tile, looped_keys=True)},
         options=tile.options(),
     )  # fmt: skip
-
-
-def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, tile: Tile, tf32: bool = True
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate and compute (out, lse)."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    forward_launch(q, k, v, out, lse, options, tile, tf32).run()
-    return out, lse

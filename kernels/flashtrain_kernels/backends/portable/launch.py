@@ -8,12 +8,14 @@ says of a tuple; so these are passed one by one, and a kernel's first lines put 
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from triton.runtime.jit import JITFunction
 
 from ... import launch_cache, philox
+from ...environment import INTERPRETED
 from ...masks import AnyMask, BlockMask, Mask, Sequences
 from ...options import Options
 from ..compiled import Interpreted, PlaceOf, Repeated, repeated
@@ -151,21 +153,29 @@ class Tiling(NamedTuple):
     precision: str
 
 
-def tiling_of(
-    q: torch.Tensor, k: torch.Tensor, features: Features, tile: Tile, tf32: bool, looped_keys: bool
-) -> Tiling:  # fmt: skip
+def tiling_of(q: torch.Tensor, k: torch.Tensor, features: Features, tile: Tile, looped_keys: bool) -> Tiling:
     """looped_keys: the kernel owns queries and loops over keys (else the other way round)."""
     block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
     return Tiling(
         group=q.shape[2] // k.shape[2],
         tiles=max(1, block),
         head_dim=q.shape[3],
-        block_d=max(16, 1 << (q.shape[3] - 1).bit_length()),
+        block_d=padded(q.shape[3]),
         block_q=tile.block_q,
         block_k=tile.block_k,
-        # float32 as three TF32 products (near float32 accuracy on tensor cores), or exactly; none of 16-bit operands.
-        precision=("tf32x3" if tf32 else "ieee") if q.dtype == torch.float32 else "tf32",
+        precision=precision_of(q.dtype),
     )
+
+
+def padded(head_dim: int) -> int:
+    """D padded to a power of two that a product can have."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """How `tl.dot` multiplies: float32 as three TF32 products (near float32 accuracy on tensor cores), by the
+    interpreter exactly. Of 16-bit operands it is not read."""
+    return ("ieee" if INTERPRETED else "tf32x3") if dtype == torch.float32 else "tf32"
 
 
 def strides_of(x: torch.Tensor) -> tuple[int, ...]:
@@ -227,16 +237,26 @@ class Table(NamedTuple):
 def call_of(q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Options) -> Call:
     """unused: a tensor to stand for absent ones."""
     bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
-    slope_row = 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
     log2e = math.log2(math.e)
     return Call(
         unused if bias is None else bias, *((0, 0, 0, 0) if bias is None else broadcast_strides(bias)),
-        unused if slopes is None else slopes, slope_row, unused if options.seed is None else options.seed,
+        unused if slopes is None else slopes, slope_row(slopes), unused if options.seed is None else options.seed,
         *mask_arguments(mask, unused), q.shape[2], q.shape[1], k.shape[1],
         options.left or 0, options.right or 0, options.scale * log2e,
         options.scale / options.softcap if options.softcap else 0.0, options.softcap * log2e,
         philox.threshold(options.dropout_p), 1.0 / philox.keep_probability(options.dropout_p),
     )  # fmt: skip
+
+
+def slope_row(slopes: torch.Tensor | None) -> int:
+    """From a sequence's ALiBi slopes to the next one's; 0 where all have the same."""
+    return 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many the GPU has; without one, as many as a Hopper GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:

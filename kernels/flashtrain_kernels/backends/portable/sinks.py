@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch, ceil_div, strides_of
+from .launch import Launch, ceil_div, padded, strides_of
 from .tiles import Strided
 
 _ROWS = 64
@@ -86,10 +86,6 @@ def gradient_kernel(sums_ptr, gradient_ptr, tiles, heads, batches, COUNT: tl.con
     tl.store(gradient_ptr + head, tl.sum(total, 0).to(gradient_ptr.dtype.element_ty))
 
 
-def _padded(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())
-
-
 def join(out: Tensor, lse: Tensor, sink: Tensor) -> None:
     """Join sink (H,) with out (B, Sq, H, D) and lse (B, H, Sq), both contiguous, where they lie."""
     batch, seqlen, heads, head_dim = out.shape
@@ -98,7 +94,7 @@ def join(out: Tensor, lse: Tensor, sink: Tensor) -> None:
         kernel=join_kernel,
         grid=(tiles * batch * heads,),
         args=(out, lse, sink.contiguous(), tiles, heads, seqlen),
-        constants={"HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "ROWS": _ROWS},
+        constants={"HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "ROWS": _ROWS},
         options={"num_warps": 4},
     ).run()
 
@@ -116,7 +112,7 @@ def gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: 
             out, dout, lse, lse if dlse is None else dlse, sink.contiguous(), sums, strides_of(dout), tiles, heads,
             seqlen,
         ),
-        constants={"HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": _padded(head_dim), "ROWS": _ROWS},
+        constants={"HAS_DLSE": dlse is not None, "HEAD_DIM": head_dim, "BLOCK_D": padded(head_dim), "ROWS": _ROWS},
         options={"num_warps": 4},
     ).run()  # fmt: skip
     Launch(

@@ -79,7 +79,7 @@ class Kind(NamedTuple):
 
 
 # (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
-# memory a block (sm_86, sm_89, sm_120) and for every architecture not named. `python -m flashtrain_kernels.tuning`
+# memory a block (sm_86, sm_89, sm_120) and for every architecture not named. `python kernels/dev/tuning.py`
 # prints such rows.
 TILES: dict[Key, Tiles] = {
     ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),

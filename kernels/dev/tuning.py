@@ -1,7 +1,7 @@
 """Time candidate tiles on this machine's GPU and print the winners as rows for the tables of tile_table.py.
 
-    python -m flashtrain_kernels.tuning --head-dim 64 128
-    python -m flashtrain_kernels.tuning --features rich
+    python kernels/dev/tuning.py --head-dim 64 128
+    python kernels/dev/tuning.py --features rich
 
 Each of the three kernels (forward, dkdv, dq) is timed alone on the same shapes, for the calls of a class of features
 (CALLS): plain ones make a row of TILES, the others an entry of VARIANTS. A candidate that needs more shared memory than
@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 
-from . import masks
-from .backends.portable import tile_table
-from .backends.portable.tile_table import Tile
-from .masks.mask import build_plan
-from .options import Options
+from flashtrain_kernels import masks
+from flashtrain_kernels.backends.portable import tile_table
+from flashtrain_kernels.backends.portable.backward import backward_launches
+from flashtrain_kernels.backends.portable.forward import forward_launch
+from flashtrain_kernels.backends.portable.tile_table import Tile, Tiles
+from flashtrain_kernels.masks.mask import build_plan
+from flashtrain_kernels.options import Options
 
 KERNELS = ("forward", "dkdv", "dq")
 # What is timed for each class of features.
@@ -78,7 +80,7 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, ...]]]] = {
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m flashtrain_kernels.tuning", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--head-dim", type=int, nargs="+", default=[64, 128], choices=[64, 128, 256])
     parser.add_argument("--features", default="plain", choices=sorted(CALLS))
     parser.add_argument("--dtype", default="bfloat16", choices=sorted(_DTYPES))
@@ -155,8 +157,6 @@ def launch_for(
     name: str, tile: Tile, call: str, head_dim: int, dtype: str, seqlen: int, batch: int, heads: int
 ) -> Any:  # fmt: skip
     """The launch of one kernel with one tile, on fresh random tensors."""
-    from .backends.portable.backward import backward_launches
-    from .backends.portable.forward import forward_launch
 
     def tensor(heads: int) -> torch.Tensor:
         return torch.randn(batch, seqlen, heads, head_dim, device="cuda", dtype=_DTYPES[dtype])
@@ -170,7 +170,8 @@ def launch_for(
         return forward_launch(q, k, v, out, lse, options, tile)
     rows = (lse * math.log2(math.e), torch.zeros_like(lse))
     gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-    launches = backward_launches(dout, None, q, k, v, out, lse, options, gradients, rows, tile, tile, together=False)
+    tiles = Tiles.all(tile, together=False)
+    launches = backward_launches(dout, None, q, k, v, out, lse, options, gradients, rows, tiles)
     return launches[1 if name == "dkdv" else 0]
 
 
