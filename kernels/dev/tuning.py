@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from flashtrain_kernels import masks
+from flashtrain_kernels.backends import Call, Gradients
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.backward import backward_launches
 from flashtrain_kernels.backends.portable.forward import forward_launch
@@ -166,12 +167,12 @@ def launch_for(
     # About what a row of random scores gives: keeps the backward's exponentials in range.
     lse = torch.full((batch, heads, seqlen), math.log(seqlen) + 1.0, device="cuda")
     options = options_for(call, tile, head_dim, seqlen, q.device)
+    given = Call(q, k, v, options)
     if name == "forward":
-        return forward_launch(q, k, v, out, lse, options, tile)
+        return forward_launch(given, out, lse, tile)
     rows = (lse * math.log2(math.e), torch.zeros_like(lse))
-    gradients = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-    tiles = Tiles.all(tile, together=False)
-    launches = backward_launches(dout, None, q, k, v, out, lse, options, gradients, rows, tiles)
+    gradients = Gradients(dout, None, out, lse, torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None)
+    launches = backward_launches(given, gradients, rows, Tiles.all(tile, together=False))
     return launches[1 if name == "dkdv" else 0]
 
 

@@ -26,13 +26,7 @@ Window = Sequence[int | None] | Tensor  # two integers
 
 
 class Sizes(NamedTuple):
-    """What one call works on.
-
-    Attributes:
-        batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim: B, Sq, Sk, H, K and D.
-        sequences: B, or in a packed row the number of sequences.
-        dtype, device: of q, k and v.
-    """
+    """What one call works on."""
 
     batch: int
     seqlen_q: int
@@ -40,7 +34,7 @@ class Sizes(NamedTuple):
     heads: int
     kv_heads: int
     head_dim: int
-    sequences: int
+    sequences: int  # B, or in a packed row the number of sequences
     dtype: torch.dtype
     device: torch.device
 

@@ -1,7 +1,5 @@
 """The one way from a public function to the operators: check the call, make its options, choose who computes it.
 
-A call is keyed, so that one like it is neither checked nor chosen for again.
-
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension, T packed tokens.
 """
 

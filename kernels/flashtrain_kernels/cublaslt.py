@@ -1,9 +1,7 @@
 """cuBLASLt's matrix products with GELU in their epilogue, which torch does not offer, through ctypes.
 
-A product that applies GELU to its own result (and keeps what it was applied to), and one that multiplies its result by
-GELU's derivative, each save a pass over the widest tensors of a Transformer. The library is the one that torch has
-loaded. Names and numbers: NVIDIA's cuBLASLt reference, cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t; its GELU
-is the tanh form. M rows (tokens), K inner size, N columns; all tensors are contiguous and row-major.
+M rows (tokens), K inner size, N columns; all tensors are contiguous and row-major. Names and numbers: NVIDIA's cuBLASLt
+reference, cublasLtMatmulDescAttributes_t and cublasLtEpilogue_t.
 """
 
 import ctypes
@@ -213,7 +211,7 @@ def _status(name: str, *arguments: object) -> int:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The library that this process has loaded already, which is the one torch was built for."""
+    """The library that this process has loaded already, which is the one torch was built for. Its GELU is tanh's."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
         path = next((line.split()[-1] for line in lines if "libcublasLt.so" in line), None)

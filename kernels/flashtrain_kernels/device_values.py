@@ -1,8 +1,4 @@
-"""Values of small device tensors, read once: what the checks of cu_seqlens need, which must wait for the device.
-
-Forty-eight layers that share one tensor wait once. Remembered by the tensor object and its version, which torch raises
-at every write; results are used for checks only, never to compute with.
-"""
+"""Values of small device tensors, read once: what the checks of cu_seqlens need, which must wait for the device."""
 
 from collections.abc import Callable
 
@@ -11,6 +7,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+# By the tensor object, with its version, which torch raises at every write: 48 layers that share one tensor wait once.
+# Results are used for checks only, never to compute with.
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 

@@ -1,10 +1,7 @@
-"""Which implementation a call gets: the one place that chooses, by readable rules. Nothing is tuned at run time.
+"""Which implementation a call gets: the one place that chooses, by readable rules.
 
-Implementations:
-    portable    the Triton kernels in backends/portable/: NVIDIA GPUs of sm_80 and later (or, with TRITON_INTERPRET=1
-                set before the import, Triton's interpreter on CPU tensors)
-    hopper      the Gluon kernels in backends/hopper/, for the calls on sm_90 GPUs that they serve; the rest of such a
-                GPU's calls are portable
+    portable    the Triton kernels: NVIDIA GPUs of sm_80 and later, or Triton's interpreter on CPU tensors
+    hopper      the Gluon kernels, for the calls on sm_90 GPUs that they serve; the rest of these are portable
     torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
     reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
 
@@ -72,9 +69,7 @@ def runs_kernels(device: torch.device) -> bool:
     return True
 
 
-def plan_blocks(
-    mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool = False
-) -> tuple[int, ...] | None:
+def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
     """The tile sizes that `Mask.planned` plans for: the first backend's that has some; None where no kernels run, or
     where they will find the mask's sequences by themselves."""
     device = mask.queries.device
@@ -82,9 +77,8 @@ def plan_blocks(
         return None
     if mask.sequences is not None and hopper.finds_sequences(device, head_dim, dtype, rich):
         return None
-    rich = rich or (softcap and not hopper.caps(mask, head_dim, dtype))
     for backend in BACKENDS:
-        blocks = backend.plan_blocks(mask, head_dim, dtype, rich)
+        blocks = backend.plan_blocks(mask, head_dim, dtype, rich, softcap)
         if blocks is not None:
             return blocks
     return None

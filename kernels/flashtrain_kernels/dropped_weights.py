@@ -1,4 +1,4 @@
-"""flash-attn's S_dmask: attention weights that show by their sign which of them dropout dropped, for tests of dropout.
+"""flash-attn's S_dmask: attention weights that show by their sign which of them dropout dropped.
 
 B batch, Sq queries, Sk keys, H query heads, D head dimension, N packed sequences.
 """

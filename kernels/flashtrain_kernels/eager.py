@@ -1,8 +1,4 @@
-"""Operators called in eager mode: differentiated by one small autograd.Function, and launched again from the cache.
-
-torch's dispatcher and the autograd that is registered with it take longer than all else in a short call. ops.py fills
-in what computes each operator; compilers and transforms never come by here (transforms.py).
-"""
+"""Operators called in eager mode: differentiated by one small autograd.Function, and launched again from the cache."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,7 +11,9 @@ from .bounded import Bounded
 from .launch_cache import CachedLaunches, applies, record, signature
 from .options import Packed
 
-# By operator: the function that computes it, and of a forward operator its backward one.
+# torch's dispatcher and the autograd that is registered with it take longer than all else in a short call. Compilers
+# and transforms never come by here (transforms.py). By operator: the function that computes it, and of a forward
+# operator its backward one.
 COMPUTES: dict[Any, Callable] = {}
 BACKWARD_OF: dict[Any, Any] = {}
 

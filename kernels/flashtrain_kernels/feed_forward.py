@@ -1,9 +1,5 @@
 """A Transformer's GELU feed-forward with the activation computed inside its matrix products.
 
-    y = gelu_feed_forward(x, up, up_bias, down, down_bias)      # x (..., E), up (F, E), down (E, F)
-
-equals F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down, down_bias). On NVIDIA GPUs in 16 bits, GELU
-and its derivative are applied to the products' results before they are stored (cublaslt.py); elsewhere by torch.
 T tokens, E embedding width, F width inside.
 """
 
@@ -31,7 +27,18 @@ _PRODUCT = torch.ops.flashtrain_kernels.product_times_gelu_gradient.default
 
 
 def gelu_feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """x (..., E) -> (..., E), all floating; differentiable once in all five. Under autocast, in its type."""
+    """F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down, down_bias), differentiable once.
+
+    On NVIDIA GPUs in 16 bits, GELU and its derivative are applied to the products' results before they are stored.
+
+    Args:
+        x: (..., E), floating; under autocast, computed in its dtype.
+        up, up_bias: (F, E) and (F,).
+        down, down_bias: (E, F) and (E,).
+
+    Returns:
+        (..., E).
+    """
     cast = autocast_dtype(x.device.type)
     dtype = cast or x.dtype
     rows = x.reshape(-1, x.shape[-1]).to(dtype)

@@ -1,7 +1,6 @@
-"""How q, k and v may lie when a public function is called: one table, which checks, operators and launches go by.
+"""How q, k and v may lie when a public function is called.
 
-B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq queries, Tk keys), H query heads, K key/value heads,
-D head dimension.
+B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq, Tk), H query heads, K key/value heads, D head dimension.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,5 @@
 """Attention over a cache of keys and values, for generating text: flash-attn's function, forward only.
 
-Two operators: `append_to_cache` rotates new keys and writes them with their values; `attend_to_cache` rotates the
-queries and attends. On a GPU they are the kernels of backends/portable/decode.py; elsewhere plain PyTorch here.
-
 B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A
 cache is P pages of L rows: (P, L, K, D). A table (B, M) says which pages hold a sequence's keys, one after the other;
 a cache without pages is the same with one page a sequence, M = 1. C = M * L is what a sequence has room for.

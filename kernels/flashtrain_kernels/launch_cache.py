@@ -1,11 +1,8 @@
 """A pass of attention like one before is launched again, and nothing is decided anew: what takes most of a short call.
 
-What a pass does on the host follows from its options and from its tensors' shapes, strides, dtypes and alignment: it
-allocates, and it launches kernels. The second pass that is like another is recorded; from the third on the recorded
-tensors are allocated, the addresses filled in, the kernels launched. What tensors hold is no part of a recording.
-
-The recorder refuses a pass that does anything else, such as copying a tensor that the kernels cannot read as it lies or
-making a mask's plan. That one is computed each time as the first time.
+What a pass allocates and launches follows from its options and its tensors' shapes, strides, dtypes and alignment. The
+second pass that is like another is recorded; from the third on the recorded tensors are allocated, the addresses filled
+in, the kernels launched. What tensors hold is no part of a recording.
 """
 
 import contextlib

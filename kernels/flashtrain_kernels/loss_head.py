@@ -1,12 +1,7 @@
-"""The output head of a language model and its loss in one, without ever storing all logits.
+"""The output head of a language model and its loss in one, a piece of the tokens at a time.
 
-    loss = linear_cross_entropy(hidden, weight, labels)         # hidden (T, E), weight (V, E), labels (T,)
-
-equals F.cross_entropy(F.linear(hidden, weight).float(), labels). The tokens are taken in pieces: a piece's logits are
-computed, their gradient is written over them at once, and goes into both matrix products of the backward, so that the
-logits of one piece are all that is kept, for one pass of the memory less than with all of them.
-The idea is known from Liger Kernel (Hsu et al. 2024, arXiv 2410.10989); this one adds up the weight's gradient in
-float32. T tokens, E embedding width, V rows of the weight.
+T tokens, E embedding width, V rows of the weight. The idea is Liger Kernel's (Hsu et al. 2024, arXiv 2410.10989); here
+the weight's gradient is added up in float32.
 """
 
 from typing import Any
@@ -42,9 +37,10 @@ def linear_cross_entropy(
     reduction: str = "mean",
     softcap: float = 0.0,
 ) -> Tensor:
-    """The cross-entropy in nats of hidden @ weight.T against labels. Differentiable once, in hidden and weight.
+    """The cross-entropy in nats of hidden @ weight.T against labels, without ever storing all logits.
 
-    Under autocast the products are computed in its type, as F.linear's would be.
+    It equals F.cross_entropy(F.linear(hidden, weight).float(), labels), also under autocast. Differentiable once, in
+    hidden and weight.
 
     Args:
         hidden: (..., E), floating.
@@ -139,6 +135,8 @@ def _add_pieces(
     losses: Tensor, dhidden: Tensor | None, dweight: Tensor | None,
 ) -> None:  # fmt: skip
     """The losses, and the gradients where there is room for them, one piece after the other."""
+    # A piece's logits are computed, their gradient is written over them at once, and goes into both matrix products of
+    # the backward, so that the logits of one piece are all that is kept.
     size = min(chunk, hidden.shape[0])
     logits = hidden.new_empty((size, matrix.shape[0]))
     softmax_rows = _by_kernel if _runs_kernel(hidden) else _in_torch

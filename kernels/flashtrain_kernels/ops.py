@@ -1,4 +1,4 @@
-"""The operators of torch.library: forward, backward, their packed forms, fake tensors and FLOP formulas.
+"""The operators of torch.library: forward, backward, their packed forms and fake tensors.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 
@@ -6,11 +6,7 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
     forward_qkvpacked(qkv, ...) -> (out, lse)      backward_qkvpacked(...) -> (dqkv, dbias)
     forward_kvpacked(q, kv, ...) -> (out, lse)     backward_kvpacked(...) -> (dq, dkv, dbias)
 
-The backward is an operator of its own, so that torch.compile sees both; the packed ones write the gradients into
-slices of one tensor, so that a fused projection costs no copy. Every output is contiguous, whatever the inputs'
-strides are. Selective checkpointing keeps attention's outputs with create_selective_checkpoint_contexts(FORWARDS).
-On real tensors they run the first kernels that serve the call, or plain PyTorch. eager.py and transforms.py make them
-differentiable.
+Every output is contiguous, whatever the inputs' strides are.
 """
 
 from collections.abc import Callable, Sequence
@@ -195,7 +191,7 @@ def _flops(q: Sequence[int], k: Sequence[int], packed: tuple, products: int) -> 
 FORWARD, BACKWARD = _register("", ("q", "k", "v"))
 FORWARD_QKVPACKED, BACKWARD_QKVPACKED = _register("_qkvpacked", ("qkv",))
 FORWARD_KVPACKED, BACKWARD_KVPACKED = _register("_kvpacked", ("q", "kv"))
-FORWARDS = [FORWARD, FORWARD_QKVPACKED, FORWARD_KVPACKED]
+FORWARDS = [FORWARD, FORWARD_QKVPACKED, FORWARD_KVPACKED]  # for create_selective_checkpoint_contexts
 FORWARD_OF = {3: FORWARD, 1: FORWARD_QKVPACKED, 2: FORWARD_KVPACKED}  # by the number of tensors
 BACKWARDS = {FORWARD: BACKWARD, FORWARD_QKVPACKED: BACKWARD_QKVPACKED, FORWARD_KVPACKED: BACKWARD_KVPACKED}
 BACKWARD_OF.update(BACKWARDS)

@@ -17,30 +17,21 @@ from .masks import AnyMask, BlockMask, Mask, Plan, Sequences
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one call, checked already.
+    """The options of one call, checked already."""
 
-    scale: what q k^T is multiplied by. softcap: 0, or the bound c of c * tanh(score / c).
-    left, right: the band of a call without a mask: query i sees key j when i + left <= j <= i + right; None: no bound.
-    dropout_p: probability in [0, 1) of dropping an attention weight. seed: (3,) int64 on q's device, with dropout: the
-    seed, and what is added to the sequence and head numbers that the random numbers are keyed by.
-    bias: (B or 1, H or 1, Sq or 1, Sk or 1), added to the scores; -inf hides a pair.
-    alibi_slopes: (H,) or (B, H) float32: slope * |p - j| is subtracted, p being the query's position among the keys.
-    mask: a Mask (which holds its own bounds: left and right are None), a BlockMask (with the band it was built for), or
-    Sequences (whose window is left and right, counted from each sequence's diagonal).
-    deterministic: the backward gives the same bits every time (the portable kernels always do); torch's own switch for
-    this, torch.use_deterministic_algorithms, counts too (backends/hopper/backend.py).
-    """
-
-    scale: float
-    left: int | None = None
+    scale: float  # what q k^T is multiplied by
+    left: int | None = None  # the band: query i sees key j when i + left <= j <= i + right; None: no bound
     right: int | None = None
-    softcap: float = 0.0
-    dropout_p: float = 0.0
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
+    softcap: float = 0.0  # 0, or the bound c of c * tanh(score / c)
+    dropout_p: float = 0.0  # probability in [0, 1) of dropping an attention weight
+    bias: Tensor | None = None  # (B or 1, H or 1, Sq or 1, Sk or 1), added to the scores; -inf hides a pair
+    alibi_slopes: Tensor | None = None  # (H,) or (B, H) float32
+    # With dropout, (3,) int64 on q's device: the seed, and what is added to the sequence and head numbers.
     seed: Tensor | None = None
+    # A Mask holds its own bounds: left and right are None. A BlockMask comes with the band that it was built for. Of
+    # Sequences the window is left and right, counted from each sequence's diagonal.
     mask: AnyMask | None = None
-    deterministic: bool = False
+    deterministic: bool = False  # requested; torch.use_deterministic_algorithms counts too (hopper/backward.py)
 
     @property
     def rich(self) -> bool:
@@ -99,25 +90,19 @@ def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
 
 
 class Packed(NamedTuple):
-    """The options as the operators' arguments, in their order: torch.library knows tensors and numbers, no Mask.
-
-    mask_queries, mask_keys: of a Mask. forward_table, dq_table, dkdv_table: of its plan; of a BlockMask, query_rows for
-    the first and key_rows for the last. query_blocks, key_blocks: of a BlockMask. cu_seqlens_q, cu_seqlens_k: of
-    Sequences. mask_sizes: of a Mask, Sk and the plan's blocks; of a BlockMask, the block's two sizes, Sq and Sk; of
-    Sequences, Sq and Sk.
-    """
+    """The options as the operators' arguments, in their order: torch.library knows tensors and numbers, no Mask."""
 
     bias: Tensor | None
     alibi_slopes: Tensor | None
     seed: Tensor | None
-    mask_queries: Tensor | None
+    mask_queries: Tensor | None  # of a Mask
     mask_keys: Tensor | None
-    forward_table: Tensor | None
+    forward_table: Tensor | None  # of its plan; of a BlockMask query_rows
     dq_table: Tensor | None
-    dkdv_table: Tensor | None
-    query_blocks: Tensor | None
+    dkdv_table: Tensor | None  # of a BlockMask key_rows
+    query_blocks: Tensor | None  # of a BlockMask
     key_blocks: Tensor | None
-    cu_seqlens_q: Tensor | None
+    cu_seqlens_q: Tensor | None  # of Sequences
     cu_seqlens_k: Tensor | None
     scale: float
     left: int | None
@@ -125,7 +110,7 @@ class Packed(NamedTuple):
     softcap: float
     dropout_p: float
     deterministic: bool
-    mask_sizes: list[int]
+    mask_sizes: list[int]  # a Mask's Sk and plan's blocks; a BlockMask's block (two), Sq and Sk; Sequences' Sq and Sk
 
 
 # The operators' schema of the above, and how many of its members are tensors.

@@ -15,16 +15,11 @@ from .device_values import values_of
 
 
 class Packing(NamedTuple):
-    """The sequences of a packed row.
+    """The sequences of a packed row."""
 
-    Attributes:
-        cu_seqlens_q, cu_seqlens_k: (N + 1,) int32: 0, then where each sequence's queries and keys end.
-        max_seqlen_q, max_seqlen_k: the longest sequence's length, or more.
-    """
-
-    cu_seqlens_q: Tensor
+    cu_seqlens_q: Tensor  # (N + 1,) int32: 0, then where each sequence's queries end
     cu_seqlens_k: Tensor
-    max_seqlen_q: int | Tensor
+    max_seqlen_q: int | Tensor  # the longest sequence's length, or more
     max_seqlen_k: int | Tensor
 
     @property

@@ -1,7 +1,6 @@
 """Keys and values in pages, as packed sequences may have them.
 
-N sequences, H query heads, K key/value heads, D head dimension. A table (N, M) says which pages hold a sequence's keys,
-one after the other.
+N sequences, H query heads, K key/value heads, D head dimension. A table (N, M) says which pages hold a sequence's keys.
 """
 
 from typing import Any

@@ -1,13 +1,8 @@
-"""Attention for a caller that holds some of the keys at a time: two plain functions, forward and backward apart, and
-the exact combination of parts through their log-sum-exp.
+"""Attention over a part of the keys at a time: forward, backward, and the exact combination of the parts.
 
     out, lse = attention_forward(q, k_part, v_part, mask=part)             for each part of the keys
     merge_attention([...])                                                 -> out and lse over all keys
     dq, dk, dv = attention_backward(dout, q, k_part, v_part, out, lse, mask=part)
-
-Given the merged out and lse, the backward over a part of the keys returns exactly that part's dk and dv, and the
-part's share of dq: the shares add up (FlashAttention-2, arXiv 2307.08691, section 3.1: a query's row enters the
-backward only through its log-sum-exp and the sum of dout * out). Context parallelism is made of this.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens.
 """
@@ -92,6 +87,8 @@ def attention_backward(
     for name, x, shape in (("dout", dout, q.shape), ("out", out, q.shape), ("lse", lse, rows)):
         check_shape(name, x, shape)
         check_device(name, x, q.device)
+    # A query's row enters the backward only through its log-sum-exp and the sum of dout * out (FlashAttention-2, arXiv
+    # 2307.08691, section 3.1): given those over all keys, the shares of parts add up.
     dq, dk, dv, _ = BACKWARD(dout, None, q, k, v, out, lse, False, *packed)
     return dq, dk, dv
 

@@ -1,22 +1,17 @@
-"""Random numbers by counter: Philox in plain PyTorch, and the dropout mask made of it.
+"""Random numbers by counter (Philox), in plain PyTorch, and the dropout mask made of them.
 
-Philox (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a key and a counter
-into words of 32 bits. There is no state to advance: whoever computes the draw of a (sequence, head, query, key) gets
-the same one, whatever the tiles, the order and the number of devices are.
-
-A weight takes 16 bits. One call of Philox2x32 gives those of four weights, two queries by two keys that are 8 apart:
-{i, i + 8} x {j, j + 8} within aligned squares of 16 x 16. A thread that holds a tile as Hopper's tensor cores leave it
-has all four, whether rows are queries (forward) or keys (backward), so that none is drawn twice or moved.
-
-What is known of these generators: the paper's tests (TestU01's BigCrush) are what Philox4x32 with 7 and 10 rounds
-passed. Random123, the authors' library, has Philox2x32 with 10 rounds by default, and its known answers are of 7 and of
-10. Here it has 7, each a multiplication: we do not know of a published test of Philox2x32-7 by itself, and ours
-(tests/kernels/test_philox.py) are small beside BigCrush. Its key is one word only, so that a head's key and where its
-counters begin are words of Philox4x32-10, of the whole seed: heads that share a key by chance draw other numbers still.
+There is no state to advance: whoever computes the draw of a (sequence, head, query, key) gets the same one, whatever
+the tiles, the order and the number of devices are. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as
+easy as 1, 2, 3", SC 2011.
 """
 
 import torch
 
+# The authors' tests (TestU01's BigCrush) are what Philox4x32 with 7 and 10 rounds passed; Random123, their library, has
+# Philox2x32 with 10 rounds by default. Here it has 7: no published test of it by itself is known, and ours
+# (tests/kernels/test_philox.py) are small next to BigCrush. Its key is one word only, so a head's key and where its
+# counters begin are words of Philox4x32-10, of the whole seed: heads that share a key by chance draw other numbers
+# still.
 ROUNDS = 7  # of Philox2x32
 STREAM_ROUNDS = 10  # of Philox4x32
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -30,9 +25,12 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 def philox(seed: torch.Tensor, counter: Words, rounds: int = STREAM_ROUNDS) -> Words:
     """The four words of Philox4x32.
 
-    seed: int64, whose low 32 bits are the first word of the key and whose high 32 bits are the second.
-    counter: four int64 tensors; their low 32 bits count (so -1 is 2^32 - 1). Everything broadcasts.
-    Returns four int64 tensors with values from 0 to 2^32 - 1.
+    Args:
+        seed: int64, whose low 32 bits are the first word of the key and whose high 32 bits are the second.
+        counter: four int64 tensors; their low 32 bits count (so -1 is 2^32 - 1). Everything broadcasts.
+
+    Returns:
+        Four int64 tensors with values from 0 to 2^32 - 1.
     """
     first, second = seed & _WORD, (seed >> 32) & _WORD
     a, b, c, d = (word & _WORD for word in counter)
@@ -78,13 +76,16 @@ def keep_mask(
 ) -> torch.Tensor:
     """Which attention weights dropout keeps: bool, True with probability keep_probability(p).
 
-    seed: (3,) int64: the seed, and what is added to sequence and to head (for a rank that holds some of them).
-    sequence, head, query, key: integers that broadcast: the sequence's number, the query head, and the positions of
-    query and key relative to their sequence's first key.
-
-    (sequence, head, 0, 0) gives a head's key, and what is added to the two words of its counters, which are the numbers
-    of the groups that query and key are in. Bit 3 of the query chooses the word, bit 3 of the key its half.
+    Args:
+        seed: (3,) int64: the seed, and what is added to sequence and to head (for a rank that holds some of them).
+        sequence, head, query, key: integers that broadcast: the sequence's number, the query head, and the positions of
+            query and key relative to their sequence's first key.
+        p: the probability of dropping a weight.
     """
+    # A weight takes 16 bits. One call of Philox2x32 gives those of four weights, {i, i + 8} x {j, j + 8} within aligned
+    # squares of 16 x 16: a thread that holds a tile as Hopper's tensor cores leave it has all four. (sequence, head, 0,
+    # 0) gives a head's key, and what is added to the two words of its counters, which are the numbers of the groups
+    # that query and key are in. Bit 3 of the query chooses the word, bit 3 of the key its half.
     query, key = query.long(), key.long()
     zero = torch.zeros_like(seed[0])
     own, first, second, _ = philox(seed[0], (sequence.long() + seed[1], head.long() + seed[2], zero, zero))

@@ -1,10 +1,7 @@
 """The oracle: attention in plain PyTorch, every feature, any floating dtype (float64 included), nothing clever in it.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
-
-It stores whole (B, H, Sq, Sk) matrices and says what the kernels must compute, edge cases included: a pair that is
-masked contributes nothing, forward or backward, not even where the key's numbers are inf or NaN; a query that sees no
-key gives output 0, log-sum-exp -inf and no gradient. float16 and bfloat16 inputs are computed in float32.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. It stores whole (B, H, Sq, Sk)
+matrices; float16 and bfloat16 inputs are computed in float32.
 """
 
 from typing import Any, NamedTuple
@@ -178,22 +175,20 @@ def dropout_mask(
 
 
 class _Scores(NamedTuple):
-    """scaled: q k^T * scale. final: after softcap, ALiBi and bias, -inf where masked. seen: True where not masked. All
-    (B, H, Sq, Sk)."""
+    """Of each pair, (B, H, Sq, Sk)."""
 
-    scaled: Tensor
-    final: Tensor
-    seen: Tensor
+    scaled: Tensor  # q k^T * scale
+    final: Tensor  # after softcap, ALiBi and bias; -inf where masked
+    seen: Tensor  # True where not masked
 
 
 class _Places(NamedTuple):
-    """Positions (B or 1, Sq) of the queries and (B or 1, Sk) of the keys, and of each query its sequence's first
-    position and number, (B or 1, Sq)."""
+    """Positions, (B or 1, Sq), of the keys (B or 1, Sk)."""
 
     query: Tensor
     key: Tensor
-    start: Tensor
-    sequence: Tensor
+    start: Tensor  # the first of each query's sequence
+    sequence: Tensor  # and that sequence's number
 
 
 def visible_mask(seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str) -> Tensor:

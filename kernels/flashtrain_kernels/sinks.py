@@ -1,9 +1,4 @@
-"""Attention with sinks: one more score in each row of a head, whose value is nothing. Of attention without it the
-outputs are rescaled; its backward, given these and their log-sum-exp, is that of the keys' share, and what is left is
-the sink's own gradient.
-
-In eager mode on a GPU each way is one small kernel, which changes the outputs where they lie. Under compilers and
-transforms, and where no kernels run, `joined` is a formula that torch differentiates.
+"""Attention with sinks: one more score in each row of a head, whose value is nothing.
 
 B batch, Sq queries, H query heads, D head dimension.
 """
@@ -21,13 +16,19 @@ from .launch_cache import on_device, signature
 from .ops import BACKWARDS, FORWARD_OF, unit_stride
 from .options import Options, Packed, pack
 
+# Of attention without the sink the outputs are rescaled. Its backward, given these and their log-sum-exp, is that of
+# the keys' share, and what is left is the sink's own gradient. In eager mode on a GPU each direction is one small
+# kernel, which changes the outputs where they lie; elsewhere `joined` is a formula that torch differentiates.
+
 
 def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention with one more score in each row, `sink` (H,), whose value is nothing: from that without it.
+    """Attention with one more score in each row, from attention without it; differentiable.
 
-    out: (B, Sq, H, D); lse: (B, H, Sq). The keys' share of the softmax is exp(lse) / (exp(lse) + exp(sink)), which
-    autograd differentiates; the kernels' backward takes the log-sum-exp's gradient.
+    Args:
+        out, lse: (B, Sq, H, D) and (B, H, Sq).
+        sink: (H,).
     """
+    # The keys' share of the softmax is exp(lse) / (exp(lse) + exp(sink)).
     sink = sink.to(lse.dtype)[:, None]
     hidden = lse == -torch.inf  # no key: exp(-inf) / exp(sink) = 0, also where the sink is -inf
     above = torch.where(hidden, 0.0, lse - sink)

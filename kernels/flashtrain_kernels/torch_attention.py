@@ -1,5 +1,4 @@
-"""Attention where our kernels cannot run (CPU tensors, Apple GPUs): by torch's scaled_dot_product_attention what it can
-express, by the reference the rest.
+"""Attention where our kernels cannot run (CPU tensors, Apple GPUs): by torch's own, or by the reference.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """

@@ -1,14 +1,7 @@
 """The operators under compilers and functorch's transforms: autograd as torch.library registers it, and torch.vmap.
 
-torch.library's register_vmap and register_autograd do not go together (torch 2.11 to 2.13): an operator that has the
-second refuses torch.func.grad, because the autograd.Function made of it lacks setup_context. So the operators are
-given an autograd.Function that has it, under the dispatch key that functorch's transforms put in front of all others;
-without a transform nothing comes by here.
-
-torch.vmap makes a call for each sample. Per-sample gradients (vmap of grad), grad of vmap, jacrev and nesting work, for
-q, k, v, the packed tensors and the bias. Within vmap a bias's gradient is per sample, as every tensor's is.
-
-Limits: no second derivative (hessian), no forward mode (jvp, jacfwd), no torch.func.functionalize: each raises.
+Per-sample gradients (vmap of grad), grad of vmap, jacrev and nesting work, for q, k, v, the packed tensors and the
+bias. Second derivatives (hessian), forward mode (jvp, jacfwd) and torch.func.functionalize raise.
 """
 
 from functools import partial
@@ -21,6 +14,10 @@ from .masks.operators import a_call_for_each_sample
 from .ops import BACKWARDS, FORWARDS
 from .options import TENSORS, Packed
 
+# torch.library's register_vmap and register_autograd do not go together (torch 2.11 to 2.13): an operator that has the
+# second refuses torch.func.grad, because the autograd.Function made of it lacks setup_context. So the operators are
+# given an autograd.Function that has it, under the dispatch key that functorch's transforms put in front of all others;
+# without a transform nothing comes by here.
 _library = torch.library.Library("flashtrain_kernels", "IMPL")
 
 

@@ -19,6 +19,7 @@ import torch
 import triton
 from ahead_of_time import compile_launch, empty
 
+from flashtrain_kernels.backends import Call, Gradients
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.backward import backward_launches
 from flashtrain_kernels.backends.portable.dbias import dbias_launch
@@ -103,11 +104,12 @@ def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, gro
         tiles = tile_table.resized(tiles, sizes)
     lse = empty(B, H, S, dtype=torch.float32)
     rows = empty(2, B, H, S, dtype=torch.float32)
-    first, second = backward_launches(q, None, q, kv, kv, q, lse, options, (q, kv, kv), rows, tiles)
+    call, gradients = Call(q, kv, kv, options), Gradients(q, None, q, lse, q, kv, kv, None)
+    first, second = backward_launches(call, gradients, rows, tiles)
     backward = {"rows": first, "both": second} if tiles.together else {"dq": first, "dkdv": second}
-    made = {"forward": forward_launch(q, kv, kv, q, lse, options, tiles.forward), **backward}
+    made = {"forward": forward_launch(call, q, lse, tiles.forward), **backward}
     if options.bias is not None:
-        made["dbias"] = dbias_launch(q, q, kv, kv, options, rows, options.bias, tiles.dbias)
+        made["dbias"] = dbias_launch(call, q, rows, options.bias, tiles.dbias)
     return made
 
 

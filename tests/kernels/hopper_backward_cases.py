@@ -12,6 +12,7 @@ import torch
 from ahead_of_time import compile_gluon_launch, empty
 from hopper_calls import B, H, main, options, used
 
+from flashtrain_kernels.backends import Call, Gradients
 from flashtrain_kernels.backends.hopper.backward import LATE_QUERIES, backward_launches
 from flashtrain_kernels.environment import release
 from flashtrain_kernels.options import Options
@@ -68,7 +69,8 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
             q = empty(batch, length, H, head_dim, dtype=torch.bfloat16)
             kv = empty(batch, length, H // group, head_dim, dtype=torch.bfloat16)
             lse = empty(batch, H, length, dtype=torch.float32)
-            launch = backward_launches(q, None, q, kv, kv, q, lse, requested(feature), (q, kv, kv))[1]
+            call = Call(q, kv, kv, requested(feature))
+            launch = backward_launches(call, Gradients(q, None, q, lse, q, kv, kv, None))[1]
             choices = launch.constants["C"]
             yield {
                 "feature": feature, "head_dim": head_dim, "group": group, "length": length, "whole": choices.whole,

@@ -12,6 +12,7 @@ import torch
 from ahead_of_time import compile_gluon_launch, empty
 from hopper_calls import B, H, main, options, used
 
+from flashtrain_kernels.backends import Call
 from flashtrain_kernels.backends.hopper import forward_tiles
 from flashtrain_kernels.backends.hopper.forward import forward_launch
 from flashtrain_kernels.environment import release
@@ -65,7 +66,7 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
         q = empty(B, length, H, head_dim, dtype=torch.bfloat16)
         kv = empty(B, length, H // group, head_dim, dtype=torch.bfloat16)
         tile = forward_tiles.forward_tile(q, kv, given)
-        launch = forward_launch(q, kv, kv, q, empty(B, H, length, dtype=torch.float32), given, tile)
+        launch = forward_launch(Call(q, kv, kv, given), q, empty(B, H, length, dtype=torch.float32), tile)
         yield {
             "feature": feature, "head_dim": head_dim, "length": length, "group": group, "tile": list(tile),
             **used(*compile_gluon_launch(launch)),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flashtrain_kernels import reference
+from flashtrain_kernels.backends import Call, Gradients
 from flashtrain_kernels.backends.hopper.backward import backward_launches
 from flashtrain_kernels.options import Options
 
@@ -30,7 +31,8 @@ def test_what_is_computed_again_has_the_softcap_and_any_head_dimension(head_dim,
     exact = (dout.double(), dlse.double(), q.double(), k.double(), v.double(), out.double(), lse.double())
     wanted = reference.backward_from(*exact, options, False)
     gradients = tuple(torch.full_like(x, torch.nan) for x in (q, k, v))
-    prepare, _, finish = backward_launches(dout, dlse, q, k, v, out.half(), lse, options, gradients)
+    given = Gradients(dout, dlse, out.half(), lse, *gradients, None)
+    prepare, _, finish = backward_launches(Call(q, k, v, options), given)
     prepare.run()
     work, flags = finish.args[0], finish.args[2]
     work.fill_(torch.nan)

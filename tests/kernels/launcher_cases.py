@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 
-from flashtrain_kernels.backends import compiled
+from flashtrain_kernels.backends import Call, Gradients, compiled
 from flashtrain_kernels.backends.hopper import backward, forward, forward_tiles, launch
 from flashtrain_kernels.launch_cache import Place
 from flashtrain_kernels.options import Options
@@ -138,8 +138,9 @@ def launches(head_dim: int, softcap: float) -> tuple[list[torch.Tensor], dict[st
     torch.empty = kept  # workspaces
     try:
         tile = forward_tiles.forward_tile(q, k, options)
-        made = {"forward": forward.forward_launch(q, k, v, out, lse, options, tile)}
-        backwards = backward.backward_launches(dout, None, q, k, v, out, lse, options, (dq, dk, dv))
+        call, gradients = Call(q, k, v, options), Gradients(dout, None, out, lse, dq, dk, dv, None)
+        made = {"forward": forward.forward_launch(call, out, lse, tile)}
+        backwards = backward.backward_launches(call, gradients)
     finally:
         torch.empty = empty
     return tensors, {**made, **dict(zip(("prepare", "backward", "finish"), backwards, strict=True))}

@@ -85,11 +85,11 @@ class NewKernels:
     def serves(self, call, direction):
         return None if direction == "forward" else "no backward yet"
 
-    def plan_blocks(self, mask, head_dim, dtype, rich):
+    def plan_blocks(self, mask, head_dim, dtype, rich, softcap):
         return (16,) * 6
 
     def forward(self, call):
-        assert call.readied(self.plan_blocks).mask.plan.blocks == (16,) * 6
+        assert call.readied(self.plan_blocks).options.mask.plan.blocks == (16,) * 6
         return reference.forward_from(*call)
 
     def describe(self, call, direction):

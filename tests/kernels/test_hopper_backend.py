@@ -34,6 +34,15 @@ def gpu(monkeypatch):
     hopper._unavailable.cache_clear()
 
 
+@pytest.fixture
+def planning_gpu(gpu, monkeypatch):
+    """A GPU for whose portable kernels masks are planned in tiles of 16 for rich calls, and of 32 else."""
+    gpu()
+    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
+    sizes = {True: (16,) * 6, False: (32,) * 6}
+    monkeypatch.setattr(hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich=False: sizes[rich])
+
+
 def tensors(head_dim=64, dtype=BF16, seqlen=1024, heads=2, kv_heads=2):
     q = torch.zeros(1, seqlen, heads, head_dim, dtype=dtype)
     return q, *(torch.zeros(1, seqlen, kv_heads, head_dim, dtype=dtype) for _ in range(2))
@@ -130,14 +139,14 @@ def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(reques
                 continue
             options, inputs = {**options, "deterministic": requested}, tensors(**given)
             assert refusals(*inputs, **options) == (None, None)
-            assert choices(*inputs[:2], Options(0.125, **options), inputs).deterministic
+            assert choices(Call(*inputs, Options(0.125, **options)), inputs).deterministic
         planned = DOCUMENTS["mask"].planned(64, BF16)
         for others in ((*tensors(256), {"right": 0}), (*tensors(), {"mask": planned})):
             *inputs, options = others
             assert refusals(*inputs, deterministic=requested, **options)[1].startswith("deterministic")
     finally:
         torch.use_deterministic_algorithms(False)
-    assert not choices(*tensors()[:2], Options(0.125), tensors()).deterministic
+    assert not choices(Call(*tensors(), Options(0.125)), tensors()).deterministic
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (100, 0)], ids=str)
@@ -166,16 +175,13 @@ def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
     everything = torch.ones(1, 8, 8, dtype=torch.bool)
     blocks = block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024)
     assert refusals(*tensors(), mask=blocks) == (None, None)
-    sizes = hopper.plan_blocks(mask, 64, BF16, rich=False)
+    sizes = hopper.plan_blocks(mask, 64, BF16, rich=False, softcap=False)
     assert sizes[:2] == (64, 64)  # queries and keys a tile of the forward
     assert sizes[4:] == (64, 128)  # and of the backward
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_dim, gpu, monkeypatch):
-    gpu()
-    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich: (16 if rich else 32,) * 6)
+def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_dim, planning_gpu):
     order = torch.arange(1024).flip(0)
     for whole in (masks.causal(1024), masks.global_window(1024, 5, (100, 0))):
         mask = whole.select(order, order)
@@ -185,7 +191,7 @@ def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_
             assert planned.plan.blocks == (64, 64, 32, 32, 64, 128)
             call = Call(*tensors(head_dim, kv_heads=1), Options(0.125, mask=planned, softcap=softcap))
             assert [hopper.serves(call, way) for way in ("forward", "backward")] == [None, None]
-            assert hopper._readied(call).mask.plan is planned.plan
+            assert hopper._readied(call).options.mask.plan is planned.plan
         # What changes scores or weights otherwise is refused with any mask, in both passes.
         assert mask.planned(head_dim, BF16, rich=True).plan.blocks == (16,) * 6
         for change in ({"dropout_p": 0.1, "seed": SEED}, {"alibi_slopes": torch.ones(2)}):
@@ -235,17 +241,14 @@ def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
         assert (reasons == (None, None)) if served else all("other cu_seqlens" in reason for reason in reasons)
 
 
-def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(gpu, monkeypatch):
-    gpu()
-    monkeypatch.setattr(dispatch, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(hopper.tile_table, "plan_blocks", lambda device, width, dtype, rich: (16 if rich else 32,) * 6)
+def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(planning_gpu):
     mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
     for head_dim in (64, 96, 128):
         planned = mask.planned(head_dim, BF16, softcap=True)
         assert planned.plan.blocks == mask.planned(head_dim, BF16).plan.blocks == (64, 64, 32, 32, 64, 128)
         assert refusals(*tensors(head_dim), mask=planned, softcap=3.0) == (None, None)
         call = Call(*tensors(head_dim), Options(0.125, mask=planned, softcap=3.0))
-        assert hopper._readied(call).mask.plan is planned.plan
+        assert hopper._readied(call).options.mask.plan is planned.plan
     assert mask.planned(256, BF16, softcap=True).plan.blocks == (16,) * 6
     assert mask.planned(64, BF16, rich=True, softcap=True).plan.blocks == (16,) * 6
 
@@ -278,7 +281,7 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
         (tensors(seqlen=128, heads=132, kv_heads=66), {"right": 0}, True),
         ((tensors(seqlen=8192, heads=132)[0], *many[1:]), {"right": 0}, True),
     ):
-        chosen = choices(*given[:2], Options(0.125, deterministic=True, **options), given)
+        chosen = choices(Call(*given, Options(0.125, deterministic=True, **options)), given)
         assert (chosen.whole, chosen.deterministic) == (not deterministic, deterministic)
 
 

@@ -23,18 +23,19 @@ class Call(NamedTuple):
     v: Tensor
     options: Options
 
-    def readied(self, plan_blocks: PlanBlocks) -> Options:
-        """The options as kernels read them: contiguous tensors, and a Mask planned for the backend's tiles."""
+    def readied(self, plan_blocks: PlanBlocks) -> "Call":
+        """The call as kernels read it: contiguous options, and a Mask planned for the backend's tiles."""
         options = self.options.with_mask()
         mask, slopes = options.mask, options.alibi_slopes
         if isinstance(mask, Mask):
             keys = None if mask.keys is None else mask.keys.contiguous()
             mask = mask._replace(queries=mask.queries.contiguous(), keys=keys)
-            blocks = plan_blocks(mask, self.q.shape[3], self.q.dtype, options.rich)
+            blocks = plan_blocks(mask, self.q.shape[3], self.q.dtype, options.beyond_softcap, options.softcap > 0)
             mask = mask if blocks is None else mask.planned_for(blocks)
         elif slopes is None:
-            return options  # most calls; a copy would cost several microseconds
-        return replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
+            return self  # most calls; a copy would cost several microseconds
+        options = replace(options, mask=mask, alibi_slopes=None if slopes is None else slopes.contiguous())
+        return self._replace(options=options)
 
     def empty_results(self) -> tuple[Tensor, Tensor]:
         """out (B, Sq, H, D) in q's dtype and lse (B, H, Sq) in float32, contiguous, not filled."""
@@ -44,23 +45,16 @@ class Call(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What a backward pass reads besides its call, and what it fills.
+    """What a backward pass reads besides its call, and what it fills."""
 
-    Attributes:
-        dout, out: (B, Sq, H, D), whose last stride is 1: the output and its gradient.
-        dlse, lse: (B, H, Sq) float32, contiguous: the log-sum-exp and its gradient, which may be None.
-        dq, dk, dv: filled; shaped as q, k and v, any strides whose last is 1.
-        dbias: filled unless it is None; shaped as the bias, contiguous.
-    """
-
-    dout: Tensor
-    dlse: Tensor | None
-    out: Tensor
-    lse: Tensor
-    dq: Tensor
+    dout: Tensor  # (B, Sq, H, D), whose last stride is 1
+    dlse: Tensor | None  # (B, H, Sq), contiguous
+    out: Tensor  # shaped as dout
+    lse: Tensor  # shaped as dlse
+    dq: Tensor  # dq, dk and dv are filled; any strides whose last is 1
     dk: Tensor
     dv: Tensor
-    dbias: Tensor | None
+    dbias: Tensor | None  # filled unless it is None; contiguous
 
 
 class Backend(Protocol):
@@ -76,8 +70,11 @@ class Backend(Protocol):
     def serves(self, call: Call, direction: Direction) -> str | None:
         """None, or why a pass of this call does not run on these kernels."""
 
-    def plan_blocks(self, mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
-        """The tile sizes that a mask is planned for (see Plan.blocks) where these kernels will serve calls with it."""
+    def plan_blocks(
+        self, mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool
+    ) -> tuple[int, ...] | None:
+        """The tile sizes that a mask is planned for (see Plan.blocks) where these kernels will serve calls with it:
+        rich ones (ALiBi, bias, dropout), or ones with a softcap."""
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         """(out, lse), contiguous, of a call that is served."""

@@ -1,7 +1,4 @@
-"""Compiled kernels launched again through their launcher's own entry: only what is another tensor is filled in.
-
-Triton's way there looks at each argument, makes the TMA map of each descriptor, and takes as long as a short kernel.
-"""
+"""Compiled kernels launched again through their launcher's own entry: only what is another tensor is filled in."""
 
 import contextlib
 import copy

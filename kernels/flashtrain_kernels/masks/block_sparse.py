@@ -1,5 +1,4 @@
-"""Block-sparse attention (FlashAttention, arXiv 2205.14135, section 3.3): which blocks of the score matrix each head
-computes, as lists.
+"""Block-sparse attention (FlashAttention, arXiv 2205.14135, section 3.3): the blocks that each head computes, as lists.
 
 B batch, H query heads, Sq queries, Sk keys; nq and nk blocks of queries and of keys. Bm is B or 1, Hm is H or 1.
 

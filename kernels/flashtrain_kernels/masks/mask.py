@@ -275,15 +275,13 @@ def build_plan(mask: Mask, blocks: tuple[int, ...]) -> Plan:
     return Plan(forward, dq, dkdv, tuple(blocks))
 
 
-# The tile sizes to plan for are the kernels' to say, None where none run. The kernels know masks, and masks know no
-# kernels: dispatch.py registers this.
-PlanBlocks = Callable[[Mask, int, torch.dtype, bool], tuple[int, ...] | None]
-# A backend is asked by PlanBlocks; dispatch.py, with a softcap told apart, by this.
-DispatchedBlocks = Callable[[Mask, int, torch.dtype, bool, bool], tuple[int, ...] | None]
-_plan_blocks: DispatchedBlocks | None = None
+# The tile sizes to plan for (mask, D, dtype, rich, softcap) are the kernels' to say, None where none run. The kernels
+# know masks, and masks know no kernels: dispatch.py registers this.
+PlanBlocks = Callable[[Mask, int, torch.dtype, bool, bool], tuple[int, ...] | None]
+_plan_blocks: PlanBlocks | None = None
 
 
-def register_plan_blocks(function: DispatchedBlocks) -> None:
+def register_plan_blocks(function: PlanBlocks) -> None:
     """Let `Mask.planned` ask this function for tile sizes (see Plan.blocks)."""
     global _plan_blocks
     _plan_blocks = function

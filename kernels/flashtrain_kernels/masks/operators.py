@@ -1,7 +1,6 @@
-"""The operators that fill a mask's rows and find documents' boundaries: a launch or two each, for torch's dozens.
+"""The operators that fill a mask's rows and find documents' boundaries, on a GPU in a launch or two.
 
-B batch, S sequence, T packed tokens, N sequences. PyTorch computes them (rows.py), on a GPU the kernels do, which
-ops.py registers. Both wait for nothing, and give the same numbers.
+B batch, S sequence, T packed tokens, N sequences.
 """
 
 from collections.abc import Callable, Sequence

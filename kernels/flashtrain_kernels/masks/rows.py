@@ -1,4 +1,4 @@
-"""The rows of masks, and the boundaries of documents, in plain PyTorch: what operators.py promises, on any device.
+"""The rows of masks, and the boundaries of documents, in plain PyTorch, on any device.
 
 B batch, S sequence, T packed tokens, N sequences.
 """

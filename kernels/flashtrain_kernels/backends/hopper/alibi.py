@@ -1,9 +1,4 @@
-"""ALiBi in the Hopper kernels: which calls they serve, and what is taken from a tile of scores.
-
-A score loses slope * |p - j|, p being the query's position among the keys. Distances are counted from the tile's first
-column and are one multiplication of whole numbers below 2^24; the eight neighbouring numbers that a thread holds of an
-accumulator (dropout_rng.py) differ from the first one's by 1, 7, 8 or 9 slopes.
-"""
+"""ALiBi in the Hopper kernels: which calls they serve, and what is subtracted from a tile of scores."""
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -30,13 +25,15 @@ def why_not_lean(q: Tensor, options: Options) -> str | None:
     return None
 
 
-# (rows, columns) from the first number of the eight that a thread holds to each.
+# A score loses slope * |p - j|, p being the query's position among the keys. Distances are counted from the tile's
+# first column and are one multiplication of whole numbers below 2^24; the eight neighbouring numbers that a thread
+# holds of an accumulator differ from the first one's by 1, 7, 8 or 9 slopes. (rows, columns) from the first to each:
 _PLACES = ((0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9))
 
 
 def _assembly() -> str:
-    """Operands, eight each: results, scores, the rows' and the columns' distances times the slope, the slope, and its
-    sign turned round: a slope may be negative."""
+    # Operands, eight each: results, scores, the rows' and the columns' distances times the slope, the slope, and its
+    # sign turned round: a slope may be negative.
     row, column, slope, sign = 16, 24, 32, 40
     lines = ["{ .reg .f32 first, far, size, by1, by7, by8, by9;", f"sub.f32 first, ${row}, ${column};"]
     lines += [f"mul.f32 by{number}, ${slope}, 0f{bits};" for number, bits in _BITS.items()]

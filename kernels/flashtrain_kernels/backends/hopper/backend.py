@@ -1,4 +1,4 @@
-"""The Hopper kernels as a backend: may a call run on them, and if not, why; asked at every call, and by `explain`.
+"""The Hopper kernels as a backend: which calls they serve, and how they run one.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -107,37 +107,31 @@ def _both_passes(head_dim: int) -> bool:
     return True if head_dim >= 64 and head_dim <= 128 and head_dim % 8 == 0 else False  # noqa: SIM210
 
 
-def caps(mask: Mask, head_dim: int, dtype: torch.dtype) -> bool:
-    """Do the kernels take a softcap with this mask, so that one plan serves calls with it and without?"""
-    # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    served = True if head_dim % 8 == 0 and head_dim <= 128 else False  # noqa: SIM210
-    return served and _available(mask.queries.device, dtype)
-
-
 @constant
 def _available(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.itemsize == 2 and unavailable(device) is None
 
 
-def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
+def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
     """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
     forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant
-    backward = _both_passes(head_dim)
-    return _plan_blocks(mask.queries.device, width, dtype, rich, forward, backward)
+    if rich or (softcap and not forward):
+        return None
+    return _plan_blocks(mask.queries.device, width, dtype, forward, _both_passes(head_dim))
 
 
 @constant  # torch.compile may neither look for a GPU nor trace through the tables
 def _plan_blocks(
-    device: torch.device, width: int, dtype: torch.dtype, rich: bool, forward: bool, backward: bool
+    device: torch.device, width: int, dtype: torch.dtype, forward: bool, backward: bool
 ) -> tuple[int, ...] | None:
-    if rich or dtype.itemsize != 2 or unavailable(device) is not None:
+    if dtype.itemsize != 2 or unavailable(device) is not None:
         return None
     from .backward import PLANNED as OF_BACKWARD
     from .forward_tiles import PLANNED as OF_FORWARD
 
-    portable = tile_table.plan_blocks(device, width, dtype, rich)
+    portable = tile_table.plan_blocks(device, width, dtype)
     own = OF_FORWARD if forward else portable[0:2]
     return (*own, *portable[2:4], *(OF_BACKWARD if backward else portable[4:6]))
 
@@ -148,20 +142,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     from .forward_tiles import forward_tile
     from .launch import run
 
-    q, k, v, _ = call
-    options, (out, lse) = _readied(call), call.empty_results()
+    call, (out, lse) = _readied(call), call.empty_results()
     if out.numel():
-        run(forward_launch(q, k, v, out, lse, options, forward_tile(q, k, options)))
+        run(forward_launch(call, out, lse, forward_tile(call.q, call.k, call.options)))
     return out, lse
 
 
-def _readied(call: Call) -> Options:
-    return call.options if isinstance(call.options.mask, Sequences) else call.readied(_served_blocks)
-
-
-def _served_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...] | None:
-    """What a call that is served has a mask planned for: a softcap changes nothing."""
-    return plan_blocks(mask, head_dim, dtype, False)
+def _readied(call: Call) -> Call:
+    return call if isinstance(call.options.mask, Sequences) else call.readied(plan_blocks)
 
 
 def backward(call: Call, gradients: Gradients) -> None:
@@ -169,15 +157,12 @@ def backward(call: Call, gradients: Gradients) -> None:
     from .backward import backward_launches
     from .launch import run, why_not
 
-    q, k, v, _ = call
-    dout, dlse, out, lse, *filled, _ = gradients
-    options = _readied(call)
-    if 0 in q.shape or 0 in k.shape:
-        for gradient in filled:
+    if 0 in call.q.shape or 0 in call.k.shape:
+        for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()
         return
-    dout, out = (x if why_not("", x) is None else x.contiguous() for x in (dout, out))
-    prepare, fused, finish = backward_launches(dout, dlse, q, k, v, out, lse, options, filled)
+    dout, out = (x if why_not("", x) is None else x.contiguous() for x in (gradients.dout, gradients.out))
+    prepare, fused, finish = backward_launches(_readied(call), gradients._replace(dout=dout, out=out))
     prepare.run()
     run(fused)
     finish.run()

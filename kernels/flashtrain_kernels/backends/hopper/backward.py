@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
+from .. import Call, Gradients
 from ..portable.launch import (
     Launch,
     ceil_div,
@@ -60,15 +61,12 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
         return "a mask planned for other tiles"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
         return f"blocks below {QUERIES} queries and {KEYS} keys"
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        reason = why_not(name, x)
-        if reason is not None:
-            return reason
-    return None
+    return why_not("q", q) or why_not("k", k) or why_not("v", v)
 
 
-def choices(q: Tensor, k: Tensor, options: Options, gradients: tuple[Tensor, ...]) -> Choices:
-    """What the kernel is compiled for."""
+def choices(call: Call, gradients: tuple[Tensor, ...]) -> Choices:
+    """What the kernel is compiled for. gradients: dq, dk, dv."""
+    q, k, _, options = call
     mask, width = options.mask, width_of(q.shape[3])
     kind, tiles, intervals, key_positions, queries = BAND.value, 1, 0, False, q.shape[1]
     if isinstance(mask, Sequences):
@@ -159,19 +157,10 @@ def _heads_together(key_tiles: int, width: int, options: Options) -> int:
     return min(range(least, least + 8), key=lambda heads: (math.gcd(132, heads * key_tiles), heads))
 
 
-def backward_launches(
-    dout: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    options: Options,
-    gradients: tuple[Tensor, Tensor, Tensor],
-) -> tuple[Launch, Launch, Launch]:
+def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch, Launch]:
     """The launches, in order, with workspaces of their own. The last one may have an empty grid."""
-    dq, dk, dv = gradients
+    q, k, v, options = call
+    dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k, kv_heads = k.shape[1], k.shape[2]
     width = width_of(head_dim)
@@ -183,7 +172,7 @@ def backward_launches(
         query_tiles, key_tiles = slots(seqlen_q, packed.number, QUERIES), slots(seqlen_k, packed.number, KEYS)
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
-    constants = choices(q, k, options, gradients)
+    constants = choices(call, (dq, dk, dv))
     # In one order, no program may have two items: a later one might wait for a program that has not begun.
     shared = width == 64 and not constants.deterministic
     programs = min(multiprocessors(q.device), items) if shared else items

@@ -1,4 +1,4 @@
-"""What a consumer warpgroup of the fused backward kernel does: see backward_kernel.py.
+"""The fused backward kernel's consumer warpgroups at D = 64 and D = 128.
 
 D head dimension. S^T, P^T, dP^T and dS^T are (64 keys of the warpgroup, 64 queries of the tile).
 """

@@ -1,9 +1,4 @@
-"""The fused backward kernel's consumers at D = 256, where a warpgroup's registers hold one of dK and dV for 64 keys.
-
-So the two do different work. The first computes S^T = K Q^T, P^T and dV += P^T dO; it hands P^T to the second, which
-computes dP^T = V dO^T, dS^T = P^T (dP^T - delta) and dK += dS^T Q. Both products of gradients take their left operand
-from registers and are 256 wide. dS^T goes through shared memory, as dQ^T = K^T dS^T is divided by dimensions: two
-quarters for each, the first warpgroup's a tile late, so that it does not wait for the second's dS^T.
+"""The fused backward kernel's two consumer warpgroups at D = 256, which do different work.
 
 D head dimension (256). A tile is 64 queries, an item 64 keys of a head; tiles of scores are (keys, queries).
 """

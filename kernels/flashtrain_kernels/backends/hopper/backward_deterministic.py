@@ -1,21 +1,7 @@
-"""dQ added up in one order, so that it has the same bits at every run: what C.deterministic adds to the fused backward.
+"""What a deterministic backward adds to the fused kernel: dQ is added up in the order of the keys.
 
-D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it.
-
-The items of a head add to a tile in the order of their keys, lowest first. Each item counts in global memory, for each
-half, at how many of its steps it has added. An item waits until the one of the keys before it has added to the tile, as
-that one waited for the one before itself. It looks only where that is not known yet: who is far behind seldom does. The
-consumers do not wait themselves. They hand what they computed to a warp each, which waits, lets the copy engine add,
-waits until that is in memory, and counts.
-
-Nobody waits for ever. Items are numbered (work_of) so that those of a head come in the order of their keys, and
-programs take numbers in the order in which they begin: an item waits only for lower numbers, whose programs run
-already. So of all items that are not done the lowest waits for none that is not done, and nothing else in a program
-waits for another program. How full the GPU is, and with what, is no matter.
-
-Nor do they wait much. All walk the tiles of queries downwards, from the last that sees their keys; where that is the
-same for all, an item is a step behind the one before it, and stays there. With grouped heads all heads' tiles at a
-place are visited before the tiles below: the steps that an item is behind are then of one head.
+D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it. Why no program
+waits for ever: kernels/dev/HOPPER.md.
 """
 
 from triton.experimental import gluon

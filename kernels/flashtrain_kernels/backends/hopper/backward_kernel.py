@@ -1,16 +1,7 @@
-"""The fused backward kernel for Hopper GPUs: an item is 128 keys of a head, and the queries that see them pass by.
+"""The fused backward kernel: an item is 128 keys of a head (64 at D = 256), and the queries that see them pass by.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256, padded to these).
-
-Two consumer warpgroups own 64 keys each. A tile of 64 queries gives S^T = K Q^T and dP^T = V dO^T, whose layout lets
-P^T be a left operand, in registers, of dV += P^T dO. dS^T goes through shared memory, for dK += dS^T Q, and because
-dQ^T = K^T dS^T sums over the keys of both warpgroups, each of which computes half of it. dQ is added to a float32
-workspace in the order in which the registers hold it, so nothing is transposed on the way. The next tile's S^T is
-issued before this tile's dQ^T and dK, so that tensor cores work while exponentials are computed.
-
-A producer warp fetches K and V, then Q, dO and the rows' statistics into rings. At D = 64 programs stay and share the
-items, and the next item's K and V are fetched early; at D = 128 there is no room for that, and each has one item. At
-D = 256 an item is 64 keys, and the warpgroups divide the work in another way: backward_consumers_d256.py.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256, padded to these). How
+its warps share the work: kernels/dev/HOPPER.md.
 """
 
 from typing import NamedTuple
@@ -43,39 +34,27 @@ from .triton_compat import load_tile
 
 
 class Choices(NamedTuple):
-    """What the kernel is compiled for. stages: of the ring of Q (and of dO at D = 64, else that has 2). keys: of an
-    item. head_dim: D, where the kernel's is padded. group: H / K.
+    """What the kernel is compiled for."""
 
-    left, right: the band has a bound on that side. kind: how tiles are found (backward_parts). tiles: query tiles in a
-    block of a block-sparse mask. intervals: 0, or how many intervals of keys a query of a Mask sees. key_positions: it
-    gives the keys' positions. block_rows: keys of a row of the table of tiles. aligned: the strides and addresses of
-    the gradients are multiples of 8 numbers. whole: at D = 64 a program has whole heads, and their dQ is its own
-    (dq_short). late: at D = 128 dQ is computed a tile late (backward_consumers).
-    packed: sequences are packed (sequences.py). dropout: weights are dropped; mask_ptr is then the seed, and
-    stride_mask the threshold. alibi: they are the slopes and their stride (dropout_rng.with_changes). softcap:
-    scale_log2 is a tuple (launch.scale_of). deterministic: dQ is added up in one order, and each program has one item
-    (backward_deterministic); with bands and packed sequences, and D of 64 and 128.
-    """
-
-    stages: int
-    keys: int = 128
-    head_dim: int = 64
-    group: int = 1
-    left: bool = False
+    stages: int  # of the ring of Q (and of dO at D = 64, else that has 2)
+    keys: int = 128  # of an item
+    head_dim: int = 64  # D, where the kernel's is padded
+    group: int = 1  # H / K
+    left: bool = False  # the band has a bound on that side
     right: bool = False
-    kind: int = 0
-    tiles: int = 1
-    intervals: int = 0
-    key_positions: bool = False
-    block_rows: int = 128
-    aligned: bool = False
-    whole: bool = False
-    late: bool = False
-    packed: bool = False
-    softcap: bool = False
-    dropout: bool = False
-    alibi: bool = False
-    deterministic: bool = False
+    kind: int = 0  # how tiles are found: backward_schedule.BAND, PLAN or BLOCKS
+    tiles: int = 1  # query tiles in a block of a block-sparse mask
+    intervals: int = 0  # how many intervals of keys a query of a Mask sees
+    key_positions: bool = False  # the Mask gives the keys' positions
+    block_rows: int = 128  # keys of a row of the table of tiles
+    aligned: bool = False  # the strides and addresses of the gradients are multiples of 8 numbers
+    whole: bool = False  # at D = 64: a program has whole heads, and their dQ is its own (dq_short.py)
+    late: bool = False  # at D = 128: dQ is computed a tile late (backward_consumers.py)
+    packed: bool = False  # sequences are packed (sequences.py)
+    softcap: bool = False  # scale_log2 is a tuple (launch.scale_of)
+    dropout: bool = False  # mask_ptr is the seed, and stride_mask the threshold (dropout_rng.with_changes)
+    alibi: bool = False  # mask_ptr are the slopes, and stride_mask their stride
+    deterministic: bool = False  # dQ is added up in one order, each program has one item; at D = 64 and 128, no masks
 
 
 @gluon.jit
@@ -221,21 +200,11 @@ def backward_kernel(
             [4, 1, 1, 1],
             [240, 24, 24, 24],
         )
-    elif D == 64:
+    elif D <= 128:
         gl.warp_specialize(
             [
-                (narrow_consumer, (memory, bars, call, 0, C)),
-                (narrow_consumer, (memory, bars, call, 1, C)),
-                (_producer, (descs, memory, bars, call, D, C)),
-            ],
-            [4, 1],
-            [240, 24],
-        )
-    elif D == 128:
-        gl.warp_specialize(
-            [
-                (wide_consumer, (memory, bars, call, 0, C)),
-                (wide_consumer, (memory, bars, call, 1, C)),
+                (narrow_consumer if D == 64 else wide_consumer, (memory, bars, call, 0, C)),
+                (narrow_consumer if D == 64 else wide_consumer, (memory, bars, call, 1, C)),
                 (_producer, (descs, memory, bars, call, D, C)),
             ],
             [4, 1],

@@ -1,7 +1,4 @@
-"""Tiles of gradients computed again because a NaN came out: slow, and rare. See the portable kernels' second pass.
-
-In the fused kernel a masked pair's weight is 0, and 0 times NaN or inf is NaN. Here masked pairs stay out altogether,
-and visible values that are not finite give NaN.
+"""Tiles of gradients computed again because a NaN came out, with masked pairs kept out: slow, and rare.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: portable.launch.Features.
 """
@@ -19,26 +16,23 @@ STEP = tl.constexpr(16)
 
 
 class Inputs(NamedTuple):
-    """What both passes read. q, k, v, dout: Strided. rows: what backward_rows.py says of each query. mask: of a Mask,
-    with the distance of its rows and the stride of its batch; with dropout the seed, and as stride the threshold;
-    with ALiBi the slopes and their stride. scale_log2: launch.scale_of. sequence: of a packed sequence its number,
-    else 0."""
+    """What both passes read."""
 
-    q: Any
+    q: Any  # q, k, v and dout: Strided
     k: Any
     v: Any
     dout: Any
-    rows: Any
+    rows: Any  # what backward_rows.py says of each query
     heads: Any
     bounds: Any
-    scale_log2: Any
+    scale_log2: Any  # launch.scale_of
     query_tiles: Any
-    mask: Any
-    plane: Any
-    stride_mask: Any
+    mask: Any  # Mask.queries; with dropout the seed, with ALiBi the slopes
+    plane: Any  # the stride of its rows
+    stride_mask: Any  # that of its batch; with dropout the threshold, with ALiBi the slopes' stride
     positions: Any
     stride_positions: Any
-    sequence: Any
+    sequence: Any  # the number of a packed sequence, else 0
 
 
 @triton.jit

@@ -1,7 +1,6 @@
-"""The small kernels around the fused backward kernel: what each query row needs before it, and dQ's last step after it.
+"""The small kernels before and after the fused backward kernel: what it needs of each query, and dQ's last step.
 
 B batch, Sq queries, H query heads, D head dimension, padded to what the fused kernel computes (HEAD_DIM: not padded).
-Tiles are of 64 queries; the last one of a sequence is padded.
 """
 
 from typing import Any, NamedTuple

@@ -1,9 +1,7 @@
 """Which tiles of queries the fused backward kernel visits for an item, and where the item is.
 
-Sq queries, Sk keys. A tile is 64 queries; an item is 128 keys of a key/value head (64 at D = 256).
-
-Of packed sequences (C.packed) items and tiles are slots (sequences.py). A walk then speaks of slots of queries, so that
-the workspaces' places are as ever, and its Bounds count queries from slot 0: the consumers know nothing of sequences.
+Sq queries, Sk keys. A tile is 64 queries; an item is 128 keys of a key/value head (64 at D = 256). Of packed sequences
+items and tiles are slots (sequences.py).
 """
 
 from typing import Any, NamedTuple
@@ -28,55 +26,49 @@ NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
 
 class Call(NamedTuple):
-    """What all items share. scale_log2: launch.scale_of. heads: H. all_heads: B K. heads_together: how many heads'
-    items are sorted by tiles of keys. mask, positions, table, blocks: Mask.queries, Mask.keys, the table of tiles and
-    the list of blocks; of packed sequences, table and blocks are where their keys and queries end. dk, dv, flags: the
-    results."""
+    """What all items share."""
 
-    scale_log2: Any
-    heads: Any
+    scale_log2: Any  # launch.scale_of
+    heads: Any  # H
     bounds: Any
     query_tiles: Any
     key_tiles: Any
-    all_heads: Any
-    heads_together: Any
-    mask: Any
-    positions: Any
-    table: Any
-    blocks: Any
-    dk: Any
+    all_heads: Any  # B K
+    heads_together: Any  # how many heads' items are sorted by tiles of keys
+    mask: Any  # Mask.queries
+    positions: Any  # Mask.keys
+    table: Any  # of tiles; of packed sequences where their keys end
+    blocks: Any  # the list of blocks; of packed sequences where their queries end
+    dk: Any  # the results
     dv: Any
     flags: Any
 
 
 class Reach(NamedTuple):
-    """The query tiles [first, past) that an item visits, beginning at start; those in [first_full, past_full) need no
-    mask."""
+    """The query tiles [first, past) that an item visits, beginning at start."""
 
     first: Any
-    first_full: Any
+    first_full: Any  # tiles in [first_full, past_full) need no mask
     past_full: Any
     past: Any
     start: Any
 
 
 class Walk(NamedTuple):
-    """How an item's tiles are found: by its Reach, or in a row of a table and a list. tail: the item goes past Sk.
-    bounds: the item's. queries_at, keys_at: where the rows of tile 0 and key 0 are; 0 but for packed sequences.
-    item_tile: the item's place among call.key_tiles. sequence: the batch row's number, or the packed sequence's.
-    first_position: among the item's keys, that of the query 0 which tiles are counted from."""
+    """How an item's tiles are found: by its Reach, or in a row of a table and a list. Of packed sequences it speaks of
+    slots of queries, and its Bounds count queries from slot 0: the consumers know nothing of sequences."""
 
     reach: Any
-    tail: Any
+    tail: Any  # the item goes past Sk
     row: Any
     stride_head: Any
     blocks: Any
-    bounds: Any
-    queries_at: Any
+    bounds: Any  # the item's
+    queries_at: Any  # where the rows of tile 0 and of key 0 are; 0 but for packed sequences
     keys_at: Any
-    item_tile: Any
-    sequence: Any
-    first_position: Any
+    item_tile: Any  # the item's place among call.key_tiles
+    sequence: Any  # the batch row's number, or the packed sequence's
+    first_position: Any  # among the item's keys, that of the query 0 which tiles are counted from
 
 
 class Masks(NamedTuple):

@@ -1,10 +1,4 @@
-"""dQ where a program has whole heads, at D = 64: short sequences, each query of which sees the head's first keys.
-
-A program's workspace is its own and serves one head after the other, so it stays in the second-level cache.
-The first tile of keys stores, the next ones add, and the last one that sees a tile of queries adds what is there and
-stores dQ itself. Every number is one thread's all the time: nothing must be set to 0 or waited for, and the sum is the
-same every time.
-"""
+"""dQ where a program has whole heads, at D = 64: short sequences, each query of which sees the head's first keys."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -38,6 +32,9 @@ def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C:
 def settle(dq, target, tile, first_key, head_place, call, notes, WG: gl.constexpr, C: gl.constexpr):
     """Store, add or finish a warpgroup's half of a tile of dQ^T, (64 dimensions, 32 queries); flag the tile if there is
     a NaN that may come from a masked pair."""
+    # The first tile of keys stores, the next ones add, and the last one that sees a tile of queries adds what is there
+    # and stores dQ itself. Every number is one thread's all the time: nothing must be set to 0 or waited for, and the
+    # sum is the same every time. The workspace serves one head after the other, so it stays in the second-level cache.
     place = (gl.program_id(0) * call.query_tiles + tile).to(gl.int64)
     pointer = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
     last = first_key // BLOCK_K == noted(notes, KEY_TILES).to(gl.int32) - 1

@@ -1,13 +1,4 @@
-"""Dropout in the Hopper kernels: which calls they serve, and the draws of a tile that lies as wgmma leaves it.
-
-One call of Philox2x32 draws for two queries by two keys that are 8 apart (philox.py). Of an accumulator with 16 rows a
-warp, eight neighbouring numbers of a thread are rows r, r + 8 by columns c, c + 1, c + 8, c + 9: two such groups, where
-the tile begins at multiples of 16 of both positions. So the tile's draws are made in the thread that needs them, in
-PTX, eight numbers at a time.
-
-    number      0        1          2          3            4        5        6            7
-    pair        r c      r c + 1    r + 8 c    r + 8 c + 1  r c + 8  r c + 9  r + 8 c + 8  r + 8 c + 9
-"""
+"""Dropout in the Hopper kernels: which calls they serve, and the draws of a tile that lies as wgmma leaves it."""
 
 from typing import Any
 
@@ -94,12 +85,14 @@ def _rounds(group: int, first: int) -> list[str]:
     return lines
 
 
+# One call of Philox2x32 draws for two queries by two keys that are 8 apart (philox.py). Of an accumulator with 16 rows
+# a warp, eight neighbouring numbers of a thread are two such groups, where the tile begins at multiples of 16:
+#     number      0        1          2          3            4        5        6            7
+#     pair        r c      r c + 1    r + 8 c    r + 8 c + 1  r c + 8  r c + 9  r + 8 c + 8  r + 8 c + 9
 def _assembly(queries_are_rows: bool) -> str:
-    """Of eight numbers x >= 0 those that are dropped become 0 (forward) or -x (backward).
-
-    Operands, eight each: results, x, then of the forward the words of Philox's first round but for the key's group,
-    which follows, and of the backward the counter's two words; the key; the threshold, in the upper half.
-    """
+    """Of eight numbers x >= 0 those that are dropped become 0 (forward) or -x (backward)."""
+    # Operands, eight each: results, x, then of the forward the words of Philox's first round but for the key's group,
+    # which follows, and of the backward the counter's two words; the key; the threshold, in the upper half.
     given = 16
     lines = [
         "{ .reg .b32 high, low, upper, negative, l0, l1, r0, r1, "

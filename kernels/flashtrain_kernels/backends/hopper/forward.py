@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...masks import Sequences
 from ...options import Options
+from .. import Call
 from ..portable.launch import Launch, ceil_div, features_of, multiprocessors, padded
 from ..portable.tiles import Bounds
 from .dropout_rng import with_changes
@@ -29,12 +30,9 @@ L2_BYTES = 24 << 20
 
 
 class Constants(NamedTuple):
-    """What the kernel is compiled for besides the mask: of a ForwardTile, and the head dimension, padded too, query
-    heads a key head, tiles a block of a block-sparse mask, whether tiles of queries come in pairs, whether sequences
-    are packed, whether a softcap bounds the exponents (_is_bounded), and whether tiles of packed sequences come by
-    rank."""
+    """What the kernel is compiled for besides the mask."""
 
-    consumers: int
+    consumers: int  # this and the next seven: of the ForwardTile
     rows: int
     block_k: int
     stages: int
@@ -43,13 +41,13 @@ class Constants(NamedTuple):
     tight: bool
     registers: int
     head_dim: int
-    block_d: int
-    group: int
-    tiles: int
-    paired: bool
-    packed: bool = False
-    bounded: bool = False
-    ranked: bool = False
+    block_d: int  # D padded to a power of two
+    group: int  # H / K
+    tiles: int  # in a block of a block-sparse mask
+    paired: bool  # tiles of queries come in pairs
+    packed: bool = False  # sequences are packed
+    bounded: bool = False  # a softcap bounds the exponents (_is_bounded)
+    ranked: bool = False  # tiles of packed sequences come by rank
 
 
 NOT_SPECIALISED = [
@@ -132,16 +130,9 @@ def forward_kernel(
         )
 
 
-def forward_launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    options: Options,
-    tile: ForwardTile,
-) -> Launch:
-    """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq) from q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: ForwardTile) -> Launch:
+    """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq)."""
+    q, k, v, options = call
     packed = options.mask if isinstance(options.mask, Sequences) else None
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k = k.shape[1]

@@ -1,5 +1,4 @@
-"""Which key tiles a tile of queries of the forward visits, and which of a tile's pairs are visible: the portable path's
-traversal with Gluon's layouts.
+"""Which key tiles a tile of queries of the forward visits, and which of a tile's pairs are visible, in Gluon's layouts.
 
 Sq queries, Sk keys. bounds: portable.tiles.Bounds. F: portable.launch.Features.
 """
@@ -18,16 +17,14 @@ _NOWHERE = gl.constexpr(2**31 - 1)
 
 
 class MaskTables(NamedTuple):
-    """Of a Mask or BlockMask: the table of tiles and its strides by batch row, head and tile; of Mask.queries the
-    stride of a batch row, and that of one of its numbers. Of packed sequences: where their keys end, as table, and N,
-    as plane (where their queries end is the list). Of a Mask with positions of keys these are the list."""
+    """Where a mask says which tiles are visited and what queries see."""
 
-    table: Any
-    batch: Any
+    table: Any  # of tiles; of packed sequences where their keys end (where their queries end is the list)
+    batch: Any  # its strides: by batch row, head and tile
     head: Any
     tile: Any
-    rows_batch: Any
-    plane: Any
+    rows_batch: Any  # of Mask.queries, the stride of a batch row
+    plane: Any  # and of one of its numbers; of packed sequences N
 
 
 @gluon.jit

@@ -1,7 +1,4 @@
-"""A tile of queries computed again, key by key, because a NaN came out: slow, and rare.
-
-In the fast loop a masked pair's weight is 0, and 0 times NaN or inf is NaN. Here masked pairs stay out altogether, and
-visible values that are not finite give NaN, as in the portable kernels.
+"""A tile of queries computed again, key by key, because a NaN came out, with masked pairs kept out: slow, and rare.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """

@@ -1,15 +1,6 @@
-"""Which tile of queries a program computes when: producer and consumers walk the same list.
+"""Which tile of queries a program of the forward computes when: producer and consumers walk the same list.
 
-B batch, H query heads. Heads come in sections whose keys and values fit the L2 cache together; within one the late
-tiles of queries, which see most where there is a bound on the right, come first.
-
-Of packed sequences (C.packed) the tiles of each are its own, and their slots are in the place of tiles: sequences.py.
-Late slots come first: within a sequence the longest, and at last the shortest of all. With C.ranked the longest of all
-sequences come first, so that programs that do several tiles each get their share. To find such a tile takes a
-microsecond or two: the producer does it, beside the tiles before, and hands it to the consumers.
-
-With PAIRED a program instead takes the longest tile of a head with its shortest, the second longest with the second
-shortest, and so on: each pair costs the same, so that every program gets its share.
+B batch, H query heads. The orders, and why they differ: kernels/dev/HOPPER.md.
 """
 
 from typing import Any, NamedTuple
@@ -21,18 +12,17 @@ from .sequences import LANES, find, find_by_rank
 
 
 class Work(NamedTuple):
-    """H, tiles in all, heads a section, tiles of queries a head, and how to divide by tiles * section (block), by the
-    section and by H: `divisor`'s multiplier and shift. With PAIRED: pairs in all, and pairs a head for the section."""
+    """All tiles of queries of a call. The divisors are `divisor`'s multiplier and shift."""
 
-    heads: Any
-    total: Any
-    section: Any
-    tiles: Any
-    block_m: Any
+    heads: Any  # H
+    total: Any  # tiles, or pairs of them (C.paired)
+    section: Any  # heads a section; pairs a head
+    tiles: Any  # tiles a head
+    block_m: Any  # to divide by tiles * section
     block_s: Any
-    section_m: Any
+    section_m: Any  # by section
     section_s: Any
-    heads_m: Any
+    heads_m: Any  # by H
     heads_s: Any
 
 

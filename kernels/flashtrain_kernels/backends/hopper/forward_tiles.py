@@ -12,27 +12,19 @@ from .launch import why_not
 
 
 class ForwardTile(NamedTuple):
-    """How the forward runs.
+    """How the forward runs."""
 
-    consumers, rows: consumer warpgroups, and the query rows of each. block_k, stages: keys a tile, tiles of keys (and
-    of values) in flight. turns, tight: see forward_warps.consume. registers: of a consumer's thread (two or three
-    consumers). programs: how many run at most on a multiprocessor, each doing several tiles of queries (0: one program
-    a tile). q_stages: tiles of queries in flight. cap: registers a thread at launch (0: what one program a
-    multiprocessor allows).
-    paired: of a causal call, each program does long and short tiles of queries in pairs (see forward_schedule.py).
-    """
-
-    consumers: int
-    rows: int
-    block_k: int
-    stages: int
-    turns: bool = True
-    registers: int = 240
-    programs: int = 0
-    q_stages: int = 1
-    cap: int = 0
-    paired: bool = False
-    tight: bool = False
+    consumers: int  # consumer warpgroups
+    rows: int  # of queries, of each
+    block_k: int  # keys a tile
+    stages: int  # tiles of keys (and of values) in flight
+    turns: bool = True  # see forward_warps.consume
+    registers: int = 240  # of a consumer's thread, with two or three consumers
+    programs: int = 0  # how many run at most on a multiprocessor, each doing several tiles; 0: one program a tile
+    q_stages: int = 1  # tiles of queries in flight
+    cap: int = 0  # registers a thread at launch; 0: what one program a multiprocessor allows
+    paired: bool = False  # of a causal call, each program does long and short tiles in pairs (forward_schedule.py)
+    tight: bool = False  # see forward_warps.consume
 
 
 # The tiles that masks are planned for. Measured with documents (kernels/dev/OPTIMISATION.md): small ones waste least at
@@ -83,11 +75,7 @@ def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | N
         return "nothing to compute"
     if max(q.shape[1], k.shape[1]) >= 1 << 30 or q.shape[0] * q.shape[2] * q.shape[1] >= 1 << 31:
         return "too many queries for 32-bit numbers"
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        reason = why_not(name, x)
-        if reason is not None:
-            return reason
-    return None
+    return why_not("q", q) or why_not("k", k) or why_not("v", v)
 
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:

@@ -1,14 +1,7 @@
 """Packed sequences in the Hopper kernels: found in cu_seqlens on the device, so that nothing is made before a launch.
 
-Each sequence has tiles of its own: tile m of sequence n begins m tiles after the sequence does. Tiles are numbered in
-slots, of which a sequence that begins at token b has those from b // tile + n on. That is never fewer than it has
-tiles (often one more, which finds itself past the end and is no work), it needs no sum over the sequences before, and
-it grows with n, so that the sequence of a slot is found by a search. The host knows how many slots there are: T // tile
-+ N + 1, as the tokens past the last end count as one more sequence, whose other side is empty: they see nothing.
-
-N sequences, T tokens of a side. cu_ptr: (N + 1,) int32. What it holds is held within [0, T]: nothing it says makes a
-kernel read or write elsewhere; where it decreases, what comes out is undefined. The functions serve Triton's kernels
-and Gluon's.
+N sequences, T tokens of a side. cu_ptr: (N + 1,) int32. Tiles are numbered in slots: a sequence n that begins at token
+b has those from b // tile + n on (kernels/dev/HOPPER.md). The functions serve Triton's kernels and Gluon's.
 """
 
 import triton

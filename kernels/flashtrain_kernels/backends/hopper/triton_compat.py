@@ -1,8 +1,4 @@
-"""What differs between the releases of Triton whose Gluon the kernels are written for (3.6 to 3.9), in one place.
-
-How their launchers are called: ../compiled.py. What 3.6 compiles was measured on a GPU; what the others do never ran on
-one.
-"""
+"""What differs between the releases of Triton whose Gluon the kernels are written for (3.6 to 3.9)."""
 
 from typing import TYPE_CHECKING, Any
 

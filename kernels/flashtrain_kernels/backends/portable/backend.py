@@ -1,13 +1,9 @@
-"""The portable kernels as a backend: they serve every call, with tiles from the table.
-
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
-"""
+"""The portable kernels as a backend: they serve every call, with tiles from the table."""
 
 import torch
 from torch import Tensor
 
 from ...masks import BlockMask, Mask
-from ...options import Options
 from .. import Call, Direction, Gradients
 from . import tile_table
 from .tile_table import Tiles
@@ -25,17 +21,17 @@ def serves(call: Call, direction: Direction) -> str | None:
     return None
 
 
-def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
+def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...]:
     """The sizes of the table's tiles for calls with a mask."""
-    return tile_table.plan_blocks(mask.queries.device, head_dim, dtype, rich)
+    return tile_table.plan_blocks(mask.queries.device, head_dim, dtype, rich or softcap)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     from .forward import forward_launch  # Triton is imported only where it is used
 
-    options, (out, lse) = call.readied(plan_blocks), call.empty_results()
-    forward_launch(call.q, call.k, call.v, out, lse, options, _tiles(call, options).forward).run()
+    call, (out, lse) = call.readied(plan_blocks), call.empty_results()
+    forward_launch(call, out, lse, _tiles(call).forward).run()
     return out, lse
 
 
@@ -44,33 +40,31 @@ def backward(call: Call, gradients: Gradients) -> None:
     from .backward import backward_launches
     from .dbias import dbias_launch
 
-    q, k, v, _ = call
-    dout, dlse, out, lse, *filled, dbias = gradients
-    options = call.readied(plan_blocks)
-    tiles = _tiles(call, options)
+    call, lse = call.readied(plan_blocks), gradients.lse
+    tiles = _tiles(call)
     # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
     rows = [torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for _ in range(2)]
-    for launch in backward_launches(dout, dlse, q, k, v, out, lse, options, filled, rows, tiles):
+    for launch in backward_launches(call, gradients, rows, tiles):
         launch.run()
-    if dbias is not None:
-        dbias_launch(dout, q, k, v, options, rows, dbias, tiles.dbias).run()
+    if gradients.dbias is not None:
+        dbias_launch(call, gradients.dout, rows, gradients.dbias, tiles.dbias).run()
 
 
 def describe(call: Call, direction: Direction) -> str:
     """The table's tiles, in the sizes that a mask was planned for."""
-    tiles = _tiles(call, call.options)
+    tiles = _tiles(call)
     if direction == "forward":
         return str(tiles.forward)
     return f"dK/dV {tiles.dkdv}; dQ {tiles.dq}{' in one launch' if tiles.together else ''}"
 
 
-def _tiles(call: Call, options: Options) -> Tiles:
-    q, mask = call.q, options.mask
+def _tiles(call: Call) -> Tiles:
+    q, mask = call.q, call.options.mask
     return tile_table.tiles_for(
         q.device,
         q.shape[3],
         q.dtype,
-        tile_table.kind_of(q, call.k, options),
+        tile_table.kind_of(q, call.k, call.options),
         blocks=mask.plan.blocks if isinstance(mask, Mask) and mask.plan is not None else None,
         block_size=mask.block_size if isinstance(mask, BlockMask) else None,
     )

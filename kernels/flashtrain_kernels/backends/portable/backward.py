@@ -1,10 +1,7 @@
-"""The backward pass (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics: bitwise deterministic.
+"""The launches of a backward pass (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics: deterministic.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Two launches: dq.py's rows_kernel,
-then both_kernel, in which some programs go key by key (dkdv.py) and the others query by query (dq.py); or dq.py's
-kernel, which does the work of rows_kernel too, then dkdv.py's. Which of the two is faster the tile table says. A
-third one, dbias.py's, where the bias wants a gradient. The scores are computed in each, seven products where five would
-do; in exchange no two programs ever add to the same number.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. The scores are computed by each of two
+kernels, seven products where five would do; in exchange no two programs ever add to the same number.
 """
 
 from collections.abc import Sequence
@@ -13,15 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from ...options import Options
+from .. import Call, Gradients
 from .dkdv import compute_dkdv, dkdv_kernel
 from .dq import ROWS, compute_dq, dq_kernel, rows_kernel
 from .launch import (
     NOT_SPECIALISED,
-    Call,
+    Arguments,
     Launch,
     Table,
-    call_of,
+    arguments_of,
     ceil_div,
     features_of,
     strides_of,
@@ -47,7 +44,7 @@ def both_kernel(
     In two launches the second waits until the first has run out, with part of the GPU idle. The grid's second axis
     chooses the kernel, dK/dV first, as it takes longer; a program past its kernel's count has nothing to do.
     """
-    call = Call(
+    call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
         keep_scale,
@@ -73,35 +70,26 @@ def both_kernel(
 
 
 def backward_launches(
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    options: Options,
-    gradients: Sequence[torch.Tensor],
-    rows: Sequence[torch.Tensor],
-    tiles: Tiles,
+    call: Call, gradients: Gradients, rows: Sequence[torch.Tensor], tiles: Tiles
 ) -> tuple[Launch, Launch]:
-    """The two launches, in this order, that fill gradients = (dq, dk, dv), any strides whose last is 1.
+    """The two launches, in this order, that fill dq, dk and dv.
 
     rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
     """
+    q, k, v, options = call
+    dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape
-    dq, dk, dv = gradients
     given, strides = (q, k, v, dout), tuple(map(strides_of, (q, k, v, dout)))
     of_out, of_dq, of_dk, of_dv = map(strides_of, (out, dq, dk, dv))
     lses = (lse, lse if dlse is None else dlse)
     programs_dkdv = ceil_div(k.shape[1], tiles.dkdv.block_k) * batch * k.shape[2]
     programs_dq = ceil_div(seqlen_q, tiles.dq.block_q) * batch * heads
     features = features_of(options)
-    tiling_dkdv = tiling_of(q, k, features, tiles.dkdv, looped_keys=False)
-    tiling_dq = tiling_of(q, k, features, tiles.dq, looped_keys=True)
-    call = call_of(q, k, lse, options)
+    tiling_dkdv = tiling_of(call, features, tiles.dkdv, looped_keys=False)
+    tiling_dq = tiling_of(call, features, tiles.dq, looped_keys=True)
+    arguments = arguments_of(call, lse)
     table, dq_table = (table_of(options.mask, lse, kernel) for kernel in ("dkdv", "dq"))
-    if tiles.together:
+    if tiles.together:  # which is faster the table says
         first = Launch(
             kernel=rows_kernel,
             grid=(ceil_div(seqlen_q, ROWS) * batch * heads,),
@@ -116,7 +104,7 @@ def backward_launches(
             grid=(max(programs_dkdv, programs_dq), 2),
             args=(
                 *given, *rows, dq, *strides, of_dq, dk, dv, of_dk, of_dv, options.scale,
-                *call.with_tables(table + dq_table), programs_dkdv, programs_dq,
+                *arguments.with_tables(table + dq_table), programs_dkdv, programs_dq,
             ),
             constants={"F": features, "C_DKDV": tiling_dkdv, "C_DQ": tiling_dq},
             options=tiles.dkdv.options(),
@@ -125,7 +113,7 @@ def backward_launches(
     dkdv = Launch(
         kernel=dkdv_kernel,
         grid=(programs_dkdv,),
-        args=(*given, *rows, dk, dv, *strides, of_dk, of_dv, options.scale, *call.with_tables(table)),
+        args=(*given, *rows, dk, dv, *strides, of_dk, of_dv, options.scale, *arguments.with_tables(table)),
         constants={"F": features, "C": tiling_dkdv},
         options=tiles.dkdv.options(),
     )
@@ -133,7 +121,7 @@ def backward_launches(
         kernel=dq_kernel,
         grid=(programs_dq,),
         args=(
-            *given, out, *lses, *rows, dq, *strides, of_out, of_dq, options.scale, *call.with_tables(dq_table)
+            *given, out, *lses, *rows, dq, *strides, of_out, of_dq, options.scale, *arguments.with_tables(dq_table)
         ),
         constants={"HAS_DLSE": dlse is not None, "F": features, "C": tiling_dq},
         options=tiles.dq.options(),

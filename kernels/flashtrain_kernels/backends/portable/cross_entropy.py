@@ -1,8 +1,4 @@
-"""The kernel under linear_cross_entropy: each row's loss from its logits, and the gradient written over them.
-
-A program computes a row: it reads the logits once for their log-sum-exp and once more for the gradient. Other ways
-write probabilities or float32 logits, and read them back.
-"""
+"""The kernel under linear_cross_entropy: each row's loss from its logits, and the gradient written over them."""
 
 import torch
 import triton

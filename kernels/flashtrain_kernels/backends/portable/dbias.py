@@ -1,8 +1,6 @@
-"""The kernel for the gradient of the bias: one program owns a tile of the bias and adds up, in a fixed order, every
-batch row, head, query and key that the bias was broadcast over. So it is deterministic, and stores no score matrix.
+"""The kernel for the bias's gradient: a program adds up, in one order, what a tile of the bias was broadcast over.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. It reads the base-2 log-sum-exp and
-delta that the dQ kernel wrote.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
 
 from collections.abc import Sequence
@@ -12,14 +10,14 @@ import triton
 import triton.language as tl
 
 from ...masks import BlockMask
-from ...options import Options
+from .. import Call
 from .launch import (
     NOT_SPECIALISED,
-    Call,
+    Arguments,
     Launch,
     Table,
+    arguments_of,
     broadcast_strides,
-    call_of,
     ceil_div,
     features_of,
     strides_of,
@@ -52,7 +50,7 @@ def dbias_kernel(
     EACH_QUERY: tl.constexpr, EACH_KEY: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dbias_strides: all four. table: with a BlockMask, the dense map of its blocks."""
-    call = Call(
+    call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
         keep_scale,
@@ -153,16 +151,10 @@ def dbias_kernel(
 
 
 def dbias_launch(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    options: Options,
-    rows: Sequence[torch.Tensor],
-    dbias: torch.Tensor,
-    tile: Tile,
+    call: Call, dout: torch.Tensor, rows: Sequence[torch.Tensor], dbias: torch.Tensor, tile: Tile
 ) -> Launch:
     """The launch that fills dbias, contiguous and of the bias's shape. rows: the backward's workspace, filled by dQ."""
+    q, k, v, options = call
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
     batch, seqlen_q = q.shape[:2]
     # A dimension of size 1 owns the whole of that side, so it is walked through.
@@ -180,11 +172,11 @@ def dbias_launch(
         grid=(tiles * bias_batches * bias_heads,),
         args=(
             q, k, v, dout, *rows, dbias, *map(strides_of, (q, k, v, dout)), dbias.stride(), batch, bias_batches,
-            bias_heads, *call_of(q, k, rows[0], options).with_tables(table),
+            bias_heads, *arguments_of(call, rows[0]).with_tables(table),
         ),
         constants={
             "EACH_QUERY": each_query, "EACH_KEY": each_key, "F": features,
-            "C": tiling_of(q, k, features, tile, looped_keys=True),
+            "C": tiling_of(call, features, tile, looped_keys=True),
         },
         options=tile.options(),
     )  # fmt: skip

@@ -2,10 +2,6 @@
 
 B batch, Sq queries, Sn new keys, H query heads, K key/value heads, G = H / K, D head dimension (BLOCK_D: padded to a
 power of two). A cache is P pages of L rows (P, L, K, D); a table (B, M) names the pages of each sequence.
-
-A program attends with ROWS of the Sq * G rows that share a key head: query-major, so that one new token of 8 query
-heads a key head fills 8 of 16 rows, and reads its keys once (grouped-query decoding). With few programs the keys are
-cut into parts, whose outputs in float32 are joined by their log-sum-exp (Flash-Decoding).
 """
 
 import math
@@ -27,22 +23,22 @@ NOT_SPECIALISED = ["sequences", "seqlen_q", "added", "size", "pages", "columns",
 
 
 class Constants(NamedTuple):
-    """What the kernels are compiled for. rotary: R, or 0. precision: how `tl.dot` multiplies float32."""
+    """What the kernels are compiled for."""
 
-    group: int
+    group: int  # H / K
     head_dim: int
     block_d: int
-    rows: int
+    rows: int  # of a program's tile
     keys: int
     paged: bool
     leftpad: bool
-    rotary: int
+    rotary: int  # R, or 0
     interleaved: bool
     left: bool
     right: bool
     softcap: bool
     alibi: bool
-    precision: str
+    precision: str  # how `tl.dot` multiplies float32
 
 
 @triton.jit
@@ -157,6 +153,9 @@ def attend_kernel(
     splits, scale_log2, cap_in, cap_log2, C: tl.constexpr,
 ):  # fmt: skip
     """Programs (B * K, parts of the keys, tiles of rows): out (splits, B, Sq, H, D), lse (splits, B, H, Sq)."""
+    # The rows are the Sq * G that share a key head, query-major: one new token of 8 query heads a key head fills 8 of
+    # 16 rows, and reads its keys once (grouped-query decoding). With few programs the keys are cut into parts, which
+    # join_kernel joins by their log-sum-exp (Flash-Decoding).
     ROWS: tl.constexpr = C.rows
     split = tl.program_id(1)
     kv_heads = tl.num_programs(0) // sequences

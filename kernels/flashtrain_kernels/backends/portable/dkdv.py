@@ -1,8 +1,7 @@
-"""The kernel for dK and dV: one program owns C.block_k keys of one key/value head and loops over all their queries.
+"""The kernel for dK and dV: a program owns C.block_k keys of a key/value head and loops over all their queries.
 
-Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. It works
-on transposed scores, S^T = K Q^T, so that P^T and dS^T are left operands, in registers, of the products for dV and dK.
-It reads the base-2 log-sum-exp and delta that an earlier launch wrote (dq.py).
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. Scores
+are transposed, S^T = K Q^T, so that P^T and dS^T are left operands, in registers, of the products for dV and dK.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from .launch import NOT_SPECIALISED, Call, Table
+from .launch import NOT_SPECIALISED, Arguments, Table
 from .tiles import (
     RECOMPUTE_BLOCK,
     Strided,
@@ -33,24 +32,24 @@ from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
 class Own(NamedTuple):
-    """The keys that a program owns: their tiles, indices and positions, the first one, and the batch row."""
+    """The keys that a program owns."""
 
-    k: Any
+    k: Any  # their tiles
     v: Any
-    key: Any
+    key: Any  # indices
     position: Any
-    first: Any
-    batch: Any
+    first: Any  # the first index
+    batch: Any  # the batch row
 
 
 class Queries(NamedTuple):
-    """The queries of one head: pointers, strides by row, and pointers to what dq.py says of each."""
+    """The queries of one head."""
 
-    q: Any
+    q: Any  # pointers, and strides by row
     q_row: Any
     dout: Any
     dout_row: Any
-    lse2: Any
+    lse2: Any  # pointers to what dq.row_terms gives
     delta: Any
 
 
@@ -217,7 +216,7 @@ def dkdv_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    call = Call(
+    call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
         keep_scale,

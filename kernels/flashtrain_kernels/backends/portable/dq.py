@@ -1,17 +1,13 @@
-"""The kernel for dQ: one program owns C.block_q queries and loops over their keys. And what the backward kernels need
-of each query besides q and dO: its log-sum-exp in base 2, and delta.
+"""The kernel for dQ: a program owns C.block_q queries and loops over their keys.
 
 Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling.
-delta = rowsum(dO * O) - dLSE (FlashAttention-2, arXiv 2307.08691, algorithm 2, with the gradient of the log-sum-exp
-folded in). Launched before the dK, dV kernel the dQ kernel holds dO anyway, so it also computes these rows and leaves
-them there: a kernel for that alone would read dO once more. In one launch with the dK, dV kernel (backward.py) it finds
-them there (HAS_ROWS), from rows_kernel.
+delta = rowsum(dO * O) - dLSE (FlashAttention-2, arXiv 2307.08691, algorithm 2, with the gradient of the log-sum-exp).
 """
 
 import triton
 import triton.language as tl
 
-from .launch import NOT_SPECIALISED, Call, Table
+from .launch import NOT_SPECIALISED, Arguments, Table
 from .query_tile import query_tile, seen_keys
 from .tiles import (
     RECOMPUTE_BLOCK,
@@ -28,6 +24,8 @@ from .tiles import (
 )
 from .traversal import listed_block, position_of_step, steps
 
+# The dQ kernel holds dO anyway: launched before the dK, dV kernel it computes row_terms on the way and stores them; in
+# one launch with it (HAS_ROWS) it finds them, from rows_kernel.
 # Rows a program of rows_kernel, chosen for the memory system: each is one contiguous piece of O and of dO.
 ROWS = 64
 
@@ -166,7 +164,7 @@ def dq_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     HAS_DLSE: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    call = Call(
+    call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
         keep_scale,

@@ -1,22 +1,19 @@
 """The forward kernel: online softmax over key tiles (FlashAttention-2, arXiv 2307.08691, algorithm 1).
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling.
-
-One program computes C.block_q queries of one head. Plain scores stay unscaled; scale * log2(e) enters with the one
-fused multiply-add that also subtracts the row maximum, and exp2 replaces exp.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from ...options import Options
+from .. import Call
 from .launch import (
     NOT_SPECIALISED,
-    Call,
+    Arguments,
     Launch,
     Table,
-    call_of,
+    arguments_of,
     ceil_div,
     features_of,
     strides_of,
@@ -70,7 +67,7 @@ def _attend(
         if F.softcap or F.alibi or F.bias:
             new_max = tl.maximum(row_max, tl.max(scores, 1))
             weights = tl.exp2(scores - new_max[:, None])
-        else:
+        else:  # scores stay unscaled: the scale enters with the one multiply-add that also subtracts the maximum
             new_max = tl.maximum(row_max, tl.max(scores, 1) * head.scale_log2)
             weights = tl.exp2(scores * head.scale_log2 - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
@@ -114,7 +111,7 @@ def forward_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    call = Call(
+    call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
         keep_scale,
@@ -174,16 +171,9 @@ def forward_kernel(
             tl.store(pointers, nothing, mask=seen)
 
 
-def forward_launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    options: Options,
-    tile: Tile,
-) -> Launch:
-    """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq) from q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: Tile) -> Launch:
+    """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq)."""
+    q, k, v, options = call
     batch, seqlen_q, heads, _ = q.shape
     features = features_of(options)
     return Launch(
@@ -191,8 +181,8 @@ def forward_launch(
         grid=(ceil_div(seqlen_q, tile.block_q) * batch * heads,),
         args=(
             q, k, v, out, lse, *map(strides_of, (q, k, v, out)),
-            *call_of(q, k, lse, options).with_tables(table_of(options.mask, lse, "forward")),
+            *arguments_of(call, lse).with_tables(table_of(options.mask, lse, "forward")),
         ),
-        constants={"F": features, "C": tiling_of(q, k, features, tile, looped_keys=True)},
+        constants={"F": features, "C": tiling_of(call, features, tile, looped_keys=True)},
         options=tile.options(),
     )  # fmt: skip

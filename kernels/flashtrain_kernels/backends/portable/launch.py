@@ -1,9 +1,6 @@
-"""One kernel launch as data, so that running it, compiling it ahead of time and tuning it share one description; and
-the arguments that every attention kernel takes, by name.
+"""A kernel launch as data, with the arguments that every attention kernel takes.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. A tuple of numbers is one argument
-where Triton may specialise on them, as on strides. It would on those of Call and Table too, whatever do_not_specialize
-says of a tuple; so these are passed one by one, and a kernel's first lines put them together again.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
 
 import math
@@ -18,6 +15,7 @@ from ... import launch_cache, philox
 from ...environment import INTERPRETED
 from ...masks import AnyMask, BlockMask, Mask, Sequences
 from ...options import Options
+from .. import Call
 from ..compiled import Interpreted, PlaceOf, Repeated, repeated
 from .tile_table import Tile
 
@@ -36,14 +34,13 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 @dataclass(frozen=True)
 class Launch:
-    """A Triton kernel with everything it is called with. args are positional, tuples of numbers among them; constants
-    are its constexpr arguments, in the kernel's order."""
+    """A Triton kernel with everything that it is called with."""
 
     kernel: Any
     grid: tuple[int, ...]
-    args: tuple[Any, ...]
-    constants: dict[str, Any]
-    options: dict[str, int]
+    args: tuple[Any, ...]  # positional: tensors, numbers, and tuples of numbers such as strides
+    constants: dict[str, Any]  # constexpr arguments, in the kernel's order
+    options: dict[str, int]  # how it is compiled, such as num_warps
 
     def run(self) -> None:
         """Launch, unless there is nothing to compute (CUDA refuses an empty grid)."""
@@ -70,9 +67,8 @@ class Launch:
         return repeated(self, compiled, place_of)
 
     def _key(self) -> tuple[Any, ...]:
-        """Everything that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
-        specialised on (more than it is, in part: that only costs another entry).
-        """
+        # All that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
+        # specialised on (more than it is, in part: that only costs another entry).
         flat: list[Any] = []
         for arg in self.args:
             if isinstance(arg, tuple):
@@ -97,22 +93,17 @@ def ceil_div(a: int, b: int) -> int:
 
 
 class Features(NamedTuple):
-    """Compile-time switches; Triton sees it as a constexpr. Everything off is full attention.
+    """Compile-time switches; Triton sees it as a constexpr. Everything off is full attention."""
 
-    left, right: the band has a bound on that side. intervals: 0, or how many intervals of keys a query sees (1 or 2).
-    key_positions: the mask gives the keys' positions. block_q, block_k: block sizes of a block-sparse mask, or 0.
-    softcap, alibi, bias, dropout: that option is on. slope_rows: each sequence has ALiBi slopes of its own.
-    """
-
-    left: bool = False
+    left: bool = False  # the band has a bound on that side
     right: bool = False
-    intervals: int = 0
-    key_positions: bool = False
-    block_q: int = 0
+    intervals: int = 0  # how many intervals of keys a query of a Mask sees (1 or 2)
+    key_positions: bool = False  # the mask gives the keys' positions
+    block_q: int = 0  # block sizes of a block-sparse mask
     block_k: int = 0
     softcap: bool = False
     alibi: bool = False
-    slope_rows: bool = False
+    slope_rows: bool = False  # each sequence has ALiBi slopes of its own
     bias: bool = False
     dropout: bool = False
 
@@ -141,20 +132,20 @@ def features_of(options: Options) -> Features:
 
 
 class Tiling(NamedTuple):
-    """The other compile-time numbers of an attention kernel. group: H / K. tiles: looped tiles in a block of a
-    block-sparse mask. block_d: D padded to a power of two. precision: how `tl.dot` multiplies float32."""
+    """The other compile-time numbers of an attention kernel."""
 
-    group: int
-    tiles: int
+    group: int  # H / K
+    tiles: int  # looped tiles in a block of a block-sparse mask
     head_dim: int
-    block_d: int
+    block_d: int  # D padded to a power of two
     block_q: int
     block_k: int
-    precision: str
+    precision: str  # how `tl.dot` multiplies float32
 
 
-def tiling_of(q: torch.Tensor, k: torch.Tensor, features: Features, tile: Tile, looped_keys: bool) -> Tiling:
+def tiling_of(call: Call, features: Features, tile: Tile, looped_keys: bool) -> Tiling:
     """looped_keys: the kernel owns queries and loops over keys (else the other way round)."""
+    q, k = call.q, call.k
     block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
     return Tiling(
         group=q.shape[2] // k.shape[2],
@@ -183,62 +174,59 @@ def strides_of(x: torch.Tensor) -> tuple[int, ...]:
     return x.stride()[:3]
 
 
-class Call(NamedTuple):
-    """What every attention kernel takes of a call, besides its own tensors and its Table.
-
-    bias, its strides and slopes, and the stride of a sequence's slopes; seed: of dropout. intervals: Mask.queries, with
-    plane the stride of its rows and interval_batch that of its batch; positions: Mask.keys. left, right: the band.
-    threshold: of dropout; keep_scale: what the kept weights are multiplied by.
-    """
+# Triton specialises on numbers in a tuple, whatever do_not_specialize says. On strides it may; the members of Arguments
+# and Table are therefore passed one by one, and a kernel's first lines put them together again.
+class Arguments(NamedTuple):
+    """What every attention kernel takes of a call, besides its own tensors and its Table."""
 
     bias: Any
-    bias_batch: Any
+    bias_batch: Any  # its strides: by batch row, head, query and key
     bias_head: Any
     bias_q: Any
     bias_k: Any
-    slopes: Any
-    slope_row: Any
-    seed: Any
-    intervals: Any
-    plane: Any
-    interval_batch: Any
-    positions: Any
+    slopes: Any  # ALiBi's
+    slope_row: Any  # from a sequence's slopes to the next one's
+    seed: Any  # dropout's
+    intervals: Any  # Mask.queries
+    plane: Any  # the stride of its rows
+    interval_batch: Any  # and that of its batch
+    positions: Any  # Mask.keys
     position_batch: Any
-    heads: Any
+    heads: Any  # H
     seqlen_q: Any
     seqlen_k: Any
-    left: Any
+    left: Any  # the band
     right: Any
-    scale_log2: Any
-    cap_in: Any
-    cap_log2: Any
-    threshold: Any
-    keep_scale: Any
+    scale_log2: Any  # what makes products scores in base 2
+    cap_in: Any  # what softcap's tanh is taken of, divided by the product
+    cap_log2: Any  # the softcap in base 2
+    threshold: Any  # dropout's
+    keep_scale: Any  # what the kept weights are multiplied by
 
     def with_tables(self, tables: tuple[Any, ...]) -> list[Any]:
         """All of it and of a Table, or of the sum of two, in the order of the kernels' signatures."""
         return [*self[:_TABLES_AT], *tables, *self[_TABLES_AT:]]
 
 
-_TABLES_AT = Call._fields.index("heads")
+_TABLES_AT = Arguments._fields.index("heads")
 
 
 class Table(NamedTuple):
-    """Which tiles a kernel visits: rows of a plan or of a list of blocks, with their strides by batch row, head and
-    tile; and that list."""
+    """Which tiles a kernel visits."""
 
-    rows: Any
-    batch: Any
+    rows: Any  # of a plan or of a list of blocks
+    batch: Any  # their strides: by batch row, head and tile
     head: Any
     row: Any
-    blocks: Any
+    blocks: Any  # the list
 
 
-def call_of(q: torch.Tensor, k: torch.Tensor, unused: torch.Tensor, options: Options) -> Call:
+def arguments_of(call: Call, unused: torch.Tensor) -> Arguments:
     """unused: a tensor to stand for absent ones."""
+    q, k, _, options = call
     bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
     log2e = math.log2(math.e)
-    return Call(
+    return Arguments(
         unused if bias is None else bias, *((0, 0, 0, 0) if bias is None else broadcast_strides(bias)),
         unused if slopes is None else slopes, slope_row(slopes), unused if options.seed is None else options.seed,
         *mask_arguments(mask, unused), q.shape[2], q.shape[1], k.shape[1],

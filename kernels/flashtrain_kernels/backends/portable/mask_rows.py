@@ -1,8 +1,6 @@
-"""The kernels that fill masks: where each token's document begins and ends, and the rows of Mask.queries.
+"""The kernels that fill a mask's rows, and documents' boundaries: masks/rows.py on a GPU, in a launch or two.
 
-B batch, S sequence, T packed tokens, N sequences. A program fills a chunk of TOKENS tokens of a row. Documents' bounds
-from numbers, and rows of documents, are two launches each: the first notes of each chunk what the second would have to
-look for beyond its own tokens. What each kind of mask sees is written as in masks/rows.py, which says why.
+B batch, S sequence, T packed tokens, N sequences. A program fills a chunk of TOKENS tokens of a row.
 """
 
 import torch

@@ -1,10 +1,6 @@
-"""The kernels that build a plan (masks/mask.py: what it says, and how a tile is judged): two launches, O(S) memory.
+"""The kernels that build a plan (masks/plan.py says how a tile is judged): two launches, in O(S) memory.
 
-Bm batch rows of the mask, Sq queries, Sk keys. The first launch summarises the tiles that programs loop over: of a tile
-of queries the hull and the intersection of its rows' intervals, of a tile of keys its least and greatest position, and
-of each program's queries together their hull; a program reads TOKENS tokens. The second has a program for each row of
-the three tables, which judges the other side's tiles a chunk at a time and counts runs. It looks between the first and
-the last that can matter only, or tiles times tiles would be judged.
+Bm batch rows of the mask, Sq queries, Sk keys.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Attention sinks: one more score in each row, whose value is nothing, joined with what attention without it gives.
+"""The kernels of attention sinks: one more score in each row, joined with what attention without it gives.
 
 B batch, Sq queries, H query heads, D head dimension. Tiles are of some queries of one head.
 """

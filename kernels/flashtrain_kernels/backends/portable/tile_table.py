@@ -1,10 +1,4 @@
-"""Which tile a call gets from the portable kernels: a table, read by rules. Nothing is tuned at run time.
-
-OLDEST and NEWEST are for releases of Triton with which the table's tiles would spill registers. Each release brings
-another compiler, which may want more registers for the same kernel: a few instructions more than a tile leaves, that
-would spill. There stand the nearest tiles that spill nothing, found by compiling ahead of time
-(tests/kernels/compile_cases.py). Nothing there was timed.
-"""
+"""Which tile a call gets from the portable kernels: a table, read by rules. Nothing is tuned at run time."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,13 +16,13 @@ Key = tuple[str, int, int]  # (architecture, bits of the dtype, head dimension u
 
 
 class Tile(NamedTuple):
-    """A program's tile: queries and keys a step, warps, loads kept in flight, a cap on registers a thread (0: none)."""
+    """A program's tile."""
 
-    block_q: int
-    block_k: int
+    block_q: int  # queries a step
+    block_k: int  # keys a step
     warps: int
-    stages: int
-    registers: int = 0
+    stages: int  # loads kept in flight
+    registers: int = 0  # a cap on those of a thread; 0: none
 
     def options(self) -> dict[str, int]:
         """Triton's launch options. A cap on registers lets more programs share a multiprocessor."""
@@ -41,16 +35,13 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The tiles of the kernels of one call. dbias: of the bias's gradient, small: it also adds up a tile of scores.
-
-    together: dK/dV and dQ in one launch, whose options are those of the dkdv tile.
-    """
+    """The tiles of the kernels of one call."""
 
     forward: Tile
     dkdv: Tile
     dq: Tile
-    dbias: Tile
-    together: bool = False
+    dbias: Tile  # small: its kernel also adds up a tile of scores
+    together: bool = False  # dK/dV and dQ in one launch, whose options are those of the dkdv tile
 
     @classmethod
     def all(cls, tile: Tile, together: bool) -> "Tiles":
@@ -154,7 +145,9 @@ SHORT = 1024
 # Where an architecture has no row of its own it borrows this one's.
 _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
 _INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
-# release -> key -> kind of call ("plain": any) -> what to replace: tiles, as Tile has them.
+# Releases of Triton that would spill registers with the tiles above get the nearest tiles that do not, found by
+# compiling ahead of time (tests/kernels/compile_cases.py) and never timed: OLDEST for 3.6, NEWEST from 3.9 on.
+# key -> kind of call ("plain": any) -> what to replace: tiles, as Tile has them.
 OLDEST: dict[Key, dict[str, dict[str, Any]]] = {
     ("sm_90", 16, 64): {
         "scattered": {"dkdv": (32, 64, 4, 3)},

@@ -1,7 +1,6 @@
-"""Triton helpers for one tile: loading and storing it, which of its pairs are visible, what changes a score (softcap,
-ALiBi, bias) and what drops a weight (dropout).
+"""Triton helpers for one tile: loading and storing it, and which of its pairs are visible and how their scores change.
 
-Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features. call: launch.Call.
+Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features. call: launch.Arguments.
 table: launch.Table.
 """
 
@@ -37,49 +36,45 @@ class Bounds(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Of each query of a tile: its index; what the mask says of it (two intervals of key positions, its own position,
-    the first key position and the number of its sequence); its ALiBi slope * log2(e), one number unless sequences have
-    their own. All in one shape."""
+    """What is known of each query of a tile, all in one shape."""
 
-    query: Any
-    low: Any
+    query: Any  # its index
+    low: Any  # the intervals of key positions that a Mask lets it see
     high: Any
     low2: Any
     high2: Any
-    position: Any
-    start: Any
-    sequence: Any
-    slope: Any
+    position: Any  # its own, among the keys
+    start: Any  # the first key position of its sequence
+    sequence: Any  # and that sequence's number
+    slope: Any  # ALiBi's * log2(e), one number unless sequences have their own
 
 
 class Head(NamedTuple):
-    """What one head's program needs of the options. slopes: pointer to its ALiBi slopes. bias: pointer to this batch
-    row's and head's bias. number: the head's, that random numbers are keyed by; sequence: added to a sequence's."""
+    """What one head's program needs of the options: see launch.Arguments."""
 
     scale_log2: Any
     cap_in: Any
     cap_log2: Any
-    slopes: Any
+    slopes: Any  # a pointer to the head's
     slope_row: Any
-    bias: Any
+    bias: Any  # a pointer to the batch row's and head's
     bias_q: Any
     bias_k: Any
     seed: Any
-    number: Any
-    sequence: Any
+    number: Any  # the head's, that random numbers are keyed by
+    sequence: Any  # what is added to a sequence's number
     threshold: Any
 
 
 class Keys(NamedTuple):
-    """The keys and values that one query head sees: pointers and strides by row, the keys' positions, and the list of
-    blocks."""
+    """The keys and values that one query head sees."""
 
-    k: Any
+    k: Any  # pointers, and strides by row
     k_row: Any
     v: Any
     v_row: Any
     positions: Any
-    blocks: Any
+    blocks: Any  # the list of a block-sparse mask
 
 
 @triton.jit

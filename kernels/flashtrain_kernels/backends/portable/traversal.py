@@ -1,16 +1,8 @@
-"""Which tiles of the other side a program visits: skip what no row of its own tile sees.
+"""Which tiles of the other side a program visits: it skips what no row of its own tile sees.
 
-Two lists, each of tiles: the masked ones hold pairs that may be hidden, the full ones hold visible pairs only, so that
-their loop tests nothing. Where the lists come from:
-
-- a band (causal, window; or no bound at all): arithmetic. One interval of visible tiles, and inside it one of full
-  tiles:      first ... first_full ... past_full ... past
-                masked       full         masked
-- a Mask: a row of 16 numbers from its plan (see masks.Plan), up to four runs of masked tiles and two of full ones;
-- a BlockMask: explicit lists of blocks, each of one or more tiles.
-
-All three come out as `Pieces`: masked step i is tile p0 + i below c1, p1 + i - c1 below c2, and so on; full step i is
-f0 + i below d1, then f1 + i - d1.
+The masked tiles hold pairs that may be hidden, the full ones visible pairs only, so that their loop tests nothing. They
+follow from a band by arithmetic (masked, full, masked), from a row of a Mask's plan (masks.Plan), or from a BlockMask's
+lists of blocks. All three come out as `Pieces`.
 """
 
 from typing import Any, NamedTuple
@@ -20,9 +12,9 @@ import triton.language as tl
 
 
 class Pieces(NamedTuple):
-    """masked, full: how many tiles of each kind. The others: where the runs begin, and up to which step they go."""
+    """The tiles that a program visits, in runs: up to four of masked tiles, and two of full ones."""
 
-    masked: Any
+    masked: Any  # how many: masked step i is tile p0 + i below step c1, p1 + i - c1 below c2, and so on
     p0: Any
     c1: Any
     p1: Any
@@ -30,7 +22,7 @@ class Pieces(NamedTuple):
     p2: Any
     c3: Any
     p3: Any
-    full: Any
+    full: Any  # how many: full step i is tile f0 + i below step d1, then f1 + i - d1
     f0: Any
     d1: Any
     f1: Any
