@@ -21,7 +21,6 @@ from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.backward import backward_launches
 from flashtrain_kernels.backends.portable.forward import forward_launch
 from flashtrain_kernels.backends.portable.tile_table import Tile, Tiles
-from flashtrain_kernels.masks.mask import build_plan
 from flashtrain_kernels.options import Options
 
 KERNELS = ("forward", "dkdv", "dq")
@@ -143,7 +142,7 @@ def options_for(call: str, tile: Tile, head_dim: int, seqlen: int, device: torch
         order = torch.cat([pieces[place] for place in (0, 7, 1, 6, 2, 5, 3, 4)])
         mask = masks.causal(seqlen, device=device).select(order, order)
     if mask is not None:
-        mask = mask._replace(plan=build_plan(mask, (tile.block_q, tile.block_k) * 3))
+        mask = mask.planned_for((tile.block_q, tile.block_k) * 3)
     dropout = "dropout" in call
     return Options(
         scale=head_dim**-0.5,

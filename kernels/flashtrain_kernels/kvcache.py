@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import dispatch, reference
+from . import cache_operators
 from .arguments import (
     Sizes,
     Window,
@@ -27,10 +27,6 @@ from .arguments import (
 )
 from .checks import INTEGERS, check_device, check_dtype, check_flag, check_length, check_shape, check_window
 from .device_values import values_of
-from .launch_cache import on_device
-from .masks import Mask
-from .ops import check_interpreter, unit_stride
-from .options import Options
 from .paging import check_block_table
 from .sinks import join
 
@@ -120,17 +116,14 @@ def flash_attn_with_kvcache(
     left, right = window_size[0], 0 if causal else window_size[1]
     paged = block_table is not None
     if k is not None and v is not None:
-        _of_device(q, _append_op, append)(k, v, k_cache, v_cache, lengths, table, paged, *rotary)
-    out, lse = _of_device(q, _attend_op, attend)(
+        cache_operators.append(k, v, k_cache, v_cache, lengths, table, paged, *rotary)
+    out, lse = cache_operators.attend(
         q, k_cache, v_cache, lengths, cache_leftpad, table, paged, added, *rotary, scale, left, right, float(softcap),
         alibi_slopes, num_splits,
     )  # fmt: skip
     if learnable_sink is not None:
         out, lse = join(out, lse, learnable_sink)
     return (out, lse) if return_softmax_lse else out
-
-
-# --- what is given ---------------------------------------------------------------------------------------------------
 
 
 def _check_tensors(
@@ -229,123 +222,3 @@ def _check_rotary(cos: Any, sin: Any, sizes: Sizes, appends: bool) -> None:
                 f"{name} must have the shape (C, R / 2), with {sizes.seqlen_k} rows or more and at most "
                 f"{sizes.head_dim // 2} columns, rotary_sin as rotary_cos, not {tuple(x.shape)}"
             )
-
-
-# --- in plain PyTorch ------------------------------------------------------------------------------------------------
-
-
-def _places(rows: Tensor, table: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Where rows (B, n) of the sequences lie: page and row in the page, held within the cache."""
-    size, most = cache.shape[1], cache.shape[0] - 1
-    rows = rows.clamp(0, max(table.shape[1] * size - 1, 0)).long()
-    return table.long().gather(1, rows // size).clamp(0, most), rows % size
-
-
-def rotated(x: Tensor, positions: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
-    """x (B, S, heads, D) with its first R dimensions turned by positions (B, S); computed in float32 or x's own."""
-    if cos is None or sin is None:
-        return x
-    exact = torch.promote_types(x.dtype, torch.float32)
-    half, at = cos.shape[1], positions.clamp(0, cos.shape[0] - 1).long()
-    c, s = cos[at][:, :, None].to(exact), sin[at][:, :, None].to(exact)
-    first, rest = x[..., : 2 * half].to(exact), x[..., 2 * half :]
-    if interleaved:
-        a, b = first[..., 0::2], first[..., 1::2]
-        turned = torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2)
-    else:
-        a, b = first[..., :half], first[..., half:]
-        turned = torch.cat((a * c - b * s, b * c + a * s), -1)
-    return torch.cat((turned.to(x.dtype), rest), -1)
-
-
-def append(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, table: Tensor, paged: bool,
-    cos: Tensor | None, sin: Tensor | None, interleaved: bool,
-) -> None:  # fmt: skip
-    """Write k, rotated, and v to the rows from `lengths` on."""
-    if dispatch.runs_kernels(k.device):
-        from .backends.portable import decode  # Triton is imported only where it is used
-
-        k, v, lengths, table = map(unit_stride, (k, v, lengths, table))
-        if cos is not None and sin is not None:
-            cos, sin = unit_stride(cos), unit_stride(sin)
-        if k.numel():
-            with on_device(k.device):
-                decode.append_launch(k, v, k_cache, v_cache, lengths, table, paged, cos, sin, interleaved).run()
-        return
-    rows = lengths[:, None] + torch.arange(k.shape[1], device=k.device)
-    fits = (rows >= 0) & (rows < table.shape[1] * k_cache.shape[1])
-    page, row = (x[fits] for x in _places(rows, table, k_cache))
-    k_cache[page, row] = rotated(k, rows, cos, sin, interleaved)[fits]
-    v_cache[page, row] = v[fits]
-
-
-def attend(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, leftpad: Tensor | None, table: Tensor, paged: bool,
-    added: int, cos: Tensor | None, sin: Tensor | None, interleaved: bool, scale: float, left: int, right: int,
-    softcap: float, slopes: Tensor | None, splits: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(out (B, Sq, H, D), lse (B, H, Sq)), contiguous. left, right: the window, -1 for no bound."""
-    if dispatch.runs_kernels(q.device):
-        from .backends.portable import decode
-
-        check_interpreter(q.dtype)
-        q, lengths, table = map(unit_stride, (q, lengths, table))
-        leftpad, cos, sin, slopes = (x if x is None else unit_stride(x) for x in (leftpad, cos, sin, slopes))
-        with on_device(q.device):
-            return decode.attend(
-                q, k_cache, v_cache, lengths, leftpad, table, paged, added, cos, sin, interleaved, scale, left, right,
-                softcap, slopes, splits,
-            )  # fmt: skip
-    batch, seqlen_q = q.shape[:2]
-    capacity = table.shape[1] * k_cache.shape[1]
-    query = torch.arange(seqlen_q, device=q.device)[None]
-    moves = query if left >= 0 or right >= 0 else query * 0
-    turned = rotated(q, lengths[:, None] + moves, cos, sin, interleaved)
-    pad = torch.zeros_like(lengths) if leftpad is None else leftpad.clamp(min=0)
-    length = ((lengths + added).clamp(max=capacity) - pad).clamp(min=0)[:, None]
-    position = (length - seqlen_q + query).expand(batch, seqlen_q)
-    low = torch.zeros_like(position) if left < 0 else (position - left).clamp(min=0)
-    high = length.expand_as(position) if right < 0 else torch.minimum(position + right + 1, length)
-    sequence = torch.arange(batch, device=q.device)[:, None].expand_as(position)
-    rows = torch.stack((low, torch.maximum(low, high), position, torch.zeros_like(position), sequence)).int()
-    page, row = _places(pad[:, None] + torch.arange(capacity, device=q.device), table, k_cache)
-    options = Options(scale, softcap=softcap, alibi_slopes=slopes, mask=Mask(rows, None, capacity))
-    with torch.autocast(q.device.type, enabled=False):
-        out, lse = reference.forward_from(turned, k_cache[page, row], v_cache[page, row], options)
-    return out.contiguous(), lse.contiguous()
-
-
-# --- the operators ---------------------------------------------------------------------------------------------------
-_DEVICES = ("cpu", "cuda")
-_ROTARY = "Tensor? cos, Tensor? sin, bool interleaved"
-_SCHEMAS = {
-    "append_to_cache": "(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor lengths, Tensor table, "
-    f"bool paged, {_ROTARY}) -> ()",
-    "attend_to_cache": "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor lengths, Tensor? leftpad, Tensor table, "
-    f"bool paged, SymInt added, {_ROTARY}, float scale, SymInt left, SymInt right, float softcap, Tensor? slopes, "
-    "int splits) -> (Tensor, Tensor)",
-}
-for _name, _function in (("append_to_cache", append), ("attend_to_cache", attend)):
-    torch.library.define(f"flashtrain_kernels::{_name}", _SCHEMAS[_name], tags=torch.Tag.pt2_compliant_tag)
-    torch.library.impl(f"flashtrain_kernels::{_name}", _DEVICES, _function)
-
-
-@torch.library.register_fake("flashtrain_kernels::append_to_cache")
-def _append_fake(*_: Any) -> None:
-    return None
-
-
-@torch.library.register_fake("flashtrain_kernels::attend_to_cache")
-def _attend_fake(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(q.shape), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=exact)
-
-
-_append_op = torch.ops.flashtrain_kernels.append_to_cache.default
-_attend_op = torch.ops.flashtrain_kernels.attend_to_cache.default
-
-
-def _of_device(q: Tensor, operator: Any, function: Any) -> Any:
-    """The operators exist for these devices; elsewhere the same functions are called directly."""
-    return operator if q.device.type in (*_DEVICES, "meta") else function

@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()
         self.allocated: list[Tensor] = []
-        self.launches: list[tuple[Any, Callable]] = []  # Launch, and the function that launches it
+        self.launches: list[Any] = []  # of class Launch
         self._kept: list[Any] = []  # whose identities are keys
         self._roots: dict[int, tuple[Tensor, int]] = {}
         self._at: dict[int, tuple[Tensor, int] | None] = {}  # by address: torch may return what it made as a copy
@@ -131,14 +131,14 @@ def recorder() -> Recorder | None:
     return getattr(_active, "recorder", None)
 
 
-def launch(launch: Any, run: Callable) -> None:
-    """run(launch), which returns the compiled kernel: now, or when the recording is done. Every launch of a pass of
-    attention comes by here; another way, a recording would miss it."""
+def launch(launch: Any) -> None:
+    """Start a Launch: now, or when the recording is done. Every launch of a pass of attention comes by here; another
+    way, a recording would miss it."""
     active = recorder()
     if active is None:
-        run(launch)
+        launch.start()
     else:
-        active.launches.append((launch, run))
+        active.launches.append(launch)
 
 
 class _Recording(NamedTuple):
@@ -160,7 +160,7 @@ def record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _
             return None
         finally:
             _active.recorder = None
-        compiled = [run(launch) for launch, run in recorded.launches]
+        compiled = [launch.start() for launch in recorded.launches]
         return _Recording(results, _cached(recorded, given, results, compiled))
 
 
@@ -190,9 +190,8 @@ def _cached(
             number, start = starts[id(root)]
             return Place(number, start + offset)
 
-        launches = [
-            launch.repeated(kernel, place_of) for (launch, _), kernel in zip(recorded.launches, compiled, strict=True)
-        ]
+        pairs = zip(recorded.launches, compiled, strict=True)
+        launches = [launch.repeated(kernel, place_of) for launch, kernel in pairs]
     except _RefusedError:
         return None
     if None in launches:
@@ -204,20 +203,14 @@ def _cached(
     return CachedLaunches(made, workspace, launches, given[0].device)
 
 
-class CachedLaunches:
-    """What a pass allocates and launches. It is not changed after it was made: threads share it.
+class CachedLaunches(NamedTuple):
+    """What a pass allocates and launches; threads share it."""
 
-    results: of each its shape, strides and dtype, and first the number of a given tensor that it is like, or -1.
-    """
-
-    def __init__(
-        self,
-        results: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]],
-        workspace: int,
-        launches: list[Any],
-        device: torch.device,
-    ) -> None:
-        self.results, self.workspace, self.launches, self.device = results, workspace, launches, device
+    # Of each result: the number of a given tensor that it is like, or -1; its shape, strides and dtype.
+    results: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]]
+    workspace: int  # bytes
+    launches: list[Any]
+    device: torch.device
 
     def watched(self) -> bool:
         """Does anybody want to hear of each launch, as a profiler does through Triton's hooks?"""

@@ -32,8 +32,8 @@ from .forms import (
 )
 from .launch_cache import applies, on_device, signature
 from .masks import rows
-from .masks.mask import build_plan_reference
 from .masks.operators import SCHEMAS
+from .masks.plan import build_plan_reference
 from .options import SCHEMA, Options, Packed, pack, unpack
 
 

@@ -76,10 +76,8 @@ def _gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink:
 
 
 def _register(forward_op: Any) -> Any:
-    """The forward operator with a sink after its tensors; its backward gives the sink's gradient, too.
-
-    Called as operators they go by formulas, which modes may watch or change; COMPUTES has the kernels.
-    """
+    """The forward operator with a sink after its tensors; its backward gives the sink's gradient, too."""
+    # Called as operators they go by formulas, which modes may watch or change; COMPUTES has the kernels.
     backward_op = BACKWARDS[forward_op]
     compute_forward, compute_backward = COMPUTES[forward_op], COMPUTES[backward_op]
 

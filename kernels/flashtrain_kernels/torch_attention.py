@@ -85,10 +85,8 @@ def attention_by_torch(
 
 
 def _mask(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """torch's attn_mask (B or 1, H or 1, Sq, Sk), and the rows (B or 1, H or 1, Sq, 1) that see nothing.
-
-    Those rows are let see everything, so that nothing is NaN, and the caller takes their result out again.
-    """
+    """torch's attn_mask (B or 1, H or 1, Sq, Sk), and the rows (B or 1, H or 1, Sq, 1) that see nothing."""
+    # Those rows are let see everything, so that nothing is NaN, and the caller takes their result out again.
     batch, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
     seen = reference.visible_mask(seqlen_q, seqlen_k, options, q.device).expand(-1, -1, seqlen_q, seqlen_k)
     hidden = ~seen.any(-1, keepdim=True)

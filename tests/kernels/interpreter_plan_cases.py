@@ -10,7 +10,7 @@ from plan_checks import BLOCKS, check_plan, planned_masks
 
 from flashtrain_kernels import masks
 from flashtrain_kernels.backends.portable import plan as portable
-from flashtrain_kernels.masks.mask import build_plan_reference
+from flashtrain_kernels.masks.plan import build_plan_reference
 
 
 @pytest.fixture(autouse=True)

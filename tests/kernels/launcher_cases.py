@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 
 from flashtrain_kernels.backends import Call, Gradients, compiled
-from flashtrain_kernels.backends.hopper import backward, forward, forward_tiles, launch
+from flashtrain_kernels.backends.hopper import backward, forward, forward_tiles
 from flashtrain_kernels.launch_cache import Place
 from flashtrain_kernels.options import Options
 
@@ -170,11 +170,10 @@ def cases(cuda: Cuda, head_dim: int, softcap: float) -> dict[str, dict[str, Any]
     rows = {}
     for name, first in made.items():
         second = elsewhere[name]
-        run = launch._run if name in ("forward", "backward") else type(first)._run
         wanted = [cuda.seen(partial(own, one)) for one in (first, second)]
         assert wanted[0] != wanted[1], "other addresses are not seen"
-        kernel = run(first)  # from here on it is known
-        got = [cuda.seen(partial(run, one), kernel) for one in (first, second)]
+        kernel = first.start()  # from here on it is known
+        got = [cuda.seen(one.start, kernel) for one in (first, second)]
         again = compiled.repeated(first, kernel, places(tensors))
         assert again is not None, "it cannot be repeated"
         given = [[x.data_ptr() for x in each] for each in (tensors, others)]

@@ -10,7 +10,7 @@ import torch
 from ahead_of_time import compile_launch
 
 from flashtrain_kernels.backends.portable.plan import plan_launches
-from flashtrain_kernels.masks.mask import empty_tables
+from flashtrain_kernels.masks.plan import empty_tables
 
 BLOCKS = (128, 64, 64, 64, 32, 128)
 

@@ -201,12 +201,12 @@ def test_masks_with_positions_of_keys_are_served_and_planned_as_others_are(head_
 
 
 def test_the_forward_reads_positions_of_keys_and_calls_without_them_have_no_argument_more():
-    from flashtrain_kernels.backends.hopper.launch import mask_arguments
+    from flashtrain_kernels.backends.hopper.forward import mask_arguments
 
     unused, order = torch.zeros(1), torch.arange(256).flip(0)
     whole = masks.causal(256).planned_for((64,) * 6)
     mask = whole.select(order, order).planned_for((64,) * 6)
-    given, plain = (mask_arguments(each, unused, "forward") for each in (mask, whole))
+    given, plain = (mask_arguments(each, unused) for each in (mask, whole))
     assert given[2] is mask.keys
     assert plain[2] is unused
     assert len(given) == len(plain)

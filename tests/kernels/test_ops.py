@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, masks, ops
 from flashtrain_kernels.forms import BATCH, KV_PACKED, QKV_PACKED
-from flashtrain_kernels.masks.mask import Plan, build_plan_reference
+from flashtrain_kernels.masks.plan import Plan, build_plan_reference
 from flashtrain_kernels.options import Options, pack, unpack
 
 B, S, H, K, D = 2, 18, 4, 2, 8

@@ -7,7 +7,7 @@ from attention_cases import Case, assert_close, ours, run
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, masks, ops
 from flashtrain_kernels.environment import constant
-from flashtrain_kernels.masks.mask import Plan, build_plan_reference
+from flashtrain_kernels.masks.plan import Plan, build_plan_reference
 
 BLOCKS = (16,) * 6
 

@@ -13,7 +13,7 @@ from plan_checks import BLOCKS, ORDERS, check_plan, listed, planned_masks
 
 from flashtrain_kernels import dispatch, masks
 from flashtrain_kernels.backends.portable import tile_table
-from flashtrain_kernels.masks.mask import PLAN, build_plan
+from flashtrain_kernels.masks.plan import PLAN
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -38,7 +38,7 @@ def test_the_plans_kernels_compile_without_spilling_registers():
 def test_plans_visit_every_visible_pair_once_in_any_order_of_tokens(name, order):
     mask = planned_masks(order)[name]
     for blocks in BLOCKS:
-        plan = build_plan(mask, blocks)
+        plan = mask.planned_for(blocks).plan
         needless, masked_needlessly = check_plan(plan[:3], mask, blocks)
         assert plan.blocks == blocks
         if order == "natural":
@@ -74,7 +74,7 @@ def test_zigzag_pieces_take_no_more_tiles_than_their_pairs_need():
     pieces = torch.arange(256).tensor_split(8)
     own, other = torch.cat([pieces[1], pieces[6]]), torch.cat([pieces[2], pieces[5]])
     mask = masks.causal(256).select(own, other)
-    assert check_plan(build_plan(mask, (16,) * 6)[:3], mask, (16,) * 6) == (0, 0)
+    assert check_plan(mask.planned_for((16,) * 6).plan[:3], mask, (16,) * 6) == (0, 0)
 
 
 def runs_apart(count):
@@ -86,7 +86,7 @@ def runs_apart(count):
 @pytest.mark.parametrize(("count", "full"), [(1, [0]), (2, [0, 2]), (3, [0, 2]), (9, [0, 2])])
 def test_full_runs_past_the_second_are_masked_in_one_run_to_the_last_tile(count, full):
     mask = runs_apart(count)
-    tables = build_plan(mask, (16,) * 6)[:3]
+    tables = mask.planned_for((16,) * 6).plan[:3]
     check_plan(tables, mask, (16,) * 6)
     masked = list(range(4, 2 * count - 1))
     assert listed(tables[0][0, 0].tolist()) == (masked, full)
@@ -98,7 +98,7 @@ def test_masked_runs_have_four_places_and_past_them_one_run_takes_the_rest(count
     # One query less in the document: every tile of keys needs the mask.
     mask = mask._replace(queries=mask.queries.clone())
     mask.queries[masks.HIGH, 0, 3] = 0
-    tables = build_plan(mask, (16,) * 6)[:3]
+    tables = mask.planned_for((16,) * 6).plan[:3]
     check_plan(tables, mask, (16,) * 6)
     apart = [2 * tile for tile in range(count)]
     wanted = apart if count <= 4 else [*apart[:3], *range(6, 2 * count - 1)]
@@ -126,7 +126,7 @@ def test_the_operator_passes_opcheck(order):
 
 def test_one_compiled_graph_serves_every_length():
     def plan(ids):
-        return build_plan(masks.document(ids, causal=True), (32, 16, 16, 32, 16, 16))[:3]
+        return masks.document(ids, causal=True).planned_for((32, 16, 16, 32, 16, 16)).plan[:3]
 
     assert_one_graph_serves(plan, [(torch.arange(length)[None] // 30,) for length in (100, 77, 131)])
 
@@ -147,7 +147,7 @@ def test_a_mask_is_planned_once_and_only_where_kernels_run(monkeypatch):
 @pytest.mark.parametrize("blocks", [(16,) * 5, (8, 16, 16, 16, 16, 16), (16, 48, 16, 16, 16, 16)])
 def test_other_tile_sizes_are_refused(blocks):
     with pytest.raises(ValueError, match="blocks must be six powers of two of at least 16, not "):
-        build_plan(masks.causal(40), blocks)
+        masks.causal(40).planned_for(blocks)
 
 
 @pytest.mark.gpu
@@ -157,7 +157,7 @@ def test_the_gpu_builds_the_same_plans(name, order):
     mask = planned_masks(order)[name]
     on_gpu = masks.Mask(mask.queries.cuda(), None if mask.keys is None else mask.keys.cuda(), mask.seqlen_k)
     for blocks in BLOCKS:
-        got, wanted = build_plan(on_gpu, blocks), build_plan(mask, blocks)
+        got, wanted = (each.planned_for(blocks).plan for each in (on_gpu, mask))
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got[:3], wanted[:3], strict=True))
 
 
@@ -166,9 +166,9 @@ def test_the_gpu_builds_the_same_plans(name, order):
 def test_a_million_tokens_on_the_gpu():
     ids = torch.arange(2**20 + 7)[None] // 9999
     blocks = (128, 128, 128, 128, 128, 128)
-    got = build_plan(masks.sliding_window(ids.shape[1], (5000, 0), documents=ids.cuda()), blocks)
+    got = masks.sliding_window(ids.shape[1], (5000, 0), documents=ids.cuda()).planned_for(blocks).plan
     mask = masks.sliding_window(ids.shape[1], (5000, 0), documents=ids)
-    for a, b in zip(got[:3], build_plan(mask, blocks)[:3], strict=True):
+    for a, b in zip(got[:3], mask.planned_for(blocks).plan[:3], strict=True):
         assert torch.equal(a.cpu(), b)
 
 

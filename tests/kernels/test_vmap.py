@@ -6,7 +6,7 @@ from torch.func import grad, jacrev, vmap
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, masks
-from flashtrain_kernels.masks.mask import PLAN, Plan, build_plan_reference
+from flashtrain_kernels.masks.plan import PLAN, Plan, build_plan_reference
 
 N, B, S, H, K, D = 3, 2, 21, 4, 2, 4  # N samples
 BLOCKS = (16,) * 6

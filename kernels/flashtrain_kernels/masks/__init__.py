@@ -39,7 +39,8 @@ from .constructors import (
     varlen,
 )
 from .documents import Documents, documents_from_cu_seqlens, documents_from_ids
-from .mask import Mask, Plan, Sequences
+from .mask import Mask, Sequences
+from .plan import Plan
 from .rows import HIGH, HIGH2, LOW, LOW2, POSITION, SEQUENCE, START
 
 AnyMask = Mask | BlockMask | Sequences

@@ -104,10 +104,8 @@ _CAPPED_CONSTRAINTS = gl.constexpr(",".join(["=f"] * _PACK + ["f"] * (_PACK * (5
 
 @gluon.jit
 def capped(s, terms):
-    """b tanh(a s) - m of a tile of float32 with 16 numbers or more a thread. terms: capped_terms(a, b, m).
-
-    Warps must be whole.
-    """
+    """b tanh(a s) - m of a tile of float32 with 16 numbers or more a thread. terms: capped_terms(a, b, m)."""
+    # Warps must be whole.
     LAYOUT: gl.constexpr = s.type.layout
     return gl.inline_asm_elementwise(
         _CAPPED,
@@ -131,10 +129,8 @@ def capped(s, terms):
 
 @gluon.jit
 def opaque(x):
-    """x, an int32, in a way that nothing computed from it can be moved to an earlier place in the program.
-
-    For rare branches: what the compiler computes ahead for them takes registers from the loop around them.
-    """
+    """x, an int32, in a way that nothing computed from it can be moved to an earlier place in the program."""
+    # For rare branches: what the compiler computes ahead for them takes registers from the loop around them.
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 

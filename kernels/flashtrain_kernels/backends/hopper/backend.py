@@ -55,18 +55,13 @@ def serves(call: Call, direction: Direction) -> str | None:
     reason = unavailable(call.q.device)
     if reason is not None:
         return reason
-    return _serves_backward(*call) if direction == "backward" else _serves_forward(*call)
+    if direction == "forward":
+        from .forward_tiles import serves_forward  # Gluon is imported only where it runs
 
-
-def _serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    from .forward_tiles import serves_forward  # Gluon is imported only where it runs
-
-    return serves_forward(q, k, v, options)
-
-
-def _serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
+        return serves_forward(*call)
     from .backward import has_whole_heads, is_deterministic, serves_backward, why_not_deterministic
 
+    q, k, v, options = call
     if not has_whole_heads(q, k, options):
         reason = why_not_deterministic(q, options) if is_deterministic(options) else None
         if reason is not None:
@@ -140,11 +135,10 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     """(out, lse)."""
     from .forward import forward_launch
     from .forward_tiles import forward_tile
-    from .launch import run
 
     call, (out, lse) = _readied(call), call.empty_results()
     if out.numel():
-        run(forward_launch(call, out, lse, forward_tile(call.q, call.k, call.options)))
+        forward_launch(call, out, lse, forward_tile(call.q, call.k, call.options)).run()
     return out, lse
 
 
@@ -155,17 +149,15 @@ def _readied(call: Call) -> Call:
 def backward(call: Call, gradients: Gradients) -> None:
     """Fill the gradients. dbias is None: calls with a bias are not served."""
     from .backward import backward_launches
-    from .launch import run, why_not
+    from .descriptors import why_not
 
     if 0 in call.q.shape or 0 in call.k.shape:
         for gradient in (gradients.dq, gradients.dk, gradients.dv):
             gradient.zero_()
         return
     dout, out = (x if why_not("", x) is None else x.contiguous() for x in (gradients.dout, gradients.out))
-    prepare, fused, finish = backward_launches(_readied(call), gradients._replace(dout=dout, out=out))
-    prepare.run()
-    run(fused)
-    finish.run()
+    for launch in backward_launches(_readied(call), gradients._replace(dout=dout, out=out)):
+        launch.run()
 
 
 def describe(call: Call, direction: Direction) -> str:

@@ -24,9 +24,11 @@ from ..portable.launch import (
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
+from .descriptors import descriptor, why_not, workspace
 from .dropout_rng import keep_scale_of, why_not_change, with_changes
-from .launch import descriptor, scale_of, why_not, workspace
+from .launch import GluonLaunch
 from .sequences import slots
+from .softcap import scale_of
 from .triton_compat import backward_options
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
@@ -145,10 +147,8 @@ def tiles_of_queries(seqlen_q: int, options: Options) -> int:
 
 def _heads_together(key_tiles: int, width: int, options: Options) -> int:
     """How many heads' items are sorted by their tiles of keys: below a causal mask the first tiles have most to do, and
-    the last ones to start should be short. No more heads than that needs: they share the second-level cache.
-
-    A program gets every 132nd item: the group should not repeat in step with that.
-    """
+    the last ones to start should be short. No more heads than that needs: they share the second-level cache."""
+    # A program gets every 132nd item: the group should not repeat in step with that.
     if isinstance(options.mask, Sequences):
         return PACKED_HEADS[width]
     if options.right is None or options.left is not None or (width == 128 and key_tiles <= 8):
@@ -210,7 +210,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
     together = 1 if constants.whole else _heads_together(key_tiles, width, options)
     if constants.deterministic:
         together = DETERMINISTIC_HEADS
-    fused = Launch(
+    fused = GluonLaunch(
         kernel=backward_kernel,
         grid=(programs,),
         args=(

@@ -123,11 +123,9 @@ def following_stage(stage, phase, more, STAGES: gl.constexpr):
 @gluon.jit
 def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     """D = 64. K and V are left operands in registers. A tile's dQ^T is computed while the next tile's scores are, when
-    the other warpgroup's dS has long been there: each waits for the other's signal instead of meeting it.
-
-    A program computes one item (128 keys of a head) after the other; the producer fetches the next one's K, V, Q and
-    dO meanwhile.
-    """
+    the other warpgroup's dS has long been there: each waits for the other's signal instead of meeting it."""
+    # A program computes one item (128 keys of a head) after the other; the producer fetches the next one's K, V, Q and
+    # dO meanwhile.
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
     D: gl.constexpr = 64
@@ -244,8 +242,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     for half of the dimensions: when both have met, or with C.late a tile late, so that neither waits for the other's
     dS. There are then three slots of dS: what is stored in one was last read two tiles ago, and the other's signal of
     the tile before says that it has read it. Before the first tile nothing may be added, not even outside of the
-    workspace: a negative coordinate is an illegal instruction to the copy engine.
-    """
+    workspace: a negative coordinate is an illegal instruction to the copy engine."""
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
     walk, masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)

@@ -51,7 +51,7 @@ class Choices(NamedTuple):
     whole: bool = False  # at D = 64: a program has whole heads, and their dQ is its own (dq_short.py)
     late: bool = False  # at D = 128: dQ is computed a tile late (backward_consumers.py)
     packed: bool = False  # sequences are packed (sequences.py)
-    softcap: bool = False  # scale_log2 is a tuple (launch.scale_of)
+    softcap: bool = False  # scale_log2 is a tuple (softcap.scale_of)
     dropout: bool = False  # mask_ptr is the seed, and stride_mask the threshold (dropout_rng.with_changes)
     alibi: bool = False  # mask_ptr are the slopes, and stride_mask their stride
     deterministic: bool = False  # dQ is added up in one order, each program has one item; at D = 64 and 128, no masks
@@ -124,17 +124,14 @@ def backward_kernel(
     stride_tb, stride_th, stride_tr, list_ptr, dq_ptr, stride_dqb, stride_dqs, stride_dqh, D: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """Grid: at D = 64 programs that share the items (see work_of), else one for each item. all_heads: B K.
-
-    row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas.
-    flags_ptr: (B K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked.
-    target: dQ's float32 workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32.
-    With C.deterministic it is one at D = 64, too, and behind the flags come 1 + 2 B K key_tiles int32, set to 0: how
-    many programs began, and at how many steps each item has added to dQ, with each half.
-    mask_ptr to list_ptr: see portable/launch.py, and backward_launches for packed sequences.
-    dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's tiles for one program after the
-    other, and flags_ptr one number more for each tile of queries.
-    """
+    """Grid: at D = 64 programs that share the items (see work_of), else one for each item. all_heads: B K."""
+    # row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas. flags_ptr: (B
+    # K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked. target: dQ's float32
+    # workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32. With C.deterministic it
+    # is one at D = 64, too, and behind the flags come 1 + 2 B K key_tiles int32, set to 0: how many programs began, and
+    # at how many steps each item has added to dQ, with each half. mask_ptr to list_ptr: see portable/launch.py, and
+    # backward_launches for packed sequences. dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's
+    # tiles for one program after the other, and flags_ptr one number more for each tile of queries.
     dtype: gl.constexpr = q_desc.dtype
     STAGES: gl.constexpr = C.stages
     SLOTS: gl.constexpr = C.stages if D == 64 else 2

@@ -49,10 +49,8 @@ def await_signal(number):
 
 @gluon.jit
 def release(number, real):
-    """A warpgroup no longer reads a stage of a ring: tell the producer (288: two warpgroups and a warp), if `real`.
-
-    An mbarrier would do, but Triton puts two barriers of the warpgroup around an arrival.
-    """
+    """A warpgroup no longer reads a stage of a ring: tell the producer (288: two warpgroups and a warp), if `real`."""
+    # An mbarrier would do, but Triton puts two barriers of the warpgroup around an arrival.
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar.arrive $1, 288; mov.u32 $0, 0; }",
         "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,

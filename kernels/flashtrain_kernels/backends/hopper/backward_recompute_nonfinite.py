@@ -25,7 +25,7 @@ class Inputs(NamedTuple):
     rows: Any  # what backward_rows.py says of each query
     heads: Any
     bounds: Any
-    scale_log2: Any  # launch.scale_of
+    scale_log2: Any  # softcap.scale_of
     query_tiles: Any
     mask: Any  # Mask.queries; with dropout the seed, with ALiBi the slopes
     plane: Any  # the stride of its rows

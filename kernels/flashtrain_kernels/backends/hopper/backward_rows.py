@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ..portable.launch import Table
-from ..portable.tiles import Bounds, Strided
+from ..portable.tiles import Bounds, Strided, has_nan
 from .backward_recompute_nonfinite import Inputs, keys_again, queries_again
 from .sequences import LANES, begin_of, find, first_slot, sequence_of
 
@@ -27,8 +27,7 @@ def prepare_kernel(
     deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if with RECOMPUTE
     (see finish_kernel) there are any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
     cu_ptr says.
-    DETERMINISTIC: also sets to 0 what backward_deterministic counts with, behind the flags: one more than these.
-    """
+    DETERMINISTIC: also sets to 0 what backward_deterministic counts with, behind the flags: one more than these."""
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
     batch = (head_index // heads).to(tl.int64)
@@ -92,11 +91,6 @@ def unfolded(flat, D: tl.constexpr):
 
 
 @triton.jit
-def _has_nan(x):
-    return tl.max((x != x).to(tl.int32)) > 0
-
-
-@triton.jit
 def _store(base, stride_row, row, limit, value, D: tl.constexpr, HEAD_DIM: tl.constexpr):
     pointers = base + row.to(tl.int64)[:, None] * stride_row + tl.arange(0, D)[None, :]
     inside = row[:, None] < limit
@@ -141,14 +135,6 @@ def _store_queries(program, first_query, dq, inputs, target, D: tl.constexpr, HE
     batch = (head_index // inputs.heads).to(tl.int64)
     base = target.pointer + batch * target.batch + (head_index % inputs.heads).to(tl.int64) * target.head
     _store(base, target.row, first_query + tl.arange(0, BLOCK_Q), inputs.bounds.seqlen_q, dq, D, HEAD_DIM)
-
-
-@triton.jit
-def _queries_again(
-    program, first_query, inputs, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr
-):  # fmt: skip
-    """A tile of dQ computed again, not scaled."""
-    return queries_again(first_query, program // inputs.query_tiles, inputs, table, D, HEAD_DIM, GROUP, F)
 
 
 @triton.jit
@@ -199,12 +185,11 @@ def finish_kernel(
     F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """dQ from its float32 workspace: scaled, in its dtype and place. RECOMPUTE: pairs may be masked, so a NaN need not
-    be one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are flagged.
-
-    PACKED: tiles of both sides are slots. table_ptr and keys_table_ptr say where sequences' keys end, the lists where
-    their queries do, and mask_plane is N.
-    WHOLE: dQ is where it belongs. Then each program looks at some flags, first those of tiles of dK and dV, then dQ's.
-    """
+    be one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are
+    flagged."""
+    # PACKED: tiles of both sides are slots. table_ptr and keys_table_ptr say where sequences' keys end, the lists where
+    # their queries do, and mask_plane is N. WHOLE: dQ is where it belongs. Then each program looks at some flags, first
+    # those of tiles of dK and dV, then dQ's.
     inputs = Inputs(
         Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
         Strided(dout_ptr, *dout_strides), rows_ptr, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right),
@@ -228,7 +213,8 @@ def finish_kernel(
                         _keys_again(flag, scale, of_keys, D, HEAD_DIM, GROUP, F, PACKED)
                     else:
                         first_query = (flag - halves) % query_tiles * BLOCK_Q
-                        dq = _queries_again(flag - halves, first_query, inputs, table, D, HEAD_DIM, GROUP, F)
+                        head_index = (flag - halves) // query_tiles
+                        dq = queries_again(first_query, head_index, inputs, table, D, HEAD_DIM, GROUP, F)
                         _store_queries(flag - halves, first_query, dq * scale, inputs, dq_target, D, HEAD_DIM)
     elif program < places:
         dq = unfolded(tl.load(work_ptr + program.to(tl.int64) * (BLOCK_Q * D) + tl.arange(0, BLOCK_Q * D)), D)
@@ -241,8 +227,8 @@ def finish_kernel(
             target = _moved(dq_target, queries_at)
         first_query = tile * BLOCK_Q
         if RECOMPUTE:  # noqa: SIM102 - decided while compiling; while running
-            if _has_nan(dq):
-                dq = _queries_again(program, first_query, own, table, D, HEAD_DIM, GROUP, F)
+            if has_nan(dq):
+                dq = queries_again(first_query, program // query_tiles, own, table, D, HEAD_DIM, GROUP, F)
         _store_queries(program, first_query, dq * scale, own, target, D, HEAD_DIM)
     elif RECOMPUTE:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:

@@ -28,7 +28,7 @@ NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 class Call(NamedTuple):
     """What all items share."""
 
-    scale_log2: Any  # launch.scale_of
+    scale_log2: Any  # softcap.scale_of
     heads: Any  # H
     bounds: Any
     query_tiles: Any
@@ -86,8 +86,7 @@ def band_tiles(
 ):  # fmt: skip
     """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
     need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
-    DETERMINISTIC: keys that no query sees have no tiles, else maybe one.
-    """
+    DETERMINISTIC: keys that no query sees have no tiles, else maybe one."""
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
     full_low = 0
@@ -230,11 +229,9 @@ def own_number(notes, C: gl.constexpr):
 @gluon.jit
 def steps_behind(walk, first_key, C: gl.constexpr):
     """With C.deterministic: at a tile of dQ, how much lower than an item's step is that of the item of the keys before
-    it. Where that one's would be below 0 it does not visit the tile. NEVER for a sequence's first keys.
-
-    Lower keys are seen from lower tiles on: of those before it, that item is the last to leave out a tile of this
-    one's. So whoever waits for it has waited for all.
-    """
+    it. Where that one's would be below 0 it does not visit the tile. NEVER for a sequence's first keys."""
+    # Lower keys are seen from lower tiles on: of those before it, that item is the last to leave out a tile of this
+    # one's. So whoever waits for it has waited for all.
     behind = 0
     if C.left:
         high = gl.minimum(walk.bounds.seqlen_q, first_key - walk.bounds.left)  # the keys before are seen up to there
@@ -276,10 +273,8 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Where an item (C.keys keys of a key/value head) is, and the tiles it visits.
-
-    Items: heads within key tiles within groups of `heads_together` heads.
-    """
+    """Where an item (C.keys keys of a key/value head) is, and the tiles it visits."""
+    # Items: heads within key tiles within groups of `heads_together` heads.
     if C.whole:
         key_tile = item % call.key_tiles
         head_index = item // call.key_tiles

@@ -13,7 +13,7 @@ from ..portable.dropout_rng import group_of
 from ..portable.launch import slope_row
 from .alibi import why_not_lean
 from .assembly import opaque
-from .launch import why_no_softcap
+from .softcap import why_no_softcap
 
 _MULTIPLIER = gl.constexpr(philox.MULTIPLIER)
 _WIDTHS = (64, 128)  # head dimensions

@@ -4,26 +4,29 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 """
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ...masks import Sequences
+from ...masks import AnyMask, Mask, Sequences
 from ...options import Options
 from .. import Call
-from ..portable.launch import Launch, ceil_div, features_of, multiprocessors, padded
+from ..portable import launch as portable
+from ..portable.launch import ceil_div, features_of, multiprocessors, padded
 from ..portable.tiles import Bounds
+from .descriptors import descriptor
 from .dropout_rng import with_changes
 from .forward_masks import MaskTables
 from .forward_recompute_nonfinite import note
 from .forward_schedule import Work, divisor
 from .forward_tiles import ForwardTile
 from .forward_warps import consume, produce
-from .launch import descriptor, mask_arguments, scale_of
+from .launch import GluonLaunch
 from .sequences import slots
+from .softcap import scale_of
 
 # How much of the L2 cache (50 MB on an H100, 60 MB on an H200) the keys and values of one section of heads may fill.
 L2_BYTES = 24 << 20
@@ -130,14 +133,14 @@ def forward_kernel(
         )
 
 
-def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: ForwardTile) -> Launch:
+def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: ForwardTile) -> GluonLaunch:
     """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq)."""
     q, k, v, options = call
     packed = options.mask if isinstance(options.mask, Sequences) else None
     batch, seqlen_q, heads, head_dim = q.shape
     seqlen_k = k.shape[1]
     features = features_of(options)
-    mask = with_changes(mask_arguments(options.mask, lse, "forward"), 0, 6, options)
+    mask = with_changes(mask_arguments(options.mask, lse), 0, 6, options)
     block_d = padded(head_dim)
     tiles, keys_together = ceil_div(seqlen_q, tile.consumers * tile.rows), seqlen_k
     if packed is not None:
@@ -161,7 +164,7 @@ def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: Forwa
         tile.registers, head_dim, block_d, group, max(1, features.block_k // tile.block_k), paired,
         packed is not None, bounded, packed is not None and tile.programs > 0,
     )  # fmt: skip
-    return Launch(
+    return GluonLaunch(
         kernel=forward_kernel,
         grid=(programs,),
         args=(
@@ -175,13 +178,23 @@ def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: Forwa
     )  # fmt: skip
 
 
-def _is_bounded(q: torch.Tensor, options: Options) -> bool:
-    """Does a softcap bound the exponents of 2, so that no row's maximum need be looked for?
+def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, ...]:
+    """Mask.queries, the table of tiles, the list of blocks, then the table's strides by batch row, head and tile, and
+    those of Mask.queries by batch row and number. unused: a tensor to stand for absent ones."""
+    # Of a Mask the list is Mask.keys, so that the kernels of other calls have no argument more. Of Sequences: where
+    # their keys end is the table, where their queries end the list, and the last number is N.
+    queries, plane, stride_rows, positions, _ = portable.mask_arguments(mask, unused)
+    table = portable.table_of(mask, unused, "forward")
+    listed = positions if isinstance(mask, Mask) else table.blocks
+    return (queries, table.rows, listed, table.batch, table.head, table.row, stride_rows, plane)
 
-    bfloat16 and float32 hold numbers from 2^-126 to 2^127. With softcap b in base 2 and m = min(b, 100 - b) the largest
-    weight is 2^(b - m), the least 2^(-b - m): up to softcap 50 these are 2^45 and 2^-100, and up to 34 none is above 1.
-    No precision is lost, and sums of a million values up to 2^60 are none too large. float16 holds no such weights.
-    """
+
+def _is_bounded(q: torch.Tensor, options: Options) -> bool:
+    """Does a softcap bound the exponents of 2, so that no row's maximum need be looked for?"""
+    # bfloat16 and float32 hold numbers from 2^-126 to 2^127. With softcap b in base 2 and m = min(b, 100 - b) the
+    # largest weight is 2^(b - m), the least 2^(-b - m): up to softcap 50 these are 2^45 and 2^-100, and up to 34 none
+    # is above 1. No precision is lost, and sums of a million values up to 2^60 are none too large. float16 holds no
+    # such weights.
     return q.dtype == torch.bfloat16 and 0 < options.softcap <= 50
 
 

@@ -116,11 +116,9 @@ def hide(
     scores, row, step, shown, item, bounds, mask, list_ptr, rows_ptr, F: gl.constexpr, TILE_Q: gl.constexpr,
     TILES: gl.constexpr,
 ):  # fmt: skip
-    """-inf for the hidden pairs of the tile of scores of a step. shown: false where it is not to be seen at all.
-
-    Where the tile lies and what its rows see is found out anew: kept from step to step it would cost the
-    loop registers.
-    """
+    """-inf for the hidden pairs of the tile of scores of a step. shown: false where it is not to be seen at all."""
+    # Where the tile lies and what its rows see is found out anew: kept from step to step it would cost the loop
+    # registers.
     LAYOUT: gl.constexpr = scores.type.layout
     BLOCK_K: gl.constexpr = scores.shape[1]
     batch, head, first_query = item

@@ -65,8 +65,7 @@ def _place_in_round(number):
 @gluon.jit
 def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
     """(batch, head, first query) of this program's tile of queries of that number. A first query past Sq, which the odd
-    one out is paired with, is no work. C.packed: (sequence, head, first query within the sequence).
-    """
+    one out is paired with, is no work. C.packed: (sequence, head, first query within the sequence)."""
     TILE_Q: gl.constexpr = C.consumers * C.rows
     if C.paired:
         index = gl.minimum((number // 2) * gl.num_programs(0) + gl.program_id(0), work.total - 1)

@@ -7,8 +7,8 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from . import triton_compat
+from .descriptors import why_not
 from .dropout_rng import why_not_change
-from .launch import why_not
 
 
 class ForwardTile(NamedTuple):

@@ -209,19 +209,14 @@ def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
 
 @gluon.jit
 def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
-    """Consumer warpgroup W: rows [W * C.rows, (W + 1) * C.rows) of each tile of queries.
-
-    The product of the next tile's scores is issued before that of this tile's weights and values, and the next tile's
-    softmax runs beside the latter. C.turns: warpgroups issue their products in turn, so that one's softmax falls into
-    the others' products. C.tight: as little as possible stands between a softmax and the next product of scores. The
-    output is rescaled beside that product, weights are rounded as they come, the product before is waited for after the
-    exponentials, and a row's sum is put together from its threads' at the end.
-
-    C.bounded: a softcap bounds the exponents, so that one number for all stands for the maximum of a row, and nothing
-    is looked for or rescaled.
-
-    Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
-    """
+    """Consumer warpgroup W: rows [W * C.rows, (W + 1) * C.rows) of each tile of queries."""
+    # The product of the next tile's scores is issued before that of this tile's weights and values, and the next tile's
+    # softmax runs beside the latter. C.turns: warpgroups issue their products in turn, so that one's softmax falls into
+    # the others' products. C.tight: as little as possible stands between a softmax and the next product of scores. The
+    # output is rescaled beside that product, weights are rounded as they come, the product before is waited for after
+    # the exponentials, and a row's sum is put together from its threads' at the end. C.bounded: a softcap bounds the
+    # exponents, so that one number for all stands for the maximum of a row, and nothing is looked for or rescaled.
+    # Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, handed = arguments
     terms = scale
     if F.softcap:

@@ -62,8 +62,7 @@ def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
     """(sequence, tile within it) of a rank, where the tiles furthest into their sequences come first: with a bound on
     the right and as many keys as queries they see the most. Ranks past them are the tail's tiles, which see nothing,
-    and past those no work. As many ranks as slots hold all tiles. lanes: 0 to 127, in any layout.
-    """
+    and past those no work. As many ranks as slots hold all tiles. lanes: 0 to 127, in any layout."""
     COUNT: tl.constexpr = lanes.shape[0]
     # Of level m and above there are S(m) tiles, fewer for each level. Wanted: the last m with S(m) > rank, in
     # [level, level + span), and S(m + 1), which come before that level's tiles.

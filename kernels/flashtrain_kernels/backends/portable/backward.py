@@ -39,11 +39,9 @@ def both_kernel(
     threshold, keep_scale, programs_dkdv, programs_dq,
     F: tl.constexpr, C_DKDV: tl.constexpr, C_DQ: tl.constexpr,
 ):  # fmt: skip
-    """dK, dV and dQ in one launch: programs of one kernel fill the multiprocessors that the other's last ones leave.
-
-    In two launches the second waits until the first has run out, with part of the GPU idle. The grid's second axis
-    chooses the kernel, dK/dV first, as it takes longer; a program past its kernel's count has nothing to do.
-    """
+    """dK, dV and dQ in one launch: programs of one kernel fill the multiprocessors that the other's last ones leave."""
+    # In two launches the second waits until the first has run out, with part of the GPU idle. The grid's second axis
+    # chooses the kernel, dK/dV first, as it takes longer; a program past its kernel's count has nothing to do.
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
@@ -72,10 +70,8 @@ def both_kernel(
 def backward_launches(
     call: Call, gradients: Gradients, rows: Sequence[torch.Tensor], tiles: Tiles
 ) -> tuple[Launch, Launch]:
-    """The two launches, in this order, that fill dq, dk and dv.
-
-    rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
-    """
+    """The two launches, in this order, that fill dq, dk and dv."""
+    # rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape

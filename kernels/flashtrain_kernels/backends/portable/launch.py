@@ -45,20 +45,24 @@ class Launch:
     def run(self) -> None:
         """Launch, unless there is nothing to compute (CUDA refuses an empty grid)."""
         if 0 not in self.grid:
-            launch_cache.launch(self, Launch._run)
+            launch_cache.launch(self)
 
-    def _run(self) -> Any:
+    def start(self) -> Any:
         """The compiled kernel, launched."""
         if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
-            return self.kernel[self.grid](*self.args, **self.constants, **self.options)
+            return self._compile()
         key = self._key()
         compiled = _COMPILED.get(key)
         if compiled is None:
-            compiled = _COMPILED[key] = self.kernel[self.grid](*self.args, **self.constants, **self.options)
+            compiled = _COMPILED[key] = self._compile()
         else:
             grid = (*self.grid, 1, 1)[:3]
             compiled[grid](*self.args, *self.constants.values())
         return compiled
+
+    def _compile(self) -> Any:
+        """Triton's own launch, which compiles where it must."""
+        return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
     def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
         """This launch with tensors elsewhere, again and again, by the compiled kernel; None where it cannot be."""

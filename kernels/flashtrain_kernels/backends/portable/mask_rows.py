@@ -77,8 +77,7 @@ def bounds_of_ids_kernel(ids, first, last, start, end, chunks, seqlen, TOKENS: t
 @triton.jit
 def sequence_of(bounds, index, sequences, total, steps):
     """The number of the last sequence that begins at or before each token (of those that begin there, all but the last
-    are empty): a search by halves in N + 1 boundaries, clamped to [0, T], so that nothing points outside.
-    """
+    are empty): a search by halves in N + 1 boundaries, clamped to [0, T], so that nothing points outside."""
     low = index * 0
     high = low + sequences + 1
     for _ in range(steps):

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ...launch_cache import on_device
-from ...masks.mask import empty_tables
+from ...masks.plan import empty_tables
 from .launch import Launch, ceil_div
 
 INT_MAX = tl.constexpr(2**31 - 1)
@@ -20,10 +20,8 @@ NOT_SPECIALISED = [
 
 @triton.jit
 def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr):
-    """Hull and intersection, along AXIS, of one of the intervals of the queries `row`; rows past Sq do not count.
-
-    An empty interval has no hull, and leaves no intersection.
-    """
+    """Hull and intersection, along AXIS, of one of the intervals of the queries `row`; rows past Sq do not count."""
+    # An empty interval has no hull, and leaves no intersection.
     valid = row < seqlen_q
     base = queries + (tl.cast(low_row, tl.int64) * batch + number) * seqlen_q
     low = tl.load(base + row, mask=valid, other=0)
@@ -58,8 +56,7 @@ def summary_kernel(
     DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Fill query_summary (4 or 8, Bm, query tiles of dK/dV), group_summary (2, Bm, programs_q) and, with keys, the key
-    summaries of forward and dQ.
-    """
+    summaries of forward and dQ."""
     programs = programs_q + programs_fwd_k + programs_dq_k
     number = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs

@@ -12,10 +12,8 @@ from .traversal import key_pieces
 
 @triton.jit
 def query_tile(call, F: tl.constexpr, C: tl.constexpr):
-    """(Number among all heads of the batch, batch row, head, first query, the same in 64 bits, the tile's queries).
-
-    The tiles of a head run next to each other, heads of one key/value group too: they share K and V in the L2 cache.
-    """
+    """(Number among all heads of the batch, batch row, head, first query, the same in 64 bits, the tile's queries)."""
+    # The tiles of a head run next to each other, heads of one key/value group too: they share K and V in the L2 cache.
     BLOCK_Q: tl.constexpr = C.block_q
     tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
     tile = tl.program_id(0) % tiles

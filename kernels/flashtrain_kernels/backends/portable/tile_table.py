@@ -220,11 +220,9 @@ def tiles_for(
     blocks: tuple[int, ...] | None = None,
     block_size: tuple[int, int] | None = None,
 ) -> Tiles:
-    """The tiles of a call on this device.
-
-    blocks: the tile sizes that a mask's plan was made for: they stay, whatever the table says.
-    block_size: of a block-sparse mask: no tile may be larger than a block.
-    """
+    """The tiles of a call on this device."""
+    # blocks: the tile sizes that a mask's plan was made for: they stay, whatever the table says. block_size: of a
+    # block-sparse mask: no tile may be larger than a block.
     forced = environment.forced
     if forced is not None and forced.tile is not None:
         tiles = Tiles.all(forced.tile, forced.together)

@@ -101,11 +101,9 @@ def load_tile(
 
 @triton.jit
 def load_own_tile(base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Read ROWS x BLOCK_D elements; rows from rows_left on repeat the last one, columns past HEAD_DIM read as zero.
-
-    For the side that a program owns, whose rows past the end only reach rows of the result that are not stored. A mask
-    here would be the stores' mask too, and stay in registers until then.
-    """
+    """Read ROWS x BLOCK_D elements; rows from rows_left on repeat the last one, columns past HEAD_DIM read as zero."""
+    # For the side that a program owns, whose rows past the end only reach rows of the result that are not stored. A
+    # mask here would be the stores' mask too, and stay in registers until then.
     rows = tl.minimum(tl.arange(0, ROWS), rows_left - 1)
     columns = tl.arange(0, BLOCK_D)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
@@ -138,10 +136,8 @@ def has_nan(x):
 @triton.jit
 def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
     """The Rows of queries (`query`: indices in any shape), with a slope of 0. mask_ptr, plane: Mask.queries of a batch
-    row, and the distance of its rows.
-
-    Without a mask: position, 0 and the batch row follow from the index. Queries past Sq see nothing.
-    """
+    row, and the distance of its rows."""
+    # Without a mask: position, 0 and the batch row follow from the index. Queries past Sq see nothing.
     low = 0
     high = 0
     low2 = 0
@@ -185,10 +181,8 @@ def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
 
 @triton.jit
 def sees(rows, key, position, bounds, CHECK_KEYS: tl.constexpr, F: tl.constexpr):
-    """The mask of a tile. rows, and key and its position: shaped to broadcast against each other.
-
-    CHECK_KEYS: keys past Sk must be out; not where they are rows of the result, which are not stored.
-    """
+    """The mask of a tile. rows, and key and its position: shaped to broadcast against each other."""
+    # CHECK_KEYS: keys past Sk must be out; not where they are rows of the result, which are not stored.
     if CHECK_KEYS or not F.intervals:
         mask = key < bounds.seqlen_k
     if F.intervals:
@@ -276,10 +270,8 @@ def kept(
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Which weights of a tile dropout keeps, by philox.keep_mask. Positions are counted from the sequence's first key,
-    so the tile's size and place change nothing.
-
-    The tile is (queries, keys), TRANSPOSED (keys, queries), as `rows` and `position` are shaped.
-    """
+    so the tile's size and place change nothing."""
+    # The tile is (queries, keys), TRANSPOSED (keys, queries), as `rows` and `position` are shaped.
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
     if F.intervals:

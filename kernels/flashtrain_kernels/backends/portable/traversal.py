@@ -126,10 +126,8 @@ def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constex
 def listed_block(
     i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """The block of step i of a block-sparse mask; 0 without one, and past the list's end.
-
-    Loops ask for a step ahead: K and V cannot be fetched before their place is known.
-    """
+    """The block of step i of a block-sparse mask; 0 without one, and past the list's end."""
+    # Loops ask for a step ahead: K and V cannot be fetched before their place is known.
     block = 0
     if F.block_q and not RECOMPUTE:
         if MASKED:
@@ -163,8 +161,7 @@ def position_of_step(
     BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """The first position of the tile of step i. BLOCK: the tile's size; STEP: the loop's, smaller with RECOMPUTE.
-    block: `listed_block` of this step; TILES: tiles in a block.
-    """
+    block: `listed_block` of this step; TILES: tiles in a block."""
     if RECOMPUTE:
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
