@@ -66,9 +66,9 @@ def backward(q: Tensor, k: Tensor, v: Tensor, options: Options, given: Gradients
         return
     call = Call(unit_stride(q), unit_stride(k), unit_stride(v), options)
     dlse = None if dlse is None else dlse.contiguous()
+    given = given._replace(dout=unit_stride(dout), dlse=dlse, out=unit_stride(out), lse=lse.contiguous())
     with on_device(q.device):
-        chosen = backend_for(call, "backward")
-        chosen.backward(call, Gradients(unit_stride(dout), dlse, unit_stride(out), lse.contiguous(), *targets))
+        backend_for(call, "backward").backward(call, given)
 
 
 def empty(like: Tensor) -> Tensor:

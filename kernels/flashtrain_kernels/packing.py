@@ -31,7 +31,7 @@ class Packing(NamedTuple):
 def check_packing(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None) -> None:
     """The boundaries of a packed row. tokens_k: how many keys there are, where no tensor's length says so."""
     sides = ("cu_seqlens",) if len(tensors) == 1 else ("cu_seqlens_q", "cu_seqlens_k")
-    for name, cu_seqlens in zip(sides, packing, strict=False):
+    for name, cu_seqlens in zip(sides, packing[:2], strict=False):
         check_cu_seqlens(name, cu_seqlens, (torch.int32,))
         check_device(name, cu_seqlens, tensors[0].device)
     check_boundaries(packing, tensors, tokens_k)

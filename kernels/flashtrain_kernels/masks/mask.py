@@ -121,8 +121,8 @@ class Mask(NamedTuple):
             return self
         if len(blocks) != 6 or any(block < 16 or block & (block - 1) for block in blocks):
             raise ValueError(f"blocks must be six powers of two of at least 16, not {tuple(blocks)}")
-        tables = PLAN(self.queries, self.keys, self.seqlen_k, list(blocks))
-        return self._replace(plan=Plan(*tables, tuple(blocks)))
+        forward, dq, dkdv = PLAN(self.queries, self.keys, self.seqlen_k, list(blocks))
+        return self._replace(plan=Plan(forward, dq, dkdv, tuple(blocks)))
 
 
 # The tile sizes to plan for (mask, D, dtype, rich, softcap) are the kernels' to say, None where none run. The kernels
