@@ -1,8 +1,10 @@
-"""Labels for whole sequences: a classifier's training and validation, and how its images are turned while it trains."""
+"""Classification of whole sequences, as a LightningModule around a Classifier.
+
+B samples, S tokens or pixels of one.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,63 +18,21 @@ from flashtrain.models.classifier import Classifier, Losses
 from flashtrain.models.pixel_selection import pixels_to_mask, pixels_to_read
 from flashtrain.tasks.training_task import TrainingTask, replayed
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
+Augment = Callable[[Tensor, torch.Generator], Tensor]  # tokens (B, S), and a generator on their device
 
-
-def turned_and_mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image (B, S) in one of the square's eight positions, drawn at random: a label that belongs to shapes, such
-    as Pathfinder's, stays what it was."""
-    images = _square(pixels)
-    across, down, over = torch.randint(2, (3, len(images), 1, 1), generator=generator, device=pixels.device).bool()
-    images = torch.where(across, images.flip(2), images)
-    images = torch.where(down, images.flip(1), images)
-    return torch.where(over, images.transpose(1, 2), images).flatten(1)
-
-
-def mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image (B, S) as it is, or left and right exchanged, as photographs of things may be."""
-    images = _square(pixels)
-    across = torch.randint(2, (len(images), 1, 1), generator=generator, device=pixels.device).bool()
-    return torch.where(across, images.flip(2), images).flatten(1)
-
-
-AUGMENTATIONS: dict[str, Augment] = {"turn": turned_and_mirrored, "mirror": mirrored}
-
-
-def augmentation(name: str) -> Augment | None:
-    """The augmentation of that name, None for "none"."""
-    return None if name == "none" else AUGMENTATIONS[name]
-
-
-def in_turn(several: Sequence[Augment]) -> Augment | None:
-    """One augmentation after the other, as one; None for none."""
-    if len(several) < 2:
-        return several[0] if several else None
-
-    def augment(pixels: Tensor, generator: torch.Generator) -> Tensor:
-        for one in several:
-            pixels = one(pixels, generator)
-        return pixels
-
-    return augment
-
-
-def _square(pixels: Tensor) -> Tensor:
-    side = math.isqrt(pixels.shape[1])
-    return pixels.view(-1, side, side)
-
-
-MASKING, AUGMENTING, READING = 0, 1, 2  # what is drawn
+MASKING, AUGMENTING, READING = 0, 1, 2  # purposes of random draws
 VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: the same ones every time
 
 
 @dataclass(frozen=True)
 class MaskedPixels:
-    """Predicting hidden grey levels, or tokens, from the others, as the objective or in addition to the labels.
+    """The prediction of hidden pixels, or tokens, from the others: the objective, or one in addition to the labels.
 
-    weight: of its loss. share: of a sample's pixels or tokens that are hidden. copies: the share of a batch's samples
-    that are read a second time with some hidden, while all labels are predicted from whole ones; 0: every sample is
-    read once, with some hidden, which is cheaper and the way to pre-train.
+    Attributes:
+        weight: of its loss.
+        share: of a sample's pixels or tokens that are hidden.
+        copies: share of a batch's samples that are read a second time with some hidden, while all labels are predicted
+            from whole ones; 0: each sample is read once, with some hidden, which costs less: for pre-training.
     """
 
     weight: float = 1.0
@@ -81,20 +41,25 @@ class MaskedPixels:
 
 
 class SequenceClassification(TrainingTask):
-    """Trains a Classifier on SequenceBatches: cross-entropy of the labels, and of masked pixels where requested.
-
-    classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
-    masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws the
-        same.
-    augment: changes the training tokens (B, S), drawn in the same way, and keeps their labels (None: nothing does).
-    training_pixels: how many pixels of each image are read in training: those that are not dark, and dark ones drawn
-        in the same way as far as there is room (None: all). Validations read as many, tests all.
-    compile: run the losses through torch.compile (one graph, static shapes). cuda_graphs: and record its launches once
-        and replay them, see LanguageModel.
-    The others: see TrainingTask.
+    """Trains a Classifier on SequenceBatches: cross-entropy of the labels, and of masked pixels.
 
     Logs `train_loss` (the weighted sum), `train_accuracy`, `pixel_loss`, `gradient_norm`, `validation_loss`,
-    `validation_accuracy`, and in testing `test_loss` and `test_accuracy`. UserError: nothing to learn from.
+    `validation_accuracy`, and in testing `test_loss` and `test_accuracy`.
+
+    Args:
+        classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
+        masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws
+            the same.
+        augment: functions that change the training tokens (B, S) one after another and keep their labels; their draws
+            are made in the same way.
+        training_pixels: how many pixels of each image are read in training and validation: those that are not dark, and
+            dark ones drawn in the same way as far as there is room (None: all). Tests read all.
+        compile: run the losses through torch.compile (one graph, static shapes).
+        cuda_graphs: record the losses' launches once and replay them; see LanguageModel.
+        options: see TrainingTask.
+
+    Raises:
+        UserError: there is nothing to learn from.
     """
 
     def __init__(
@@ -103,7 +68,7 @@ class SequenceClassification(TrainingTask):
         *,
         classification_weight: float = 1.0,
         masked: MaskedPixels | None = None,
-        augment: Augment | None = None,
+        augment: Sequence[Augment] = (),
         training_pixels: int | None = None,
         seed: int = 0,
         compile: bool = False,
@@ -136,14 +101,16 @@ class SequenceClassification(TrainingTask):
             self._losses = torch.compile(self.model.losses, dynamic=False, fullgraph=True, mode=mode)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Logits (B, classes) of tokens (B, S)."""
+        """Return logits (B, classes) of tokens (B, S)."""
         return self.model(tokens, lengths)
 
     def training_step(self, batch: SequenceBatch, batch_idx: int) -> Tensor:
-        """The micro-batch's weighted loss. What is logged is the mean over the optimiser step's micro-batches."""
-        if self.augment is not None:
-            generator = self.generator_of(batch_idx, batch["tokens"].device, AUGMENTING)
-            batch = {**batch, "tokens": self.augment(batch["tokens"], generator)}
+        """Return the micro-batch's weighted loss; means over the optimiser step's micro-batches are logged."""
+        tokens = batch["tokens"]
+        generator = self.generator_of(batch_idx, tokens.device, AUGMENTING)
+        for augment in self.augment:
+            tokens = augment(tokens, generator)
+        batch = {**batch, "tokens": tokens}
         losses = self.batch_losses(batch, step=batch_idx, pixels=self.training_pixels)
         loss = self.total(losses)
         self._step_corrects.append(losses.correct.detach())
@@ -166,15 +133,15 @@ class SequenceClassification(TrainingTask):
         self._step_corrects.clear()
 
     def validation_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        """Adds the micro-batch to the held-out loss and accuracy, means over all held-out samples and ranks."""
+        """Add the micro-batch to the held-out loss and accuracy, means over all held-out samples and ranks."""
         self._evaluate("validation", batch)
 
     def test_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        """As validation_step, on test samples."""
+        """Add a micro-batch of test samples to the test loss and accuracy."""
         self._evaluate("test", batch)
 
     def total(self, losses: Losses) -> Tensor:
-        """The weighted sum that is trained on."""
+        """Return the weighted sum that is trained on."""
         loss = self.classification_weight * losses.classification
         if self.masked is not None:
             return loss + self.masked.weight * losses.pixels
@@ -188,9 +155,12 @@ class SequenceClassification(TrainingTask):
     def batch_losses(
         self, batch: SequenceBatch, *, step: int, masking: bool = True, pixels: int | None = None
     ) -> Losses:
-        """The losses of a micro-batch, with the gradient's graph; nothing is logged.
+        """Return the losses of a micro-batch, with the gradient's graph; nothing is logged.
 
-        step: what is drawn goes by. masking: whether pixels are masked at all. pixels: as training_pixels.
+        Args:
+            step: the micro-batch's number, from which random draws follow.
+            masking: whether pixels are masked at all.
+            pixels: as training_pixels.
         """
         masked = positions = None
         tokens = batch["tokens"]
@@ -210,7 +180,7 @@ class SequenceClassification(TrainingTask):
         return replayed(self._losses, *arguments, copies=copies)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """As every task, and the training accuracy that is still to be reported."""
+        """Save what every task saves, and the training accuracy that is still to be reported."""
         super().on_save_checkpoint(checkpoint)
         total, count = self._correct
         checkpoint["correct"] = {"sum": float(total), "micro_batches": count}
@@ -222,13 +192,13 @@ class SequenceClassification(TrainingTask):
         self._correct = (float(saved.get("sum", 0.0)), int(saved.get("micro_batches", 0)))
 
     def take_train_accuracy(self) -> float | None:
-        """The mean accuracy of the micro-batches since this was last called; None where there are none."""
+        """Return the mean accuracy of the micro-batches since the last call; None if there are none."""
         total, count = self._correct
         self._correct = (0.0, 0)
         return float(total) / count if count else None
 
     def generator_of(self, step: int, device: torch.device, purpose: int = MASKING) -> torch.Generator:
-        """The generator of a micro-batch's draws: a function of seed, step, rank and purpose alone."""
+        """Return the generator of a micro-batch's draws, which follow from seed, step, rank and purpose alone."""
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device)
         rank = self._trainer.global_rank if self._trainer is not None else 0
@@ -245,8 +215,8 @@ class SequenceClassification(TrainingTask):
 
 
 def mixed(*numbers: int) -> int:
-    """One seed below 2**63 of several numbers, each of which changes all of it (splitmix64's steps; Steele et al.
-    2014, "Fast splittable pseudorandom number generators")."""
+    """Return a seed below 2**63 that depends on all of the numbers."""
+    # The mixing step is SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom number generators").
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & (2**64 - 1)

@@ -12,12 +12,13 @@ from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
-from flashtrain.tasks.classification import Augment, augmentation, in_turn
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.classification import Augment
+from flashtrain.tasks.optimization import training_options
 from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
+from flashtrain_recipes.arena.augmentations import BY_NAME
 from flashtrain_recipes.arena.pathfinder.variation import varied
 from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
 from flashtrain_recipes.arena.stages import Stage
@@ -97,27 +98,23 @@ def make_task(
     sequence, masked = settings.sequence, settings.masked_pixels
     return SequenceClassification(
         model,
-        make_optimizer=optimizer_builder(settings),
-        make_schedule=schedule_builder(settings),
         classification_weight=sequence.classification_weight,
         masked=MaskedPixels(masked.weight, masked.share, masked.copies) if masked.weight else None,
-        gradient_clip=settings.optimizer.gradient_clip,
-        augment=_augmentation(settings),
+        augment=_augmentations(settings),
         training_pixels=sequence.training_pixels,
         seed=settings.seed,
-        compile=compiles(settings, hardware),
         cuda_graphs=settings.trainer.cuda_graphs,
-        description=description,
+        **training_options(settings, hardware, description),
     )
 
 
-def _augmentation(settings: Settings) -> Augment | None:
-    """What training images are turned into."""
+def _augmentations(settings: Settings) -> tuple[Augment, ...]:
+    """What training images are turned into, one after another."""
     sequence = settings.sequence
-    found = [augmentation(sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none"))]
+    shown = BY_NAME[sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none")]
     if sequence.data == "pathfinder" and settings.pathfinder.variation:
-        found.insert(0, varied(settings.pathfinder.variation))
-    return in_turn([one for one in found if one is not None])
+        return varied(settings.pathfinder.variation), *shown
+    return shown
 
 
 def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
