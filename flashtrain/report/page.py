@@ -32,7 +32,6 @@ from flashtrain.report.table import Table, make_table
 from flashtrain.training.metrics_file import METRICS
 
 PAGE = "report.html"
-_LONG = 60  # characters from which a cell takes several lines
 # Keys of a summary row that stand at the top of the page.
 _FIRST = (
     "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1", "tokens_per_second",
@@ -57,7 +56,6 @@ table { border-collapse: collapse; font-size: .87rem; }
 th, td { text-align: left; padding: .25rem .55rem; border-bottom: 1px solid #e3e3e3; vertical-align: top; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 td { overflow-wrap: break-word; max-width: 34rem; } th.number { text-align: right; }
-.wide td { white-space: nowrap; } .wide td.long { white-space: normal; min-width: 20rem; }
 tr.failed td { color: #b5364b; }
 pre { background: #f4f6f8; border-radius: 6px; padding: .8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
   max-height: 24rem; overflow-y: auto; }
@@ -166,25 +164,21 @@ def _page_of(folder: Path, run: str) -> str | None:
 def _table(table: Table, links: Sequence[str | None] = ()) -> str:
     """The table as HTML. links: of the first cell of each row."""
     numbers = [table.is_numeric(name) for name in table.columns]
-    head = "".join(
-        f"<th{_kind(name, one)}>{_text(name)}</th>" for name, one in zip(table.headings, numbers, strict=True)
-    )
+    head = "".join(f"<th{_kind(one)}>{_text(name)}</th>" for name, one in zip(table.headings, numbers, strict=True))
     lines = []
     for index, (row, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
         shown = [_text(part) for part in cells]
         if index < len(links) and links[index] is not None:
             shown[0] = f'<a href="{links[index]}">{shown[0]}</a>'
-        kinds = [_kind(part, one) for part, one in zip(cells, numbers, strict=True)]
-        parts = "".join(f"<td{kind}>{part}</td>" for kind, part in zip(kinds, shown, strict=True))
+        parts = "".join(f"<td{_kind(one)}>{part}</td>" for one, part in zip(numbers, shown, strict=True))
         lines.append(f"<tr{' class=failed' if has_failed(row) else ''}>{parts}</tr>\n")
     notes = "".join(f'<p class="bad">{_text(note)}</p>\n' for note in table.notes)
     title = f'<p class="quiet">{_text(table.title)}</p>\n' if table.title else ""
     return f'{title}<div class="wide"><table>\n<tr>{head}</tr>\n{"".join(lines)}</table></div>\n{notes}'
 
 
-def _kind(text: str, is_number: bool) -> str:
-    """A cell's class: numbers are right-aligned, and long texts take several lines."""
-    return " class=number" if is_number else " class=long" if len(text) > _LONG else ""
+def _kind(is_number: bool) -> str:
+    return " class=number" if is_number else ""
 
 
 def _settings(folder: Path) -> str:
@@ -201,7 +195,7 @@ def _settings(folder: Path) -> str:
         if value != default.get(name) and name.partition(".")[0] not in _NO_SETTINGS
     }
     lines = [
-        f"<tr><td>{_text(cell('', name))}</td><td{_kind(_shown(value), False)}>{_text(_shown(value))}</td>"
+        f"<tr><td>{_text(cell('', name))}</td><td>{_text(_shown(value))}</td>"
         f'<td class="quiet">{_text(_shown(default.get(name)))}</td></tr>\n'
         for name, value in differing.items()
     ]

@@ -66,13 +66,10 @@ class Throughput(pl.Callback):
         self._logged = 0
         self._devices = 1
         self._device = torch.device("cpu")
-        self._fit_started: float | None = None
-        self._fit_seconds = 0.0
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._device = trainer.strategy.root_device
         self._devices = trainer.world_size
-        self._fit_started = time.perf_counter()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
@@ -124,19 +121,12 @@ class Throughput(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._collect(wait=True)
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._stop_watch()
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        # No _collect(wait=True): after an error the device may never answer.
-        self._stop_watch()
-
     def summary(self) -> dict[str, float | None]:
         """The run in one row.
 
         Returns:
             tokens_per_second (of the median step after warm-up, all devices), step_seconds_median, model_tflops and mfu
-            (one device), peak_memory_gib, and seconds (the whole fit). Unknown values are None.
+            (one device) and peak_memory_gib. Unknown values are None.
         """
         measured = slice(self._warmup(len(self.step_seconds)), None)
         seconds, tokens = self.step_seconds[measured], self.step_tokens[measured]
@@ -145,7 +135,6 @@ class Throughput(pl.Callback):
             **self._rates(statistics.median(tokens) if tokens else 0, median or 0),
             "step_seconds_median": median,
             "peak_memory_gib": self.peak_memory_gib(),
-            "seconds": self.seconds(),
         }
 
     def columns(self) -> dict[str, float | None]:
@@ -153,11 +142,6 @@ class Throughput(pl.Callback):
         row = self.summary()
         row["step_seconds"] = row["step_seconds_median"]
         return {name: row[name] for name in ("tokens_per_second", "step_seconds", "mfu", "peak_memory_gib")}
-
-    def seconds(self) -> float:
-        """Seconds of the whole fit so far, with set-up, compilation, validation and checkpoints."""
-        running = 0.0 if self._fit_started is None else time.perf_counter() - self._fit_started
-        return self._fit_seconds + running
 
     def peak_memory_gib(self) -> float | None:
         """Peak memory in GiB: allocated on the GPU, or resident in this process; None if unknown."""
@@ -200,11 +184,6 @@ class Throughput(pl.Callback):
             "model_tflops": None if flops is None else flops / 1e12,
             "mfu": None if flops is None or self.peak_flops is None else flops / self.peak_flops,
         }
-
-    def _stop_watch(self) -> None:
-        if self._fit_started is not None:
-            self._fit_seconds += time.perf_counter() - self._fit_started
-            self._fit_started = None
 
 
 class _HostClock:

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from flashtrain.errors import UserError
-from flashtrain.report import line_figure, sweep_figure
-from flashtrain.report.figures import tokens_label
+from flashtrain.report.figures import line_figure, sweep_figure, tokens_label
 
 
 def row(context: int, attention: str = "flash", **more: object) -> dict:

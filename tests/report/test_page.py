@@ -14,10 +14,11 @@ import pytest
 from PIL import Image
 from tiny_runs import TinyRuns
 
-from flashtrain.report import line_figure, report_sweep, write_page
 from flashtrain.report.__main__ import main
 from flashtrain.report.curves import curves
-from flashtrain.report.figures import lowest
+from flashtrain.report.figures import line_figure, lowest
+from flashtrain.report.page import write_page
+from flashtrain.report.sweep import report_sweep
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">'\"&${x}"
 ROW = {

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.report import write_result
 from flashtrain.report.readme import check_tables, insert_tables
+from flashtrain.report.rows import write_result
 
 README = """# Title
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flashtrain.report import read_result, write_result
 from flashtrain.report.__main__ import main
+from flashtrain.report.rows import read_result, write_result
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flashtrain.report import report_sweep
-from flashtrain.report.sweep import override_values, sweep_table, varied_keys, with_overrides
+from flashtrain.report.sweep import override_values, report_sweep, sweep_table, varied_keys, with_overrides
 
 
 def job(number: int, **changes: object) -> dict:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.report import collect_summaries, read_result, write_result
-from flashtrain.report.rows import has_failed, status_text
+from flashtrain.report.rows import collect_summaries, has_failed, read_result, status_text, write_result
 
 ROWS = [{"context": 1024, "train_loss": 3.5, "mfu": None}]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.report import read_result
-from flashtrain.report.rows import write_result
+from flashtrain.report.rows import read_result, write_result
 from flashtrain.report.save import join_results, reproducing_command, save_result
 
 VERSIONS = {"torch": "2.13.0", "triton": "3.7.1"}

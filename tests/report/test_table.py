@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from flashtrain.errors import UserError
-from flashtrain.report import Table, make_table
+from flashtrain.report.table import Table, make_table
 
 ROWS = [
     {"context": 1024, "tokens_per_second": 412345.0, "model": "gpt2-124m", "mfu": None, "device": "H200"},

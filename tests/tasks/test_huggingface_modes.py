@@ -19,7 +19,7 @@ from flashtrain.command.calls import words_of
 from flashtrain.command.request import settings_of
 from flashtrain.command.words import plain_words
 from flashtrain.integrations import transformers_decoder
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
 

@@ -12,7 +12,7 @@ from test_attention_turns import CASE
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job, settle
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain_recipes.attention_benchmark import cases as cases_module
 from flashtrain_recipes.attention_benchmark import measure, warm
 from flashtrain_recipes.attention_benchmark.baselines import all_baselines

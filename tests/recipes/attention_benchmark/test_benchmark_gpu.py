@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_runs import flashtrain_command
 
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flashtrain.errors import UserError
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain_recipes.attention_benchmark.baselines import all_baselines
 from flashtrain_recipes.attention_benchmark.cases import cases
 from flashtrain_recipes.attention_benchmark.settings import MASKS, parse_mask

@@ -13,8 +13,8 @@ from filelock import FileLock
 from tiny_runs import checkout_environment, flashtrain_command
 
 from flashtrain.distributed.context.traffic import Sizes, traffic
-from flashtrain.report import read_result
 from flashtrain.report.__main__ import main as report
+from flashtrain.report.rows import read_result
 
 pytestmark = pytest.mark.integration  # starts ranks
 

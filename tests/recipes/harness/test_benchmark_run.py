@@ -16,7 +16,7 @@ from tiny_runs import checkout_environment
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job, settle
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain_recipes.attention_benchmark.turns import AttentionTurns
 from flashtrain_recipes.harness.spec import Benchmark
 

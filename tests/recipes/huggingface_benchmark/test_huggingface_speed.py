@@ -9,7 +9,7 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.optimizers import MasterWeights
 from flashtrain_recipes.huggingface_benchmark.baselines import everyone

@@ -16,7 +16,7 @@ import torch
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.errors import UserError
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain.tasks.batching import choose_batching
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.optimizers import Lamb, MasterWeights

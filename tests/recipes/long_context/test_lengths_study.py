@@ -13,7 +13,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings, write_summary
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain_recipes.context_study import run_study, study_plan
 
 pytestmark = pytest.mark.integration  # whole runs

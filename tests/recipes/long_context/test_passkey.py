@@ -13,7 +13,7 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.data.bpe import BPETokenizer
 from flashtrain.data.tokenizers import ByteTokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain_recipes.long_context.passkey_run import FILLER, HIDDEN, make_prompt, passkey_rows
 
 BYTES = ByteTokenizer()

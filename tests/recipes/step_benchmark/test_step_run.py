@@ -12,7 +12,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job, settle
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_summary
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.metrics_file import MetricsFile
