@@ -18,9 +18,9 @@ from flashtrain.registry import component
 from flashtrain.run.job_process import leading_ranks
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
-from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_if_best
 from flashtrain.training.checkpoints import AtomicCheckpointIO
+from flashtrain.training.early_stopping import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.killed_ranks import killed_rank
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
@@ -28,6 +28,7 @@ from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_
 from flashtrain.training.progress import LineProgress
 from flashtrain.training.resuming import RandomState, RatesOfThisRun
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
+from flashtrain.training.validation import DueValidation
 
 
 class Stopped(Exception):

@@ -15,8 +15,11 @@ from flashtrain.settings.settings import Settings
 from flashtrain.settings.training import OptimizerSettings, ScheduleSettings
 from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.optimizers import HALF, MasterWeights, adamw, adamw_8bit, lamb, muon
-from flashtrain.training.steps import SCHEDULES
+from flashtrain.training.lamb import lamb
+from flashtrain.training.low_bit_adamw import adamw_8bit
+from flashtrain.training.master_weights import HALF, MasterWeights
+from flashtrain.training.optimizers import adamw, muon
+from flashtrain.training.schedules import SCHEDULES
 
 
 def _common(settings: OptimizerSettings) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from flashtrain.registry import component, register
 from flashtrain.settings import options
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.hardware import VOCABULARY, Hardware
+from flashtrain.training.validation import held_out_samples
 
 
 @register("source", "stdlib")
@@ -143,7 +143,7 @@ def reading_options(
         "total_steps": settings.trainer.steps,
         "seed": settings.seed,
         "validation_fraction": settings.data.validation_fraction,
-        "validation_samples": sys.maxsize if whole else held_out_samples(requested, every, step, most=most),
+        "validation_samples": sys.maxsize if whole else held_out_samples(requested, every, step, maximum=most),
         "num_workers": loader_workers(settings, hardware),
         "cache_dir": settings.data.cache_dir,
     }

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flashtrain.errors import UserError
+from flashtrain.training.gradient_clipping import clip_gradients, gradient_scale
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.progress import LineProgress
-from flashtrain.training.steps import clip_gradients, gradient_scale
 
 DEFAULT_LEARNING_RATE = 6e-4
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashtrain.models.activation_checkpointing import HOST_PIECE, MemorySavings
-from flashtrain.training.optimizers import COPIED_AT_ONCE
+from flashtrain.training.master_weights import GRADIENT_CHUNK
 from flashtrain_kernels.loss_head import default_chunk
 
 GIB = 2**30
@@ -249,7 +249,7 @@ def estimate_memory(
         block=block,
         exchange=exchange,
         host=layers * host_bytes(tokens * stream) if savings.offload else 0,
-        updating=4 * max(head, min(trained, COPIED_AT_ONCE)) if masters and states != "host" else 0,
+        updating=4 * max(head, min(trained, GRADIENT_CHUNK)) if masters and states != "host" else 0,
         growth=None if gradients_stay else growth,
     )
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flashtrain.distributed.sharding import shard
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings
-from flashtrain.training.steps import clip_gradients
+from flashtrain.training.gradient_clipping import clip_gradients
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from tiny_training import TinyData, TinyTask, tiny_trainer
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.errors import UserError
 from flashtrain.training import signals
-from flashtrain.training.callbacks import StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks
 from flashtrain.training.checkpoints import AtomicCheckpointIO
+from flashtrain.training.early_stopping import StopOnNonFinite
 from flashtrain.training.signals import SaveOnSignal
 
 STEPS = 6

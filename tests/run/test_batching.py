@@ -11,7 +11,7 @@ import torch
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain.models import MemorySavings, Trainable
-from flashtrain.report import read_result
+from flashtrain.report.rows import read_result
 from flashtrain.tasks.batching import Batching, choose_batching, fit_memory
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.language.plan import describe

@@ -17,8 +17,8 @@ from flashtrain.tasks.language.plan import describe
 from flashtrain.tasks.language.plan import plan_language as plan
 from flashtrain.tasks.optimization import optimizer_builder
 from flashtrain.training.hardware import Hardware
+from flashtrain.training.master_weights import MasterWeights
 from flashtrain.training.memory import FREE_SHARE, GIB
-from flashtrain.training.optimizers import MasterWeights
 
 H200 = Hardware(
     "cuda", "NVIDIA H200", 8, (9, 0), 139 * GIB, 139 * GIB, 989e12, "bf16-mixed", "flash", 960 * GIB

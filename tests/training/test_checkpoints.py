@@ -14,7 +14,6 @@ import torch
 from tiny_training import TinyData, TinyTask, tiny_fit, tiny_trainer
 
 from flashtrain.errors import UserError
-from flashtrain.training.callbacks import DueValidation, StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import SaveLast, checkpoint_callbacks, keep_if_best
 from flashtrain.training.checkpoints import (
     AtomicCheckpointIO,
@@ -22,7 +21,9 @@ from flashtrain.training.checkpoints import (
     save_atomically,
     weights_in,
 )
+from flashtrain.training.early_stopping import StopOnNonFinite
 from flashtrain.training.resuming import RandomState
+from flashtrain.training.validation import DueValidation
 
 
 def test_a_run_leaves_best_and_last_and_a_second_one_writes_the_same_names(tmp_path):

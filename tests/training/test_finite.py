@@ -8,9 +8,9 @@ import torch
 from tiny_training import TinyTask, tiny_fit
 
 from flashtrain.errors import UserError
-from flashtrain.training.callbacks import StopOnNonFinite
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain.training.early_stopping import StopOnNonFinite
 
 
 def fit(folder, task, *callbacks, **options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_training import TinyData, TinyModel, TinyTask, tiny_trainer
 
-from flashtrain.training.steps import clip_gradients, gradient_scale
+from flashtrain.training.gradient_clipping import clip_gradients, gradient_scale
 
 
 def with_gradients(factor=1.0):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_training import TinyModel
 
-from flashtrain.training import optimizers as module
-from flashtrain.training.optimizers import Lamb, lamb
+from flashtrain.training import lamb as module
+from flashtrain.training.lamb import Lamb, lamb
 
 
 def slow_lamb(histories, weights, *, lr, betas, eps, decay, adapt):
@@ -29,9 +29,9 @@ def slow_lamb(histories, weights, *, lr, betas, eps, decay, adapt):
     return weights
 
 
-@pytest.mark.parametrize("at_once", [1, 50, 2**26])
-def test_it_is_the_algorithm_in_float64_however_many_tensors_are_updated_together(monkeypatch, at_once):
-    monkeypatch.setattr(module, "AT_ONCE", at_once)
+@pytest.mark.parametrize("chunk", [1, 50, 2**26])
+def test_it_is_the_algorithm_in_float64_however_many_tensors_are_updated_together(monkeypatch, chunk):
+    monkeypatch.setattr(module, "UPDATE_CHUNK", chunk)
     torch.manual_seed(0)
     model = TinyModel().double()
     before = [p.detach().clone() for p in model.parameters()]

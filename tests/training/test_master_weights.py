@@ -11,8 +11,9 @@ from tiny_training import TinyModel
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import GPT2Config
-from flashtrain.training import optimizers
-from flashtrain.training.optimizers import MasterWeights, adamw, inner_matrices, muon
+from flashtrain.training import master_weights, optimizers
+from flashtrain.training.master_weights import MasterWeights
+from flashtrain.training.optimizers import adamw, inner_matrices, muon
 
 TOKENS = torch.arange(36).view(4, 9) % 17
 BUILDERS = {"adamw": adamw, "muon": muon}
@@ -70,7 +71,7 @@ def test_a_step_holds_a_part_of_the_gradients_in_float32_and_changes_nothing(nam
             held.append(sum(master.grad.numel() for _, master in parts.pairs if master.grad is not None))
         update(optimizer)
 
-    monkeypatch.setattr(optimizers, "COPIED_AT_ONCE", 300)
+    monkeypatch.setattr(master_weights, "GRADIENT_CHUNK", 300)
     monkeypatch.setattr(optimizers.SharedState, "_update", spied)
     parts.step()
     assert len(held) > 3

@@ -13,7 +13,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.resuming import RatesOfThisRun
-from flashtrain.training.steps import SCHEDULES, constant_with_warmup, cosine_with_warmup, linear_with_warmup
+from flashtrain.training.schedules import SCHEDULES, constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
 
 def rates(make, steps, *args, **options):

@@ -6,8 +6,8 @@ import pytest
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.tasks.masked_language.prepare import make_masked_data
-from flashtrain.training.callbacks import describe_validation, held_out_samples
 from flashtrain.training.hardware import detect_hardware
+from flashtrain.training.validation import describe_validation, held_out_samples
 
 
 def test_a_validation_takes_a_tenth_of_the_training_between_two_of_them() -> None:
@@ -18,7 +18,7 @@ def test_a_validation_takes_a_tenth_of_the_training_between_two_of_them() -> Non
 
 def test_what_was_asked_for_is_read_and_a_bound_of_its_own_holds() -> None:
     assert held_out_samples(20_000, every=100, batch=64) == 20_000
-    assert held_out_samples(None, every=100, batch=64, most=512) == 512
+    assert held_out_samples(None, every=100, batch=64, maximum=512) == 512
 
 
 def test_the_line_names_the_setting_only_where_the_number_was_chosen() -> None:

@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from flashtrain.distributed.sharding import shard
 from flashtrain.training.checkpoints import AtomicCheckpointIO
+from flashtrain.training.gradient_clipping import clip_gradients, gradient_scale
 from flashtrain.training.optimizers import adamw
-from flashtrain.training.steps import clip_gradients, cosine_with_warmup, gradient_scale
+from flashtrain.training.schedules import cosine_with_warmup
 
 VOCABULARY = 17
 CONTEXT = 8

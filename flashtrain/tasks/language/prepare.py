@@ -38,9 +38,9 @@ from flashtrain.tasks.language.starting_weights import (
 from flashtrain.tasks.optimization import training_options
 from flashtrain.tasks.text_data import make_sources, make_tokenizer_spec, reading_options, vocabulary_of
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.callbacks import describe_validation
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation import describe_validation
 
 MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens is null
 

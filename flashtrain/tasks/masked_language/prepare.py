@@ -21,9 +21,10 @@ from flashtrain.tasks.masked_language.trained import check_context, read_bert
 from flashtrain.tasks.optimization import training_options
 from flashtrain.tasks.text_data import make_sources, make_tokenizer_spec, reading_options
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.callbacks import StopAtTarget, describe_validation
+from flashtrain.training.early_stopping import StopAtTarget
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation import describe_validation
 
 ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
 MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_samples is null

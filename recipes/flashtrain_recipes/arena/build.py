@@ -14,10 +14,10 @@ from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
 from flashtrain.tasks.classification import Augment
 from flashtrain.tasks.optimization import training_options
-from flashtrain.training.callbacks import held_out_samples
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
+from flashtrain.training.validation import held_out_samples
 from flashtrain_recipes.arena.augmentations import BY_NAME
 from flashtrain_recipes.arena.pathfinder.variation import varied
 from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings

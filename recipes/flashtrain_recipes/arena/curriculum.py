@@ -28,11 +28,11 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import StageContext, TrainingSetup
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.callbacks import describe_validation
 from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.resuming import check_resumable
 from flashtrain.training.throughput import Throughput
+from flashtrain.training.validation import describe_validation
 from flashtrain_recipes.arena.build import (
     TASK,
     choose_stage_batching,

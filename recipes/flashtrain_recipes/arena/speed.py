@@ -19,8 +19,8 @@ from flashtrain.data.sequences import SequenceShape
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.settings.settings import Settings
+from flashtrain.training.gradient_clipping import clip_gradients
 from flashtrain.training.optimizers import adamw
-from flashtrain.training.steps import clip_gradients
 from flashtrain_recipes.arena.build import classifier_config
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flashtrain.training.optimizers import MasterWeights
-from flashtrain.training.steps import clip_gradients
+from flashtrain.training.gradient_clipping import clip_gradients
+from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.step_benchmark.cases import StepCase
 

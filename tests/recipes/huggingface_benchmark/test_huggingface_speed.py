@@ -11,7 +11,7 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.report.rows import read_result
 from flashtrain.training.hardware import detect_hardware
-from flashtrain.training.optimizers import MasterWeights
+from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.huggingface_benchmark.baselines import everyone
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.baselines.transformers import CHECKPOINTING

@@ -19,7 +19,8 @@ from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
 from flashtrain.tasks.batching import choose_batching
 from flashtrain.training.hardware import Hardware, detect_hardware
-from flashtrain.training.optimizers import Lamb, MasterWeights
+from flashtrain.training.lamb import Lamb
+from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.harness import processes
 from flashtrain_recipes.huggingface_benchmark import long_steps
 from flashtrain_recipes.huggingface_benchmark.long_rank import make_states, model_of, warm_up

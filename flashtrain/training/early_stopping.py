@@ -1,4 +1,4 @@
-"""When a fit validates and when it ends early: at a loss that is not finite, or at a target."""
+"""Callbacks that end a fit early: at a loss that is not finite, or at a target accuracy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from flashtrain.errors import UserError
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 NEVER = torch.iinfo(torch.int64).max
-SHARE = 0.1  # of the training's FLOPs that validations may take
-STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in FLOPs
 
 log = logging.getLogger(__name__)
 
@@ -103,13 +101,12 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _advice(trainer: pl.Trainer) -> str:
-    good = last_written_checkpoint(trainer)
+    good = _last_written_checkpoint(trainer)
     where = f"last good checkpoint: {good}" if good else "no checkpoint was saved yet"
     return f"{where}; try a lower learning rate, a longer warm-up or gradient clipping"
 
 
-def last_written_checkpoint(trainer: pl.Trainer) -> str | None:
-    """Path of the newest checkpoint that this fit's checkpoint callbacks have written; None if there is none."""
+def _last_written_checkpoint(trainer: pl.Trainer) -> str | None:
     named = [getattr(callback, "best_model_path", "") for callback in trainer.checkpoint_callbacks]
     paths = [Path(path) for path in named if path and Path(path).exists()]
     return str(max(paths, key=lambda path: path.stat().st_mtime)) if paths else None
@@ -156,66 +153,3 @@ class StopAtTarget(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the count of an earlier part of the run."""
         self._before = float(state_dict["seconds"])
-
-
-class DueValidation(pl.Callback):
-    """Makes up for a missed validation when a run resumes: a step's checkpoint is written before its validation.
-
-    The checkpoint holds the step of the latest validation. A run that resumes at a step whose validation is missing
-    validates before it trains.
-
-    Args:
-        every: optimiser steps between two validations.
-    """
-
-    def __init__(self, every: int) -> None:
-        super().__init__()
-        self.every = every
-        self.step: int | None = None
-
-    def has(self, step: int) -> bool:
-        """Whether the weights after this step were validated."""
-        return self.step == step
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        step = trainer.global_step
-        if step == 0:
-            self.step = None
-        elif step % self.every == 0 and not self.has(step):
-            loop = trainer.fit_loop.epoch_loop.val_loop
-            loop.restarting = False
-            trainer.validating = True
-            loop.run()
-            trainer.training = True
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self.step = trainer.global_step
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.step = state_dict["step"]
-
-
-def held_out_samples(requested: int | None, every: int, batch: int, *, most: int | None = None) -> int:
-    """The number of samples that each validation reads.
-
-    Args:
-        requested: the number that was set; None: as many as cost SHARE of the training between two validations.
-        every: optimiser steps between two validations.
-        batch: samples of an optimiser step.
-        most: an upper bound, for a number that was not set.
-    """
-    if requested is not None:
-        return requested
-    # In FLOPs, not in seconds: the same settings always read the same samples.
-    share = max(1, round(SHARE * STEP_TO_FORWARD * every * batch))
-    return share if most is None else min(most, share)
-
-
-def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
-    """The line that reports how much each validation reads, and which setting changes it."""
-    bound = "" if requested is not None else f" (at most about a tenth of the training time; change it with {setting}=)"
-    return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"

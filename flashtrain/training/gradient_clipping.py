@@ -1,0 +1,52 @@
+"""Clipping of gradients by their norm over all parameters, also sharded and under loss scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+
+
+@torch.no_grad()
+def clip_gradients(module: nn.Module, max_norm: float | None, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
+    """Scale the gradients in place so that their Euclidean norm over all parameters is at most max_norm.
+
+    Pascanu et al. 2013, arXiv 1211.5063. A NaN or infinite norm makes the gradients NaN, so that it shows.
+
+    Args:
+        module: holds the parameters. If FSDP2 shards them (DTensor), the norm is over all shards, and every rank must
+            call this.
+        max_norm: None or 0: only measure.
+        scale: the current factor of the gradients (fp16 loss scaling), which stays in them.
+
+    Returns:
+        The norm before clipping, without `scale`: a float32 scalar on the gradients' device, not read by the host.
+    """
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norm = torch.nn.utils.get_total_norm(gradients)
+    full_tensor = getattr(norm, "full_tensor", None)
+    if full_tensor is not None:  # a DTensor: sums over the shards
+        norm = full_tensor()
+    norm = norm.float() / scale
+    if max_norm:
+        torch.nn.utils.clip_grads_with_norm_(module.parameters(), max_norm, norm)
+    return norm
+
+
+def gradient_scale(trainer: pl.Trainer, optimizer: Any) -> float | torch.Tensor:
+    """The factor that gradients still carry when Lightning asks for clipping.
+
+    1 except under fp16 loss scaling ("16-mixed") with a fused optimiser, which undoes the scaling itself inside its
+    step; Lightning undoes it before clipping for every other optimiser.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if scaler is None or not getattr(inner, "_step_supports_amp_scaling", False):
+        return 1.0
+    # The device-side value; get_scale() would wait for the device.
+    scale = getattr(scaler, "_scale", None)
+    return scale if scale is not None else scaler.get_scale()

@@ -1,0 +1,67 @@
+"""AdamW with both moments in 8 bits, by torchao."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from flashtrain.errors import UserError
+from flashtrain.training.optimizers import parameter_groups
+
+
+def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
+    """torchao's AdamW with both moments in 8 bits, one scale per 256 numbers (Dettmers et al. 2021, arXiv 2110.02861).
+
+    Args:
+        options: lr, betas and eps, as in `adamw`.
+
+    Raises:
+        UserError: torchao is not installed, or devices cannot share a weight's rows evenly.
+    """
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError(
+            "optimizer.states=8bit needs the package torchao. Install it: pip install 'flashtrain[low-bit]'."
+        ) from error
+    for name, one in model.named_parameters():
+        if one.requires_grad:
+            _check_even(name, one)
+    from torch.distributed.tensor import DTensor
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return x.to_local() if isinstance(x, DTensor) else x
+
+    class Resumable(AdamW8bit):
+        """Also loads unquantised states, which checkpoints of sharded runs hold (distributed/sharded_strategy.py)."""
+
+        @torch.no_grad()
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            super().load_state_dict(state_dict)
+            for one, state in self.state.items():
+                for name, signed in (("exp_avg", True), ("exp_avg_sq", False)) if state else ():
+                    new = self._new_buffer(one, signed)
+                    if type(local(new)) is not type(local(state[name])):
+                        local(new).copy_(local(state[name]))
+                        state[name] = new
+
+    return Resumable(parameter_groups(model, weight_decay), **options)
+
+
+def _check_even(name: str, parameter: torch.Tensor) -> None:
+    """Raise UserError if the devices cannot share the parameter's rows evenly."""
+    # torchao 0.18 decides by each rank's own number of rows whether a state is stored in 8 bits, and a checkpoint
+    # cannot gather states of two kinds.
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(parameter, DTensor):
+        return
+    for at, place in enumerate(parameter.placements):
+        devices = parameter.device_mesh.size(at)
+        if isinstance(place, Shard) and parameter.shape[place.dim] % devices:
+            raise UserError(
+                f"optimizer.states=8bit needs weights whose rows the {devices} devices share evenly, and {name} has "
+                f"{parameter.shape[place.dim]}. Use optimizer.states=full or trainer.strategy=ddp."
+            )

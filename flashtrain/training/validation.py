@@ -1,0 +1,80 @@
+"""Validations of a fit: one that a resumed run still has to make, and how many samples each reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+SHARE = 0.1  # of the training's FLOPs that validations may take
+STEP_TO_FORWARD = 3  # a sample's forward and backward cost three forwards, in FLOPs
+
+
+class DueValidation(pl.Callback):
+    """Makes up for a missed validation when a run resumes: a step's checkpoint is written before its validation.
+
+    The checkpoint holds the step of the latest validation. A run that resumes at a step whose validation is missing
+    validates before it trains.
+
+    Args:
+        every: optimiser steps between two validations.
+    """
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = every
+        self.step: int | None = None
+
+    def has(self, step: int) -> bool:
+        """Whether the weights after this step were validated."""
+        return self.step == step
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        step = trainer.global_step
+        if step == 0:
+            self.step = None
+        elif step % self.every == 0 and not self.has(step):
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            loop.restarting = False
+            trainer.validating = True
+            loop.run()
+            trainer.training = True
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.step = trainer.global_step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.step = state_dict["step"]
+
+
+def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: int | None = None) -> int:
+    """The number of samples that each validation reads.
+
+    Args:
+        requested: the number that was set; None: as many as cost SHARE of the training between two validations.
+        every: optimiser steps between two validations.
+        batch: samples of an optimiser step.
+        maximum: an upper bound, for a number that was not set.
+    """
+    if requested is not None:
+        return requested
+    # In FLOPs, not in seconds: the same settings always read the same samples.
+    share = max(1, round(SHARE * STEP_TO_FORWARD * every * batch))
+    return share if maximum is None else min(maximum, share)
+
+
+def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
+    """The line that reports how much each validation reads.
+
+    Args:
+        samples: what `held_out_samples` returned.
+        requested: the number that was set; None: `setting` is named, which would set it.
+        every: optimiser steps between two validations.
+        setting: the setting's name.
+    """
+    bound = "" if requested is not None else f" (at most about a tenth of the training time; change it with {setting}=)"
+    return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"
