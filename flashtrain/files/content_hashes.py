@@ -1,8 +1,4 @@
-"""Hash the contents of files, independent of where they are.
-
-A file is read only once: its hash is saved in the cache folder with its size, times and inode, which are all that later
-runs look at.
-"""
+"""Hash the contents of files, independent of where they are."""
 
 from __future__ import annotations
 
@@ -28,6 +24,9 @@ LOGGED_SIZE = 2**30  # bytes to read from which on a line is logged
 
 def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
     """A hash of the names, relative to `base`, and contents of files below it, in their order.
+
+    A file is read only once: its hash is saved in the cache folder with its size, times and inode, which are all that
+    later runs look at.
 
     Raises OSError if a file cannot be read.
     """

@@ -1,8 +1,4 @@
-"""Find the folders conf/ and recipes/ on this machine, and all recipes.
-
-An installed wheel has both inside the package (flashtrain/conf, flashtrain/recipes). A checkout, whether it is on
-PYTHONPATH or installed as editable, has them next to the package.
-"""
+"""Find the folders conf/ and recipes/ on this machine, and all recipes."""
 
 from __future__ import annotations
 
@@ -60,8 +56,8 @@ def recipe_description(path: str | Path) -> str:
 
 
 def _shipped_folder(name: str) -> Path:
-    # The wheel's folder comes first: an installed package lies in site-packages, where a folder `conf` could be
-    # anyone's. In a checkout the package itself never has these folders.
+    # A wheel has them inside the package, a checkout next to it. The wheel's come first: an installed package lies in
+    # site-packages, where a folder `conf` could be anyone's.
     candidates = [_PACKAGE / name, _PACKAGE.parent / name]
     for candidate in candidates:
         if candidate.is_dir():

@@ -1,16 +1,4 @@
-"""Make, read and find the folders of runs.
-
-runs/gpt2/2026-11-21_10-15-02/
-  config.yaml      the resolved settings (a run can be rebuilt from this file and the checkpoint)
-  summary.json     one flat row of settings and results, also if the run failed
-  metrics.jsonl    all logged numbers
-  checkpoints/     last.ckpt, best.ckpt
-  sample.txt       text that a language model generated at the end
-  report.html      a page of all this
-  flashtrain.log   the printed lines
-  tokenizer/       the tokenizer that made the tokens
-  .lock            held while a run lives (run_lock.py)
-"""
+"""The folders of runs: their files, and how they are made and found."""
 
 from __future__ import annotations
 
@@ -40,11 +28,11 @@ from flashtrain.settings.schema import setting_names, typed_settings
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
 
-CONFIG_FILE = "config.yaml"
-SUMMARY_FILE = "summary.json"
-CHECKPOINTS = "checkpoints"
-TOKENIZER = "tokenizer"
-SAMPLE = "sample.txt"
+CONFIG_FILE = "config.yaml"  # the resolved settings: with the checkpoint enough to rebuild a run
+SUMMARY_FILE = "summary.json"  # one flat row of settings and results, also if the run failed
+CHECKPOINTS = "checkpoints"  # last.ckpt and best.ckpt
+TOKENIZER = "tokenizer"  # the tokenizer that made the tokens
+SAMPLE = "sample.txt"  # text that a language model generated at the end
 
 # Values of `status` in a summary row; RUNNING stays if a run was killed.
 RUNNING, FINISHED, STOPPED, FAILED, OUT_OF_MEMORY = "running", "finished", "stopped", "failed", "out of memory"
@@ -246,10 +234,8 @@ def _new(parent: Path) -> Path:
 
 
 def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
-    """The folder below `parent` that the first rank chooses, if a launcher started all ranks.
-
-    torchrun's store passes its name to the others; SLURM's ranks look for the folder that their first rank holds.
-    """
+    """The folder below `parent` that the first rank chooses, if a launcher started all ranks."""
+    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that their first rank holds.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
         key = f"flashtrain/folders/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -1,8 +1,4 @@
-"""Lock a run folder, so that one process at a time writes into it.
-
-FOLDER/.lock is locked by the operating system (filelock), which releases it when the process ends in any way.
-FOLDER/.lock.json names the process that holds it. Of ranks that train together, the first one holds it for all.
-"""
+"""The lock of a run folder, so that one process at a time writes into it."""
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.files.disk import UNFINISHED, write_atomically
 
+# The operating system locks the former, and releases it when the process ends in any way. The latter names the process.
 LOCK, HOLDER = ".lock", ".lock.json"
 # Errors of file systems without locks (some NFS and FUSE mounts); filelock 3.30 knows only the first of them.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP}

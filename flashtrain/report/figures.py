@@ -1,7 +1,4 @@
-"""PNG figures of rows, 1200 pixels wide, on white.
-
-Drawn with matplotlib's own Figure and its Agg canvas, never pyplot: no window, no global state, safe in any thread.
-"""
+"""PNG figures of rows, 1200 pixels wide, on white."""
 
 from __future__ import annotations
 
@@ -127,10 +124,7 @@ def _can_be_placed(value: Any) -> bool:
 
 
 class _XAxis:
-    """The x axis: numbers on a linear or log2 scale, words spaced evenly.
-
-    Numbers that are far apart get a log axis, unless they are a course: many, evenly spaced (every tenth step).
-    """
+    """The x axis: numbers on a linear or log2 scale, words spaced evenly."""
 
     def __init__(self, rows: Rows, key: str) -> None:
         self.key = key
@@ -138,6 +132,7 @@ class _XAxis:
         self.numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in self.values)
         if self.numeric:
             self.values = sorted(self.values)
+        # Numbers that are far apart get a log axis, unless they are a course: many, evenly spaced (every tenth step).
         wide = self.numeric and self.values[0] > 0 and self.values[-1] >= 4 * self.values[0] and not self._is_course()
         self.log = self.numeric and self.values[0] > 0 and (wide or key == "context")
 

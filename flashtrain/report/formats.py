@@ -1,7 +1,4 @@
-"""Headings, units and digits of values in tables.
-
-COLUMNS gives a key its heading; a key without an entry appears under its own name.
-"""
+"""Headings, units and digits of values in tables."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ class Column:
     number: Callable[[float], str] = plain
 
 
-# In the order in which a table has them by default.
+# In the order in which a table has them by default. A key without an entry appears under its own name.
 COLUMNS: dict[str, Column] = {
     "best": Column("best"),
     "run": Column("run"),

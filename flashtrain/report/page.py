@@ -1,7 +1,4 @@
-"""report.html: a page that shows a run, a sweep or a study, in one file that needs no network.
-
-Texts are escaped, pictures are embedded, and the page's content security policy allows no scripts and no requests.
-"""
+"""report.html: a page that shows a run, a sweep or a study, in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -60,6 +57,7 @@ tr.failed td { color: #b5364b; }
 pre { background: #f4f6f8; border-radius: 6px; padding: .8rem 1rem; white-space: pre-wrap; overflow-wrap: anywhere;
   max-height: 24rem; overflow-y: auto; }
 """
+# No scripts and no requests.
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>

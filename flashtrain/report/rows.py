@@ -1,8 +1,4 @@
-"""Result files and summary rows, from which all tables and figures are drawn.
-
-A row is a flat dictionary: a run's summary.json, or one line of a measured table. A result file,
-recipes/results/NAME.json, holds rows with the command, date, device and versions that they were measured with.
-"""
+"""Result files and summary rows, from which all tables and figures are drawn."""
 
 from __future__ import annotations
 
@@ -18,11 +14,10 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.yaml_files import read_yaml
-from flashtrain.folders.run_folder import CONFIG_FILE, FINISHED, OUT_OF_MEMORY, SUMMARY_FILE
+from flashtrain.folders.run_folder import FINISHED, OUT_OF_MEMORY, SUMMARY_FILE, read_summary
 from flashtrain.training import hardware as machine
 
-Row = dict[str, Any]
+Row = dict[str, Any]  # flat: a run's summary.json, or one line of a measured table
 
 # The result file that a benchmark run writes.
 RESULT = "result.json"
@@ -99,8 +94,8 @@ def write_result(
 def collect_summaries(folder: str | Path) -> list[Row]:
     """The summary row of every run below `folder`, in the order of job numbers, or of `folder` if it is a run.
 
-    A row gains "run", its folder's path relative to `folder`. A job without a summary.json (after a kill, for example)
-    has status "no summary", and recipe, context and so on of its config.yaml.
+    A row gains "run", its folder's path relative to `folder`. A job that ended before it wrote its summary.json has
+    status "no summary".
 
     Raises:
         UserError: the folder has no run.
@@ -159,15 +154,14 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     for child in sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=_in_number_order):
         if child.name.startswith(".") or child.name in _NOT_RUNS:
             continue
-        holds_runs = any(True for name in (SUMMARY_FILE, CONFIG_FILE) for _ in child.glob(f"*/**/{name}"))
-        if not _is_run(child) and holds_runs:
+        if not _is_run(child) and any(child.glob(f"*/**/{SUMMARY_FILE}")):
             yield from _run_folders(child)
         else:
             yield child
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / SUMMARY_FILE).is_file() or (folder / CONFIG_FILE).is_file()
+    return (folder / SUMMARY_FILE).is_file()
 
 
 def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
@@ -177,18 +171,8 @@ def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
 
 
 def _summary_row(folder: Path, name: str) -> Row:
-    file = folder / SUMMARY_FILE
-    if file.is_file():
-        return {"run": name, **json.loads(file.read_text(encoding="utf-8"))}
-    row = {"run": name, **_config_row(folder / CONFIG_FILE)}
-    return {**row, "status": NO_SUMMARY, "error": "the job ended without writing summary.json"}
-
-
-def _config_row(path: Path) -> Row:
-    """The plain values at the top of a run's config.yaml that a summary row also has."""
-    config = read_yaml(path) if path.is_file() else {}
-    found = {key: config.get(key) for key in ("recipe", "model", "attention", "context", "batch")}
-    return {key: value for key, value in found.items() if isinstance(value, (str, int, float))}
+    missing = {"status": NO_SUMMARY, "error": "the job ended without writing summary.json"}
+    return {"run": name, **(read_summary(folder) or missing)}
 
 
 def _finite(value: Any) -> Any:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.report.rows import RESULT, ResultFile, collect_summaries, read_result, values_of, write_result
+from flashtrain.report.rows import (
+    RESULT,
+    ResultFile,
+    collect_summaries,
+    command_line,
+    read_result,
+    values_of,
+    write_result,
+)
 from flashtrain.report.sweep import override_texts, varied_keys, with_overrides
 
 # Once in the file, not in each row; or of no use to a reader, as paths of this machine.
@@ -83,6 +90,5 @@ def reproducing_command(rows: Sequence[Mapping[str, Any]]) -> str:
             given = words.setdefault(key, [])
             if value not in given:
                 given.append(value)
-    settings = [shlex.quote(f"{key}={','.join(values)}") for key, values in words.items()]
-    several = any(len(values) > 1 for values in words.values())
-    return " ".join(["python -m flashtrain", *(["-m"] if several else []), *settings])
+    several = ["-m"] if any(len(values) > 1 for values in words.values()) else []
+    return command_line([*several, *(f"{key}={','.join(values)}" for key, values in words.items())])

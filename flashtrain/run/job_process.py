@@ -1,9 +1,4 @@
-"""The jobs of a sweep or a study, each in its own process, one after the other.
-
-A job does not outlive the command that started it. The command passes signals on; if it is killed, the job notices,
-finishes its step, saves a checkpoint and ends, as after SIGTERM. (Hydra 1.3's launchers pass no signals on: joblib's
-jobs live on as orphans when their parent is killed, and submitit's local jobs run all at once.)
-"""
+"""The jobs of a sweep or a study, each in its own process, which does not outlive the command that started it."""
 
 from __future__ import annotations
 
@@ -19,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+# Hydra 1.3's launchers pass no signals on: joblib's jobs live on as orphans when their parent is killed, and submitit's
+# local jobs run all at once.
 PARENT = "FLASHTRAIN_PARENT"  # in a job's environment: the process that started it
 _SECONDS = 0.5  # between a job's checks that this process is alive
 

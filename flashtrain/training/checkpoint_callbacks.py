@@ -1,7 +1,4 @@
-"""When a run's checkpoints are written: last.ckpt every N steps and at any end, best.ckpt at a better validation.
-
-Lightning's ModelCheckpoint decides. Its subclasses here close gaps of version 2.6.6; each names its own.
-"""
+"""When a run's checkpoints are written: last.ckpt every N steps and at any end, best.ckpt at a better validation."""
 
 from __future__ import annotations
 

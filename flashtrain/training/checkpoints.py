@@ -1,8 +1,4 @@
-"""Checkpoint files: written whole or not at all, and read without running code.
-
-A run folder's `checkpoints/` holds `last.ckpt`, from which a run resumes, and `best.ckpt`, without the optimiser's
-states. Each is a single file, or a folder of every rank's shards (sharded.py).
-"""
+"""Checkpoint files: written whole or not at all, and read without running code."""
 
 from __future__ import annotations
 
@@ -20,8 +16,9 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import os_errors
 from flashtrain.training import sharded
 
-LAST = "last.ckpt"
-BEST = "best.ckpt"
+# In a run folder's `checkpoints/`. Each is a single file, or a folder of every rank's shards (sharded.py).
+LAST = "last.ckpt"  # from which a run resumes
+BEST = "best.ckpt"  # of the best validation, without the optimiser's states
 _PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint's state
 STATES_OF_8_BITS = "torchao.optim.subclass_8bit.OptimState8bit"
 PARTIAL = ".partial"  # ends the name of a file that is still being written
@@ -111,7 +108,8 @@ def read_checkpoint(
         optimizers: join the optimisers' states of a folder too; otherwise they are on the meta device.
 
     Raises:
-        UserError: there is no such checkpoint. A file that is damaged or could run code raises torch's own errors.
+        UserError: the folder has no complete checkpoint. A file that is missing, damaged or could run code raises
+            torch's own errors.
     """
     path = Path(path)
     if not path.is_dir():
@@ -127,9 +125,6 @@ def read_checkpoint(
 
 
 def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
-    if not path.is_file():
-        near = sorted(str(one) for one in path.parent.glob("*.ckpt"))[:5]
-        raise UserError(f"there is no checkpoint {path}" + (f"; its folder has {', '.join(near)}" if near else ""))
     try:
         return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:

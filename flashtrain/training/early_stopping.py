@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from pathlib import Path
@@ -12,12 +11,11 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
+from flashtrain.announce import say
 from flashtrain.errors import UserError
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
 
 NEVER = torch.iinfo(torch.int64).max
-
-log = logging.getLogger(__name__)
 
 
 # Lightning 2.6.6's EarlyStopping(check_finite=True) looks at one logged figure, and lets checkpoints be written over.
@@ -134,12 +132,9 @@ class StopAtTarget(pl.Callback):
             return
         if float(value) >= self.target:
             self.seconds = self._elapsed()
-            log.info(
-                "validation_accuracy %.4f reached its target %g after %d steps and %.1f s",
-                float(value),
-                self.target,
-                trainer.global_step,
-                self.seconds,
+            say(
+                f"validation_accuracy {float(value):.4f} reached its target {self.target:g} "
+                f"after {trainer.global_step} steps and {self.seconds:.1f} s"
             )
             trainer.should_stop = True
 

@@ -1,9 +1,4 @@
-"""Reports which rank was killed by a signal, before Lightning ends the job.
-
-pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died, it
-logs a line at INFO and kills the first rank with SIGKILL. Without this module, a rank that was killed from outside (by
-Linux when host memory runs out, for example) would end the job without any message.
-"""
+"""Reports which rank was killed by a signal, for example by Linux when host memory runs out."""
 
 from __future__ import annotations
 
@@ -15,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+# pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died, it
+# logs a line at INFO and kills the first rank with SIGKILL.
 LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
 # "[rank: 1] Child process with PID 21848 terminated with code -9. ..."
 _REPORT = re.compile(r"\[rank: (\d+)\].* terminated with code -(\d+)\b")

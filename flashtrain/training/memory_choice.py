@@ -1,8 +1,4 @@
-"""The choice of memory savings for a run: the fastest option whose estimate fits.
-
-From fast to slow: activation checkpointing none, selective, full, full with feed-forward and loss in chunks, and the
-last one with the blocks' inputs offloaded to host memory. mode=plan prints them.
-"""
+"""The choice of memory savings for a run: the fastest option whose estimate fits."""
 
 from __future__ import annotations
 
@@ -59,7 +55,11 @@ class MemoryOption:
 def candidates(
     checkpointing: str = AUTO, *, offload: bool = False, ffn_chunk: int | None = None, loss_chunk: int | None = None
 ) -> list[MemorySavings]:
-    """The savings to try, fastest first; a single one if `checkpointing` names a kind. Given values are not changed."""
+    """The savings to try, fastest first; a single one if `checkpointing` names a kind. Given values are not changed.
+
+    From fast to slow: activation checkpointing none, selective, full, full with feed-forward and loss in chunks, and
+    the last one with the blocks' inputs offloaded to host memory.
+    """
     if checkpointing != AUTO:
         return [MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)]
     pieces = (ffn_chunk or FFN_CHUNK, loss_chunk or LOSS_CHUNK)

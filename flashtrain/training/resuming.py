@@ -1,9 +1,8 @@
-"""What a resumed run restores besides Lightning's state: its own learning rates, and the random generators."""
+"""What a resumed run restores beyond Lightning's own state."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import random
 import warnings
 from collections.abc import Mapping
@@ -15,9 +14,8 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 
+from flashtrain.announce import say
 from flashtrain.errors import UserError
-
-log = logging.getLogger(__name__)
 
 KEY = "random_states"
 
@@ -124,8 +122,7 @@ class RandomState(pl.Callback):
         if len(states) == trainer.world_size and all(set(state) == kinds for state in states):
             _restore(states[trainer.global_rank], device)
             return
-        if trainer.is_global_zero:
-            log.info("the checkpoint is from other devices: random generators (dropout) are seeded from seed and step")
+        say("the checkpoint is from other devices: random generators (dropout) are seeded from seed and step")
         drawn = (self.seed + trainer.global_step) % 2**32  # the same on every rank
         random.seed(drawn)
         np.random.seed(drawn)

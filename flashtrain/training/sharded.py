@@ -1,13 +1,8 @@
 """Sharded checkpoints: folders into which every rank writes its own part of the tensors while training continues.
 
-    last.ckpt/
-      current.json      names the folder that is the checkpoint
-      120-0/            the checkpoint of step 120: plain.ckpt, and every rank's shards as safetensors files
-
-torch.distributed.checkpoint plans, writes and reads the shards, for any number of ranks. This module closes two gaps of
-torch 2.13. Its own format has a pickled .metadata, which can run code: here shards are safetensors, and plain.ckpt has
-the rest. And a kill while a folder is overwritten damages either format (21 and 13 of 40 were unreadable): here each
-checkpoint is a new folder, and current.json is replaced in one step once the folder is complete.
+last.ckpt/
+  current.json      names the folder that is the checkpoint
+  120-0/            the checkpoint of step 120: plain.ckpt, and every rank's shards as safetensors files
 """
 
 from __future__ import annotations
@@ -27,6 +22,10 @@ import torch
 from flashtrain.errors import UserError
 from flashtrain.files.disk import flush, os_errors, replacing
 
+# torch.distributed.checkpoint plans, writes and reads the shards, for any number of ranks. Two gaps of torch 2.13 are
+# closed here. Its own format has a pickled .metadata, which can run code: here shards are safetensors. A kill while a
+# folder is overwritten damages either format: here each checkpoint is a new folder, which current.json names once it is
+# complete.
 CURRENT = "current.json"
 PLAIN = "plain.ckpt"
 BESIDE = ".parts"  # suffix of the first sharded checkpoint's folder while a file has the checkpoint's name

@@ -1,9 +1,4 @@
-"""A clean stop on SIGTERM, Ctrl-C or a time limit: finish the optimiser step, save a checkpoint, end the fit.
-
-pytorch-lightning 2.6.6 does not do this. After a SIGTERM between two accumulated micro-batches its checkpoint lacks
-their gradients (other weights in 4 of 4 runs), a SIGTERM that only rank 1 gets leaves the job hanging, and the command
-exits with status 0.
-"""
+"""A clean stop on SIGTERM, Ctrl-C or a time limit: finish the optimiser step, save a checkpoint, end the fit."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.steps import OptimizerStepCounter
 
 AGREE_SECONDS = 1.0  # between two exchanges in which ranks report whether they got a signal
-MOST_STEPS = 100  # optimiser steps, or batches of a validation, between two exchanges at most
+MAX_STEPS_APART = 100  # optimiser steps, or batches of a validation, between two exchanges
 TIME_IS_UP = 1000  # what a rank reports at its time limit, instead of a signal's number
 
 
@@ -31,6 +26,8 @@ class StoppedInValidation(Exception):
     """A signal or the time limit ended a validation or test midway. Raised by Trainer.fit, .validate or .test."""
 
 
+# pytorch-lightning 2.6.6 does not do this. After a SIGTERM between two accumulated micro-batches its checkpoint lacks
+# their gradients, a SIGTERM that only rank 1 gets leaves the job hanging, and the command exits with status 0.
 class SaveOnSignal(pl.Callback):
     """On SIGTERM or Ctrl-C (SIGINT), finishes the optimiser step, saves last.ckpt and ends the fit.
 
@@ -79,8 +76,6 @@ class SaveOnSignal(pl.Callback):
         return 0 if self.stopped_by is None else 128 + int(self.stopped_by)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stopped_by, self.stopped_at, self._received, self.out_of_time = None, None, None, False
-        self._interrupts, self._late = 0, None
         self._steps.start(trainer)
         self._begin(trainer)
 
@@ -122,9 +117,6 @@ class SaveOnSignal(pl.Callback):
         trainer.fit_loop.min_epochs = 0
         trainer.fit_loop.epoch_loop.min_steps = None
         trainer.should_stop = True
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._restore(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._restore(trainer)
@@ -216,7 +208,7 @@ class SaveOnSignal(pl.Callback):
             return None
         now = time.monotonic()
         seconds_per_step = (now - self._agreed_at) / self._unshared
-        wanted = min(MOST_STEPS, max(1, int(AGREE_SECONDS / max(seconds_per_step, 1e-6))))
+        wanted = min(MAX_STEPS_APART, max(1, int(AGREE_SECONDS / max(seconds_per_step, 1e-6))))
         # Every rank proposes when to compare next. The largest proposal holds for all: they compare at the same step.
         both = torch.tensor([self._report(), wanted], dtype=torch.int64)
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)

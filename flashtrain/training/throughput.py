@@ -1,7 +1,4 @@
-"""A run's speed and peak memory, as a Lightning callback.
-
-It works in any Lightning program: `Trainer(callbacks=[Throughput(flops_per_token=model.flops_per_token())])`.
-"""
+"""A run's speed and peak memory, as a callback for any Lightning program."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class SignalAt(pl.Callback):
 
 def stopping_scenario(folder: Path) -> dict[str, Any]:
     """SIGTERM to the second rank only; then a loss that becomes NaN on the second rank only."""
-    signals.MOST_STEPS = 8  # ask often: a hundred steps over gloo are slow where other processes want the cores
+    signals.MAX_STEPS_APART = 8  # ask often: a hundred steps over gloo are slow where other processes want the cores
     stop = SaveOnSignal()
     stopped = fit(
         folder,
