@@ -132,7 +132,8 @@ class RandomState(pl.Callback):
 def _states(device: torch.device) -> dict[str, Any]:
     """The generators' states as tensors and plain values, as a checkpoint holds them."""
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
+    drawn: Any = np.random.get_state()
+    kind, keys, position, has_gauss, cached = drawn
     states = {
         "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
         "numpy": [str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
