@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashtrain.errors import UserError
-
 COST_OF = attrgetter("cost")
 
 
@@ -68,19 +66,16 @@ def share_out(
     is cut: where one alone costs more than the mean row, rows cannot be even. The result is deterministic.
 
     Args:
-        lengths: (n,) tokens of the waiting sequences, oldest first. Rows are full only if more are given than fit.
+        lengths: (n,) tokens of the waiting sequences, each at most `budget`, oldest first. Rows are full only if more
+            are given than fit.
         cost: Cost of a sequence.
         bins: Number of rows.
         budget: Tokens of a row.
         max_sequences: Maximum number of sequences in a row (None: any).
         tolerance: How far a row's cost may exceed the mean, as a factor.
-
-    Raises:
-        UserError: A sequence is longer than a row.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
-    if len(sizes) and sizes.max() > budget:
-        raise UserError(f"a sequence has {sizes.max()} tokens: expected at most {budget}, the length of a row.")
+    assert not len(sizes) or sizes.max() <= budget
     costs = cost.of(sizes)
     max_sequences = len(sizes) if max_sequences is None else max_sequences
     rows = [Bin() for _ in range(bins)]

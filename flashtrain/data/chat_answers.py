@@ -1,13 +1,4 @@
-"""Find the characters of a conversation that get labels: the answers, as the model would write them.
-
-If the template marks what the assistant says ({% generation %}), its marks are used. Otherwise the conversation is
-rendered twice, up to the answer with a generation prompt, and including the answer: the answer begins where the two
-texts differ. The second text must be a prefix of the whole conversation. A template that rewrites earlier turns (for
-example, one that strips their thinking) fails that; each answer then becomes a document of its own, with the prompt
-that the model sees for that answer.
-
-If the template does not write an end of an answer (GLM), the marker of the next role gets a label.
-"""
+"""Find the characters of a conversation that get labels: the answers, as the model would write them."""
 
 from __future__ import annotations
 
@@ -27,25 +18,23 @@ FOLLOWING = ("user", "tool", "system")  # roles whose marker may end an answer
 
 
 class Piece(NamedTuple):
-    """The text of a document, and the (begin, end) ranges of its characters that get labels, in order.
-
-    plain: made without a template, so that the tokenizer's own begin and end of text are added; the end gets a label.
-    goes_on: the piece belongs to the same conversation as the piece before it.
-    """
+    """A document of a conversation."""
 
     text: str
-    learnt: tuple[tuple[int, int], ...]
-    plain: bool = False
-    goes_on: bool = False
+    learnt: tuple[tuple[int, int], ...]  # the (begin, end) ranges of the characters that get labels, in order
+    plain: bool = (
+        False  # made without a template: the tokenizer's begin and end of text are added; the end gets a label
+    )
+    goes_on: bool = False  # whether the piece belongs to the same conversation as the piece before it
 
     @property
     def places(self) -> list[int]:
-        """Where labels begin or end within the text, in order."""
+        """The characters within the text at which labels begin or end, in order."""
         return sorted({place for span in self.learnt for place in span if 0 < place < len(self.text)})
 
     @property
     def ends(self) -> list[int]:
-        """Where the parts between those places end."""
+        """The characters at which the parts between those places end."""
         return [*self.places, len(self.text)]
 
     @property
@@ -55,18 +44,23 @@ class Piece(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The text of an answer with everything that the model sees before it, and where in that text the answer begins.
-
-    within: where the answer ends in the text of the whole conversation; None: the text there is different.
-    """
+    """An answer with everything that the model sees before it."""
 
     text: str
-    begin: int
-    within: int | None
+    begin: int  # where in the text the answer begins
+    within: int | None  # where it ends in the text of the whole conversation; None: the text there is different
 
 
 class ChatAnswers:
-    """Finds the answers of conversations in the text that a template renders."""
+    """Finds the answers of conversations in the text that a template renders.
+
+    If the template marks what the assistant says ({% generation %}), its marks are used. Otherwise the conversation is
+    rendered twice, up to the answer with a generation prompt, and including the answer: the answer begins where the two
+    texts differ. The second text must be a prefix of the whole conversation. A template that rewrites earlier turns
+    (for example, one that strips their thinking) fails that; each answer then becomes a document of its own, with the
+    prompt that the model sees for that answer. If the template does not write an end of an answer (GLM), the marker of
+    the next role gets a label.
+    """
 
     def __init__(self, rendering: ChatRendering) -> None:
         self.rendering = rendering
@@ -81,7 +75,7 @@ class ChatAnswers:
         *,
         close: bool = True,
     ) -> list[Piece]:
-        """The documents of a conversation: one, or one for each answer.
+        """Make the documents of a conversation: one, or one for each answer.
 
         Args:
             answers: Indices of the messages that get labels.
@@ -89,7 +83,8 @@ class ChatAnswers:
             first: Index of the first message that may get labels.
             close: Whether the next role's marker gets a label if the template writes no end of an answer.
 
-        Raises UserError: an answer cannot be separated from the text before it.
+        Raises:
+            UserError: An answer cannot be separated from the text before it.
         """
         closes = [self._close(messages, at) if close else "" for at in answers]
         own = [self._answer(messages, tools, at, whole) for at in answers]
@@ -149,7 +144,6 @@ class ChatAnswers:
     def _together(
         self, messages: Messages, tools: Tools, own: Sequence[Answer], closes: Sequence[str], whole: str, first: int
     ) -> Piece:
-        """The conversation as one document."""
         if self.rendering.marks(tools):
             marked = self.rendering.marked(messages, tools)
             begin = self.rendering.shared_text(self.rendering.text(messages[:first], tools), whole) if first else 0
@@ -194,8 +188,7 @@ class ChatAnswers:
         return Answer(own, begin, len(end) if closed else None)
 
     def _after(self, messages: Messages, tools: Tools, at: int, before: str, own: str) -> str:
-        """The text of message `at` if it changes the text before it: what follows the content of the message before in
-        `own`, without the generation prompt. UserError: the generation prompt does not stand there."""
+        """What follows the content of the message before in `own`, without the generation prompt."""
         last = messages[at - 1]
         other = {**last, "content": "y" if str(last.get("content")).rstrip().endswith("x") else "x"}
         prompt = _shared_end(before, self.rendering.text([*messages[: at - 1], other], tools, prompt=True))
@@ -209,5 +202,4 @@ class ChatAnswers:
 
 
 def _shared_end(one: str, other: str) -> str:
-    """The text that both end with."""
     return os.path.commonprefix((one[::-1], other[::-1]))[::-1]  # noqa: RUF071 - texts

@@ -123,9 +123,8 @@ class ChatDataModule(TextDataModule):
 
     @property
     def documents(self) -> tuple[ChatDocuments, ChatDocuments]:
-        """The documents for training and for validation. Raises UserError before setup()."""
-        if self._documents is None:
-            raise UserError("the data has not been read yet. Call setup() first.")
+        """The documents for training and for validation. Needs setup()."""
+        assert self._documents is not None
         return self._documents
 
     @property

@@ -17,7 +17,11 @@ Messages = list[dict[str, Any]]
 
 
 def messages_of(given: object, column: str) -> Messages:
-    """The messages in a column, which may be JSON text, without null keys. UserError: they are not messages."""
+    """Read the messages in a column, which may be JSON text; keys with null are left out.
+
+    Raises:
+        UserError: The column does not hold messages.
+    """
     given = parse_json(given, f"its {column}") if isinstance(given, str) else given
     if not isinstance(given, list) or not given:
         raise UserError(f"its {column} are not a list of messages: expected {EXPECTED}.")
@@ -29,7 +33,7 @@ def messages_of(given: object, column: str) -> Messages:
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
-    """The tools of a row, which may be JSON text. UserError: they are not a list of objects."""
+    """Read the tools of a row, which may be JSON text. Raises UserError if they are not a list of objects."""
     given = row.get("tools")
     given = parse_json(given, "its tools") if isinstance(given, str) and given else given
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
@@ -38,24 +42,27 @@ def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
 
 
 def joined(messages: Messages) -> Messages:
-    """The messages, with each content that is a list of texts joined to one text. UserError: a part is not a text."""
-    found = []
-    for number, message in enumerate(messages, start=1):
+    """Join each content that is a list of texts to one text. Raises UserError if a part is not a text."""
+    found = list(messages)
+    for at, message in enumerate(messages):
         content = message.get("content")
-        for part in content if isinstance(content, list) else ():
+        if not isinstance(content, list):
+            continue
+        for part in content:
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
                 raise UserError(
-                    f"message {number}: its content has a part of type {kind}, expected parts of type text."
+                    f"message {at + 1}: its content has a part of type {kind}, expected parts of type text."
                 )
-        text = "".join(part["text"] for part in content) if isinstance(content, list) else content
-        found.append({**message, "content": text} if isinstance(content, list) else message)
+        found[at] = {**message, "content": "".join(part["text"] for part in content)}
     return found
 
 
 def forms(messages: Messages) -> Iterator[Messages]:
-    """The messages in each form that templates may expect of tool calls, the usual form first: arguments as an object
-    or as text, and a missing content as it is, empty or null."""
+    """Yield the messages in each form that templates may expect of tool calls, the usual form first.
+
+    The arguments are an object or text, and a missing content stays so, is empty or null.
+    """
     if not any(_calls(messages)):
         yield messages
         return
@@ -72,7 +79,11 @@ def forms(messages: Messages) -> Iterator[Messages]:
 
 
 def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
-    """The messages with a placeholder for each call's name and arguments, and each one's message number."""
+    """Replace each tool call's name and arguments by a placeholder.
+
+    Returns:
+        The messages, and for each placeholder the number of its message.
+    """
     found, words = deepcopy(messages) if any(_calls(messages)) else messages, {}
     for place, (number, called) in enumerate(_calls(found)):
         word = f"call_{place}_word"

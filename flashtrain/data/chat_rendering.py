@@ -19,7 +19,11 @@ Tools = list[Any] | None
 
 
 class ChatRendering:
-    """A tokenizer's chat template. UserError: it is not valid Jinja."""
+    """A tokenizer's chat template.
+
+    Raises:
+        UserError: The template is not valid Jinja.
+    """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -31,19 +35,19 @@ class ChatRendering:
         self.library = tokenizer.library_form()
 
     def text(self, messages: Messages, tools: Tools, *, prompt: bool = False) -> str:
-        """The rendered conversation. prompt: with the generation prompt at its end."""
+        """Render a conversation. prompt: with the generation prompt at its end."""
         return self._rendered(messages, tools, add_generation_prompt=prompt)[0][0]
 
     def marks(self, tools: Tools) -> bool:
-        """Whether the template marks what the assistant says ({% generation %})."""
+        """Tell whether the template marks what the assistant says ({% generation %})."""
         return MARKS_ANSWERS.search(self._template(tools)) is not None
 
     def marked(self, messages: Messages, tools: Tools) -> list[tuple[int, int]]:
-        """The ranges that the template marks, as (begin, end) in characters."""
+        """List the ranges that the template marks, as (begin, end) in characters."""
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
     def taken(self, messages: Messages, tools: Tools) -> Messages:
-        """The messages in the first form that the template accepts. UserError: it accepts none."""
+        """Return the messages in the first form that the template accepts. Raises UserError if it accepts none."""
         refused = []
         for form in forms(joined(messages)):
             try:
@@ -54,7 +58,6 @@ class ChatRendering:
         raise refused[-1]
 
     def _check_calls(self, messages: Messages, tools: Tools) -> None:
-        """Raise UserError unless the template writes every tool call."""
         changed, words = with_other_calls(messages)
         text = self.text(changed, tools) if words else ""
         for word, number in words.items():
@@ -74,12 +77,12 @@ class ChatRendering:
             return texts
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of each text, int64."""
+        """Encode texts, in which the spelling of a special token is that token; one int64 array each."""
         found = self.library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def shared_text(self, one: str, other: str) -> int:
-        """The length in characters of the common prefix of both, cut back to whole tokens."""
+        """Return the length in characters of the common prefix of both texts, cut back to whole tokens."""
         if other.startswith(one):
             return len(one)
         ids, more = self.ids([one, other])
@@ -87,7 +90,7 @@ class ChatRendering:
         return len(begin) if one.startswith(begin) else len(os.path.commonprefix((one, other)))  # noqa: RUF071 - texts
 
     def added(self, text: str) -> list[str]:
-        """The tokens of a text that were added to the tokenizer's vocabulary, such as special ones, in order."""
+        """List the tokens of a text that were added to the tokenizer's vocabulary, such as special ones, in order."""
         added = self.library.get_added_tokens_decoder()
         return [added[number].content for number in self.ids([text])[0].tolist() if number in added]
 
@@ -103,7 +106,7 @@ class ChatRendering:
 
 
 def read_template(path: str | os.PathLike[str] | None) -> str | None:
-    """The Jinja template in a file."""
+    """Read the Jinja template in a file; None without a file."""
     return None if path is None else Path(path).expanduser().read_text(encoding="utf-8-sig")
 
 
@@ -119,10 +122,7 @@ def _templates(given: object) -> dict[str, str]:
 
 
 def _rendered(template: str, conversations: list[Messages], what: str, **given: Any) -> tuple[list[str], list[Any]]:
-    """The text of each conversation, and the ranges that the template marks in it, lists of (begin, end), if requested.
-
-    what: what is wrong with the template, for the error.
-    """
+    """The text of each conversation, and the marked ranges if requested. what: for the error's message."""
     try:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -138,7 +138,7 @@ def _rendered(template: str, conversations: list[Messages], what: str, **given: 
 
 
 def shared_tokens(one: np.ndarray, other: np.ndarray) -> int:
-    """The length of the common prefix of both, in tokens."""
+    """Return the length of the common prefix of both arrays of tokens."""
     count = min(len(one), len(other))
     differ = np.flatnonzero(one[:count] != other[:count])
     return int(differ[0]) if len(differ) else count

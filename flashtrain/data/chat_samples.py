@@ -1,9 +1,6 @@
 """Packed rows of whole conversations, with labels on the tokens to learn.
 
 B rows of the micro-batch on this device, S sequence (the context length in tokens).
-
-A row holds documents end to end and is padded after the last. Which documents the rows of a step hold follows from the
-documents' lengths alone (token_budget.TokenBudgetPlan), so that every device knows the rows of all devices.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from flashtrain.data.balance import Cost
-from flashtrain.data.packing import IGNORED_LABEL, ChatBatch
+from flashtrain.data.packing import IGNORED_LABEL, ChatBatch, packed_batch
 from flashtrain.data.token_cache import LABELLED, OpenTokens
 
 # All tokens of a row are computed, padding too: rows differ only in the pairs that attention computes.
@@ -112,37 +109,27 @@ class ChatSamples(Dataset[ChatBatch]):
         return found
 
     def __getitem__(self, micro_batch: MicroBatch) -> ChatBatch:
-        """The batch of these rows."""
-        shape = (len(micro_batch.rows), self.context)
-        tokens = np.full(shape, self.filler, dtype=np.int64)
-        labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
-        documents = np.zeros(shape, dtype=np.int32)
-        positions = np.tile(np.arange(self.context, dtype=np.int32), (shape[0], 1))
+        """Return the batch of these rows."""
+        count = len(micro_batch.rows)
+        window = np.full((count, self.context + 1), self.filler, dtype=np.int64)
+        learnt = np.zeros((count, self.context), dtype=bool)
+        ends: list[list[int]] = [[] for _ in range(count)]
         for row, numbers in enumerate(micro_batch.rows):
             begin = 0
-            for place, number in enumerate(numbers):
+            for number in numbers:
                 ids, marks = self._document(number % len(self))
                 end = begin + len(ids)
-                tokens[row, begin:end] = ids
+                window[row, begin:end] = ids
                 # A document's first token follows no other, so it is never a label.
-                labels[row, begin : end - 1] = np.where(marks[1:] & LABELLED, ids[1:], IGNORED_LABEL)
-                documents[row, begin:end] = place
-                if self.document_mask:
-                    positions[row, begin:end] -= begin
+                learnt[row, begin : end - 1] = marks[1:] & LABELLED
+                ends[row].append(end)
                 begin = end
-            documents[row, begin:] = len(numbers)  # the padding is a document of its own
-            if self.document_mask:
-                positions[row, begin:] -= begin
+        # What fills a row up is a document of its own.
+        batch = packed_batch(window, [np.array(of_row, dtype=np.int64) for of_row in ends], self.document_mask)
+        batch["labels"][torch.from_numpy(~learnt)] = IGNORED_LABEL
         if micro_batch.label_count == 0:
-            labels[0, 0] = self.filler  # a mean over no labels is NaN; this label's loss has weight 0
-        return ChatBatch(
-            tokens=torch.from_numpy(tokens),
-            labels=torch.from_numpy(labels),
-            documents=torch.from_numpy(documents),
-            positions=torch.from_numpy(positions),
-            weight=micro_batch.weight,
-            label_count=micro_batch.label_count,
-        )
+            batch["labels"][0, 0] = self.filler  # a mean over no labels is NaN; this label's loss has weight 0
+        return ChatBatch(**batch, weight=micro_batch.weight, label_count=micro_batch.label_count)
 
     def _lengths(self, row: Sequence[int]) -> np.ndarray:
         return self.documents.lengths[np.asarray(row, dtype=np.int64) % len(self)]
@@ -152,8 +139,8 @@ class ChatSamples(Dataset[ChatBatch]):
 
     def _document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         begin, length, _ = (int(values[number]) for values in self.documents)
-        ids, marks = (values[begin : begin + length] for values in self._files)
-        return ids.astype(np.int64), marks
+        tokens, marks = self._files
+        return tokens[begin : begin + length], marks[begin : begin + length]
 
 
 def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

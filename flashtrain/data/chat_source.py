@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource
-from flashtrain.data.sources import held_out
+from flashtrain.data.sources import TextSource, held_out
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.token_cache import Encoded, grouped
 from flashtrain.data.tokenizers import Tokenizer
@@ -25,14 +25,8 @@ log = logging.getLogger(__name__)
 Broken = Callable[[UserError], None]
 
 
-class ChatRows(Protocol):
-    """Rows of conversations; the other methods are a TextSource's."""
-
-    def describe(self) -> str: ...
-
-    def fingerprint(self) -> str: ...
-
-    def approximate_bytes(self) -> int | None: ...
+class ChatRows(TextSource, Protocol):
+    """A source of rows of conversations, and of text if they have any."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield each row with its place as text.
@@ -40,7 +34,6 @@ class ChatRows(Protocol):
         Args:
             broken: Called with the error of each line that cannot be read, which is then skipped.
         """
-        ...
 
 
 class ChatFiles(FilesSource):

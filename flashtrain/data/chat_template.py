@@ -1,10 +1,4 @@
-"""Tokenize conversations with the tokenizer's own chat template, and mark the tokens that get labels.
-
-chat_answers.py finds the labelled ranges in characters. The parts between their bounds are tokenized one by one, as a
-model receives the tokens of a prompt before its answer, and together they must decode to the same text as the tokens of
-the whole text. If they do not, because the tokenizer begins every text with a space, the tokens of the whole text are
-used: the tokens before a bound must be a prefix of them, and a token across the bound gets a label.
-"""
+"""Tokenize conversations with the tokenizer's own chat template, and mark the tokens that get labels."""
 
 from __future__ import annotations
 
@@ -17,7 +11,6 @@ import numpy as np
 from flashtrain.data.chat_answers import ChatAnswers, Piece
 from flashtrain.data.chat_messages import EXPECTED, Messages, messages_of, tools_of
 from flashtrain.data.chat_rendering import ChatRendering, Tools, shared_tokens
-from flashtrain.data.chat_rendering import read_template as read_template
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.token_cache import GOES_ON, LABELLED
 from flashtrain.data.tokenizers import Tokenizer, as_document
@@ -33,6 +26,7 @@ class ChatTemplate:
     Without a template, only rows of plain text and of prompt and completion can be read.
 
     Args:
+        tokenizer: A HuggingFaceTokenizer.
         template: Jinja that replaces the tokenizer's own template.
         train_on: Which tokens get labels, "assistant" or "all".
         text_column: The column of rows of plain text.
@@ -66,12 +60,12 @@ class ChatTemplate:
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
-        """A hash of everything that decides tokens and labels, other than the tokenizer's vocabulary."""
+        """Hash everything that decides tokens and labels, other than the tokenizer's vocabulary."""
         parts = (2, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
-        """The documents of a row. UserError: what is wrong with the row, or that it has nothing to learn."""
+        """Make the documents of a row. Raises UserError if the row is wrong, or has nothing to learn."""
         if row.get("messages") is not None:
             found = self._conversation(messages_of(row["messages"], "messages"), tools_of(row), 0)
         elif row.get("prompt") is not None and row.get("completion") is not None:
@@ -86,12 +80,16 @@ class ChatTemplate:
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The tokens (int64) and marks (uint8, see token_cache) of each piece. All pieces are encoded in one batch."""
+        """Encode pieces in one batch.
+
+        Returns:
+            For each piece its tokens, int64, and their marks, uint8 (see token_cache).
+        """
         parts = iter(self._rendering.ids([part for piece in pieces for part in piece.parts]))
         return [self._marked(piece, [next(parts) for _ in piece.ends]) for piece in pieces]
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
-        """The tokens of a row's messages with the generation prompt. UserError: the row is wrong; no template."""
+        """Encode a row's messages with the generation prompt. Raises UserError if the row is wrong."""
         messages, tools = messages_of(row.get("messages"), "messages"), tools_of(row)
         rendered = self._rendering.text(self._rendering.taken(messages, tools), tools, prompt=True)
         return self._rendering.ids([rendered])[0].tolist()
@@ -119,12 +117,15 @@ class ChatTemplate:
 
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens and marks of a piece. parts: the tokens of each of its parts."""
+        # The parts are tokenized one by one, as a model receives the tokens of a prompt before its answer. If together
+        # they decode to another text than the whole does, because the tokenizer begins every text with a space, the
+        # tokens of the whole text are used: those before a bound are a prefix of them, and one across it gets a label.
         tokens = np.concatenate(parts)
         ends = np.cumsum([len(part) for part in parts]).tolist()
         counts = {end: (count, count) for end, count in zip(piece.ends, ends, strict=True)}
         if len(parts) > 1 and (read := self.tokenizer.decode(tokens)) != piece.text:
             (whole,) = self._rendering.ids([piece.text])
-            if read != self.tokenizer.decode(whole):  # a tokenizer that begins every text with a space
+            if read != self.tokenizer.decode(whole):
                 tokens, counts = whole, self._counted(piece, whole)
         marks = np.zeros(len(tokens), dtype=np.uint8)
         for begin, end in piece.learnt:

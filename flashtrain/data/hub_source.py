@@ -28,9 +28,6 @@ SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
 class HubSource:
     """The text column of one split of a dataset.
 
-    The fingerprint holds the commit of the revision. A machine without network uses the commit that it saw last, so
-    that a token cache that was built earlier (for example, on a login node) is found again.
-
     Args:
         name: Name on the hub ("roneneldan/TinyStories"), or a local folder that `datasets` can load or that
             `save_to_disk` wrote.
@@ -101,6 +98,7 @@ class HubSource:
 
     def _commit(self) -> str:
         """The commit of the revision: the hub's answer, or its last answer on this machine."""
+        # So a machine without network finds the token cache that was built earlier (for example, on a login node).
         import huggingface_hub  # comes with tokenizers; imported here since it is slow
 
         revision = (self.options or {}).get("revision")

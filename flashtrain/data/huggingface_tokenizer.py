@@ -40,7 +40,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-        """Read the folder. Raises UserError: it has no tokenizer, a damaged one, or one without an end of text."""
+        """Read a folder. Raises UserError if its tokenizer is missing, damaged, or without an end of text."""
         folder = Path(folder).expanduser()
         config = {**_read(folder / MAP), **_read(folder / CONFIG)}
         if (folder / TEMPLATE).is_file():
@@ -54,7 +54,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         return cls(tokenizer, _end_of_text(folder, tokenizer, config), config)
 
     def without_begin(self) -> HuggingFaceTokenizer:
-        """A copy that adds nothing to a text; if it is saved, AutoTokenizer does not either."""
+        """Return a copy that adds nothing to a text; if it is saved, AutoTokenizer does not either."""
         library = self.library_form()
         library.post_processor = None
         return HuggingFaceTokenizer(library, self.end_of_text, self.config)
@@ -65,7 +65,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
 
 def folder_version(folder: str | os.PathLike[str]) -> str:
-    """A hash of the files that decide the ids, computed without loading the tokenizer."""
+    """Hash the files that decide the ids, without loading the tokenizer."""
     digest = hashlib.sha256()
     for name in DECIDING:
         path = Path(folder).expanduser() / name

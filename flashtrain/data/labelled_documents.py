@@ -27,12 +27,10 @@ class LabelledDocuments(Protocol):
 
     def __len__(self) -> int:
         """The number of documents."""
-        ...
 
     @property
     def lengths(self) -> np.ndarray:
         """(n,) int64: tokens of each document."""
-        ...
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return a document.
@@ -40,7 +38,6 @@ class LabelledDocuments(Protocol):
         Returns:
             Its tokens, (length,) integers, and its labels: (L,) bool, or (length,) label numbers, -100 for none.
         """
-        ...
 
 
 @dataclass

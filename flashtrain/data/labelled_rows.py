@@ -21,26 +21,28 @@ SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS),
 
 
 class Columns(NamedTuple):
-    """The columns of texts and labels. of_words: a text is a list of words, with a list of as many labels."""
+    """The columns of texts and labels."""
 
     text: str = "text"
     labels: str = "labels"
-    of_words: bool = False
+    of_words: bool = False  # whether a text is a list of words, with a list of as many labels
 
 
 class Row(NamedTuple):
-    """A text or its words, the names of its labels, and its place (file and line) as text."""
+    """A labelled text."""
 
-    text: str | list[str]
-    labels: list[str]
-    where: str = ""
+    text: str | list[str]  # or its words
+    labels: list[str]  # their names
+    where: str = ""  # file and line
 
 
 def file_rows(path: Path, columns: Columns) -> list[Row]:
-    """The rows of a .jsonl file (also compressed) or a .parquet file.
+    """Read the rows of a .jsonl file (also compressed) or a .parquet file.
 
     A text may be a list of paragraphs, which are joined by line feeds. Labels are strings or integers, one or a list.
-    UserError: a row cannot be read; the message names the row.
+
+    Raises:
+        UserError: A row cannot be read; the message names the row.
     """
     return [_row(row, where, columns) for where, row in TextReader().rows(path)]
 
@@ -48,12 +50,15 @@ def file_rows(path: Path, columns: Columns) -> list[Row]:
 def dataset_rows(
     name: str, config: str | None, columns: Columns, most: dict[str, int | None] | None = None
 ) -> dict[str, list[Row]]:
-    """The rows of each split of a dataset of the Hugging Face hub, or of a local folder that `datasets` can load.
+    """Read the rows of each split of a dataset of the Hugging Face hub, or of a local folder that `datasets` can load.
 
     Numbered labels get the dataset's names for them. For example, dataset_rows("coastalcph/lex_glue", "ecthr_a",
     Columns()) is the task of Dao et al. 2022, table 5: articles of the Convention, from the facts of a case.
 
     Args:
+        name: Name on the hub, or the folder.
+        config: The dataset's configuration, if it has several.
+        columns: Which columns to read.
         most: For each split, how many of its first rows to read (None: all).
 
     Raises:
@@ -76,7 +81,7 @@ def dataset_rows(
 
 
 def labels_in(rows: Iterable[Row]) -> tuple[str, ...]:
-    """The names of all labels of these rows, sorted."""
+    """List the names of all labels of these rows, sorted."""
     return tuple(sorted({label for row in rows for label in row.labels}))
 
 
@@ -90,7 +95,8 @@ def encode_rows(
         of_words: Encode word by word, each but the first with a space before it; a word's label stands at its first
             token (Devlin et al. 2019, section 5.3).
 
-    Raises UserError: a row has a label that is not among the names.
+    Raises:
+        UserError: A row has a label that is not among the names.
     """
     place = {name: number for number, name in enumerate(label_names)}
     for row in rows:

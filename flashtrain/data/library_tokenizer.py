@@ -55,14 +55,14 @@ class LibraryTokenizer:
         return [np.asarray(one.ids, dtype=np.uint32) for one in found]
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """The text of ids. special: with the names of special tokens."""
+        """Decode ids to a text. special: with the names of special tokens."""
         return self._library.decode([int(token) for token in ids], skip_special_tokens=not special)
 
     def describe(self) -> str:
         return f"{self.name} ({self.vocab_size:,} tokens)"
 
     def library_form(self) -> Tokenizer:
-        """A copy of the library's tokenizer that reads the spelling of a special token as that token."""
+        """Copy the library's tokenizer, to one that reads the spelling of a special token as that token."""
         return Tokenizer.from_str(self._library.to_str())
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -72,7 +72,7 @@ class LibraryTokenizer:
 
 
 def read_tokenizer(path: Path, read: Callable[[str], Any] = Tokenizer.from_file) -> Any:
-    """The result of `read` for a file. Raises UserError with the file's name, which the library's errors lack."""
+    """Return the result of `read` for a file. Raises UserError with the file's name, which the library leaves out."""
     try:
         return read(str(path))
     except Exception as error:  # the library raises nothing more specific

@@ -34,7 +34,7 @@ class MaskedTextDataModule(TextDataModule):
         source: As in TextDataModule, but not a TokenSource.
         tokenizer: As in TextDataModule. Four special tokens are added to its own (see SpecialTokens.past).
         context: Tokens of the longest sample, with [CLS] and [SEP].
-        token_budget: T, tokens of a micro-batch on each device.
+        token_budget: T, tokens of a micro-batch on each device, at least `context`.
         unit: What a sample is: "sentence", "paragraph" or "document", cut if it is longer than the context.
         shortest: Pieces with fewer tokens are joined to the next.
         share: Share of the tokens that is masked.
@@ -65,8 +65,6 @@ class MaskedTextDataModule(TextDataModule):
     ) -> None:
         if context < 3:
             raise UserError(f"context={context} must be at least 3: [CLS], one token and [SEP].")
-        if token_budget < context:
-            raise UserError(f"token_budget={token_budget} must be at least context={context}.")
         self.token_budget = token_budget
         self.unit = unit
         self.shortest = shortest

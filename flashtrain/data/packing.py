@@ -1,10 +1,6 @@
 """Pack text: documents lie end to end and are cut into rows of one length, without padding.
 
 B batch (rows of the micro-batch on this device), S sequence (the context length in tokens).
-
-The documents of a split, in order, are one stream of tokens. Sample n reads stream[n*S : n*S + S + 1]: its first S
-tokens are the input, its last S the labels, so that every token of the stream is a label once an epoch. The stream is
-never copied: a row is read from the token file through the offsets of its documents.
 """
 
 from __future__ import annotations
@@ -26,30 +22,21 @@ log = logging.getLogger(__name__)
 
 
 class Batch(TypedDict):
-    """Packed rows of text, without padding.
+    """Packed rows of text, without padding. All fields are (B, S)."""
 
-    tokens (B, S) int64.
-    labels (B, S) int64: the token that follows each position, -100 if there is none to learn.
-    documents (B, S) int32: number of the document within its row, from 0, non-decreasing along S.
-    positions (B, S) int32: 0 to S-1; with a document mask, they restart at each document's first token in the row.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    documents: Tensor
-    positions: Tensor
+    tokens: Tensor  # int64
+    labels: Tensor  # int64, the token that follows each position, -100 if there is none to learn
+    documents: Tensor  # int32, number of the document within its row, from 0, non-decreasing along S
+    positions: Tensor  # int32, 0 to S-1; with a document mask, they restart at each document's first token in the row
 
 
 class ChatBatch(Batch):
-    """A Batch of conversations: labels are -100 except on the tokens to learn.
+    """A Batch of conversations: labels are -100 except on the tokens to learn."""
 
-    weight: factor for the micro-batch's mean loss, with which the mean over a step's micro-batches and devices is the
-    mean over all labels of the step. (A plain mean of means would give more weight to the labels of a micro-batch that
-    has few.) label_count: number of labels in the micro-batch's mean.
-    """
-
+    # Factor for the micro-batch's mean loss, with which the mean over a step's micro-batches and devices is the mean
+    # over all labels of the step: a plain mean of means would give more weight to labels of a micro-batch that has few.
     weight: float
-    label_count: int
+    label_count: int  # labels in the micro-batch's mean
 
 
 class Spans(NamedTuple):
@@ -60,10 +47,12 @@ class Spans(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
+        """(documents,) int64, tokens of each."""
         return self.ends - self.begins
 
     @property
     def tokens(self) -> int:
+        """The number of tokens of all documents."""
         return int(self.lengths.sum())
 
 
@@ -74,7 +63,7 @@ class Split(NamedTuple):
     validation: Spans | None
 
 
-def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed: int = 0) -> Split:
+def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Split:
     """Hold out about `fraction` of the documents, drawn at random; no document is on both sides.
 
     Both sides get at least one sample (S + 1 tokens) if the corpus is long enough. At least one document is held out,
@@ -102,7 +91,7 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
     if fraction in (0, 1):
         whole, nothing = Spans(begins, ends), Spans(begins[:0], ends[:0])
         return Split(nothing, whole) if fraction else Split(whole, None)
-    held = _held_out(lengths, fraction, sample, seed)
+    held = _held_out(lengths, fraction, sample)
     if held is not None:
         mask = np.zeros(len(lengths), dtype=bool)
         mask[held] = True
@@ -124,12 +113,12 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int, seed:
     return Split(Spans(begins, ends), None)
 
 
-def _held_out(lengths: np.ndarray, fraction: float, sample: int, seed: int) -> np.ndarray | None:
+def _held_out(lengths: np.ndarray, fraction: float, sample: int) -> np.ndarray | None:
     """The documents to hold out; None if no choice leaves enough on both sides."""
     total = int(lengths.sum())
     wanted = max(1, min(round(fraction * len(lengths)), len(lengths) - 1))
     # RandomState's stream is frozen: the split stays the same under every version of numpy.
-    order = np.random.RandomState(seed).permutation(len(lengths))
+    order = np.random.RandomState(0).permutation(len(lengths))
     order = order[lengths[order] <= max(2 * fraction * total, 2 * sample)]
     growing = lengths[order].cumsum()
     if len(order) and growing[-1] >= sample:
@@ -151,6 +140,10 @@ def _leaves_enough(total: int, held: int, fraction: float, sample: int) -> bool:
 class PackedSamples(Dataset[Batch]):
     """The samples of one split; indexed by a sequence of sample numbers, they return one Batch.
 
+    The documents of the split, in order, are one stream of tokens, which is never copied. Sample n reads
+    stream[n*S : n*S + S + 1]: its first S tokens are the input, its last S the labels, so that every token of the
+    stream is a label once an epoch.
+
     Args:
         tokens: The token file, of which slices are read (token_cache.MappedTokens).
         spans: The split's documents in it.
@@ -159,7 +152,8 @@ class PackedSamples(Dataset[Batch]):
             is -100. Without it, rows are plain text with end_of_text in between. `documents` are given either way.
         whole: The tokens after the last full sample are a sample too, padded without labels.
 
-    Raises UserError: the spans hold fewer than S + 1 tokens.
+    Raises:
+        UserError: The spans hold fewer than S + 1 tokens.
     """
 
     def __init__(
@@ -189,13 +183,11 @@ class PackedSamples(Dataset[Batch]):
         return -(-(self.tokens - 1) // self.context) if self.whole else (self.tokens - 1) // self.context
 
     def __getitem__(self, samples: Sequence[int]) -> Batch:
-        """The Batch of these samples, in this order. Raises IndexError for a sample that does not exist."""
+        """Return the Batch of these samples, in this order."""
         size = self.context
         window = np.zeros((len(samples), size + 1), dtype=np.int64)
         ends, lengths = [], []
         for row, sample in enumerate(samples):
-            if not 0 <= sample < len(self):
-                raise IndexError(f"sample {sample} of {len(self)}")
             begin = sample * size
             lengths.append(min(size, self.tokens - 1 - begin))
             self._read(begin, window[row, : lengths[-1] + 1])
@@ -227,8 +219,9 @@ def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: 
     """Make a Batch of rows of tokens.
 
     Args:
-        window: (B, S + 1) int64.
+        window: (B, S + 1) int64, the rows, each with the token that follows it.
         ends: For each row the columns, 1 to S, that follow a document's last token.
+        document_mask: See PackedSamples.
     """
     size = window.shape[1] - 1
     # Each document's first token is marked in its row: the running sum of the marks numbers the documents, and the

@@ -14,24 +14,19 @@ from flashtrain.data.packing import Spans
 from flashtrain.data.token_cache import MappedTokens
 from flashtrain.data.tokenizers import Tokenizer
 
-TOKENS_AT_ONCE = 2**22
+TOKENS_CHUNK = 2**22
 SENTENCE_ENDS = (".", "!", "?")
 CLOSING = "\"'\u201d\u2019\u00bb)]"  # quotes and brackets that may follow the end of a sentence
 
 
 class TokenBreaks(NamedTuple):
-    """For each token id, how it may break a text; all (vocabulary,).
+    """How the tokens of a vocabulary break a text; all fields are (vocabulary,)."""
 
-    blank: it is white space only. before, after: line feeds in the white space at its beginning and at its end (those
-    of a blank token count in `after`). spaced: it begins with white space. ends: it ends a sentence, with . ! or ?
-    and closing quotes.
-    """
-
-    blank: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-    spaced: np.ndarray
-    ends: np.ndarray
+    blank: np.ndarray  # the token is white space only
+    before: np.ndarray  # line feeds in the white space at its beginning
+    after: np.ndarray  # line feeds in the white space at its end; all of those of a blank token
+    spaced: np.ndarray  # it begins with white space
+    ends: np.ndarray  # it ends a sentence, with . ! or ? and closing quotes
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenBreaks:
@@ -59,15 +54,23 @@ def split_pieces(
     shortest: int = 1,
     end_of_text: int,
 ) -> Spans:
-    """Cut documents into pieces; every token except the ends of text is in exactly one. White space stays with the
-    text before it.
+    """Cut documents into pieces; every token except the ends of text is in exactly one.
+
+    White space stays with the text before it.
 
     Args:
+        tokens: (T,) integers, the token file.
+        spans: The documents in it.
+        breaks: Of the tokens' vocabulary.
         unit: "document"; "paragraph": cut at empty lines (two line feeds with only white space between them);
             "sentence": cut there and where white space follows . ! or ? and closing quotes.
         longest: Tokens of the longest piece; a longer unit is cut.
         shortest: A piece with fewer tokens, such as a heading, is joined to the next of its document (the last piece to
             the one before), unless together they are too long.
+        end_of_text: Id of the token that ends documents.
+
+    Returns:
+        The pieces as ranges of the token file.
     """
     pieces: list[tuple[int, int]] = []
     for first, last in _groups(spans):
@@ -84,11 +87,11 @@ def split_pieces(
 
 
 def _groups(spans: Spans) -> Iterator[tuple[int, int]]:
-    """Runs of documents that are neighbors in the file, of about TOKENS_AT_ONCE tokens."""
+    """Runs of documents that are neighbors in the file, of about TOKENS_CHUNK tokens."""
     first = 0
     for document in range(1, len(spans.begins) + 1):
         apart = document < len(spans.begins) and spans.begins[document] != spans.ends[document - 1]
-        if document == len(spans.begins) or apart or spans.ends[document] - spans.begins[first] > TOKENS_AT_ONCE:
+        if document == len(spans.begins) or apart or spans.ends[document] - spans.begins[first] > TOKENS_CHUNK:
             yield first, document
             first = document
 

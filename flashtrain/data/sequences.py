@@ -55,11 +55,9 @@ class SequenceSource(Protocol):
 
     def prepare(self) -> None:
         """Make or read the data. Called in one process per machine."""
-        ...
 
     def split(self, name: str) -> Samples:
         """Open the split "train", "validation" or "test"."""
-        ...
 
 
 class SequenceDataModule(ResumableDataModule):

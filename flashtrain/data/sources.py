@@ -25,19 +25,15 @@ class TextSource(Protocol):
 
     def describe(self) -> str:
         """Return a short description, on one line."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a text that changes whenever the documents change. Must be cheap: every start of a run calls this."""
-        ...
 
     def documents(self) -> Iterator[str]:
         """Yield the documents, always in the same order. Empty ones are left out of the corpus."""
-        ...
 
     def approximate_bytes(self) -> int | None:
         """Estimate the bytes of UTF-8 text, for progress lines and plans; None if unknown."""
-        ...
 
 
 @runtime_checkable
@@ -46,7 +42,6 @@ class TokenSource(Protocol):
 
     def describe(self) -> str:
         """Return a short description, on one line."""
-        ...
 
     def open_tokens(self, tokenizer: Any, cache_dir: str | os.PathLike[str] | None) -> Any:
         """Open the tokens.
@@ -58,7 +53,6 @@ class TokenSource(Protocol):
         Returns:
             A token_cache.OpenTokens, or an object with the same attributes.
         """
-        ...
 
 
 class StandardLibrarySource:

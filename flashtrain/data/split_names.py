@@ -21,14 +21,15 @@ File = TypeVar("File")
 
 
 def split_named(path: PurePath) -> str | None:
-    """The split that a word of the file's name, or of its folders' names, stands for; None if no word does."""
+    """Return the split that a word of a file's name, or of its folders' names, stands for; None if no word does."""
     found = next(filter(None, (_WORD.search(part.lower()) for part in reversed(path.parts))), None)
     return None if found is None else next(split for split, names in NAMES.items() if found[1] in names)
 
 
 def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[str, list[File]]:
-    """Group a folder's files by split, in their order. Files without a split's name are for training, and so are all
-    files if none would be left for training.
+    """Group a folder's files by split, in their order.
+
+    Files without a split's name are for training, and so are all files if none would be left for training.
 
     Args:
         files: The files by their paths within the folder.
@@ -51,15 +52,15 @@ class SplitFiles:
     address: str | None = None  # used in place of a path
 
     def by_split(self) -> dict[str, list[Any]]:
-        """All files: Paths, or RemoteFiles of an address. Raises UserError: there are none."""
+        """Group all files, Paths or RemoteFiles of an address, by split. Raises UserError if there are none."""
         raise NotImplementedError
 
     def files(self) -> list[Any]:
-        """The files of this source's split."""
+        """List the files of this source's split."""
         return self.by_split()[self.split]
 
     def held_out(self) -> Any:
-        """A source of the files that are named for validation; None if there are none."""
+        """Return a source of the files that are named for validation; None if there are none."""
         found = self.by_split()
         for split, what in (("validation", "held out"), ("test", "left out")):
             if split in found:

@@ -1,9 +1,4 @@
-"""Read documents from text files: each .txt or .md file, .jsonl line and .parquet row is a document.
-
-Why not datasets 5.2: it turns carriage returns into line feeds, reads a byte order mark as text, makes datetime objects
-of texts that look like dates, and names no file in an error. zstandard 0.25 and fsspec 2026.9 silently read a truncated
-.zst file as a shorter text.
-"""
+"""Read documents from text files: each .txt or .md file, .jsonl line and .parquet row is a document."""
 
 from __future__ import annotations
 
@@ -32,13 +27,12 @@ COMPRESSIONS = (".gz", ".xz", ".zst")
 FORMATS = (".txt", ".md", ".jsonl", ".parquet")
 TYPICAL_RATIO = {".gz": 3.0, ".xz": 3.5, ".zst": 3.0, ".parquet": 2.0}  # bytes of text in a byte of file, roughly
 ROWS = 256  # rows of a .parquet file that are read at once
-LISTED = 3  # files that a logged line names
 
 Row = tuple[str, dict[str, Any]]  # its place as text, and its fields
 
 
 def check_encoding(name: str) -> str:
-    """Python's own name of a text encoding. Raises UserError if there is no such text encoding."""
+    """Return Python's own name of a text encoding. Raises UserError if there is no such text encoding."""
     try:
         "x".encode(name)  # refuses codecs that do not encode text, such as rot13 and base64
         return codecs.lookup(name).name
@@ -47,10 +41,17 @@ def check_encoding(name: str) -> str:
         raise unknown("data.encoding", name, ENCODINGS, listed=listed) from error
 
 
+# Why not datasets 5.2: it turns carriage returns into line feeds, reads a byte order mark as text, makes datetime
+# objects of texts that look like dates, and names no file in an error.
 class TextReader:
     """Reads files: Paths, or RemoteFiles (files.found_files).
 
-    encoding, errors: see FilesSource. replaced: for each file the number of U+FFFD that replaced invalid bytes.
+    Args:
+        encoding: See FilesSource.
+        errors: encoding_errors of FilesSource.
+
+    Attributes:
+        replaced: For each file the number of U+FFFD that replaced invalid bytes.
     """
 
     def __init__(self, encoding: str = UTF_8, errors: str = "strict") -> None:
@@ -58,16 +59,17 @@ class TextReader:
         self.replaced: Counter[str] = Counter()
 
     def text(self, path: Any) -> str:
-        """The whole text of a file. UserError: some bytes are not text; the message has their place."""
+        """Return the whole text of a file. Raises UserError with the place of the first bytes that are not text."""
         with opened(path) as file:
             return self._decoded(file.read(), path)
 
     def rows(
         self, path: Any, column: str | None = None, broken: Callable[[UserError], None] | None = None
     ) -> Iterator[Row]:
-        """The rows of a .jsonl or .parquet file.
+        """Yield the rows of a .jsonl or .parquet file, each with its place as text.
 
         Args:
+            path: The file.
             column: The only column to read of a .parquet file that has it.
             broken: Called with the error of a line that is not a JSON object, which is skipped; None: raise it.
 
@@ -142,7 +144,7 @@ class TextReader:
 
 @contextmanager
 def opened(path: Any) -> Iterator[BinaryIO]:
-    """A file's content, decompressed. UserError: the named file is damaged, truncated or cannot be read."""
+    """Open a file's content, decompressed. Raises UserError if the file is damaged, truncated or cannot be read."""
     try:
         with path.open("rb") as file:
             yield _uncompressed(file, path.suffix.lower())
@@ -162,7 +164,7 @@ def _uncompressed(file: BinaryIO, suffix: str) -> BinaryIO:
 
         return cast(BinaryIO, lzma.open(file))
     if suffix == ".zst":
-        import pyarrow  # slow to import
+        import pyarrow  # slow to import; zstandard 0.25 and fsspec 2026.9 silently read a truncated file as shorter
 
         return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd")))
     return file
@@ -230,7 +232,7 @@ class FilesSource(SplitFiles):
         return self._texts(self.files())
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
-        """For each file a function that reads its documents."""
+        """Return for each file a function that reads its documents."""
         return [partial(self._texts, [file]) for file in self.files()]
 
     def approximate_bytes(self) -> int:
@@ -252,9 +254,8 @@ class FilesSource(SplitFiles):
         self.reader.replaced.clear()
         if new:
             self._logged |= new.keys()
-            listed = ", ".join(f"{count:,} of {file}" for file, count in list(new.items())[:LISTED])
-            more = f" and {len(new) - LISTED:,} more files" if len(new) > LISTED else ""
-            log.warning("replaced %s invalid bytes by U+FFFD: %s%s", f"{sum(new.values()):,}", listed, more)
+            listed = ", ".join(f"{count:,} of {file}" for file, count in new.items())
+            log.warning("replaced %s invalid bytes by U+FFFD: %.500s", f"{sum(new.values()):,}", listed)
 
     def by_split(self) -> dict[str, list[Any]]:
         from flashtrain.files.found_files import find_files  # a plan needs none of it

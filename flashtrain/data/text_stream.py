@@ -193,8 +193,6 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._begin, self._taken = self.step * self.accumulate, 0
-        if self._begin not in self._places:
-            raise UserError(f"the checkpoint does not hold the place in the text at step {self.step}.")
         made = self._batches(self._places[self._begin])
         thread = ThreadPoolExecutor(1)
         coming = deque(thread.submit(next, made) for _ in range(READY_BATCHES))

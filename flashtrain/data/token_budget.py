@@ -9,7 +9,6 @@ import numpy as np
 
 from flashtrain.data.balance import BY_TOKENS, Cost, share_out
 from flashtrain.data.loader import in_epoch_order
-from flashtrain.errors import at_least
 
 
 class PlanState(NamedTuple):
@@ -46,9 +45,6 @@ class TokenBudgetPlan:
         look_ahead: How many steps' worth of tokens are searched for samples that fit.
         tolerance: See balance.share_out.
         state: The place in the stream, which may be set.
-
-    Raises:
-        UserError: A number is below 1, or (from next_step) a sample is longer than the budget.
     """
 
     lengths: np.ndarray
@@ -60,10 +56,6 @@ class TokenBudgetPlan:
     look_ahead: float = 2.0
     tolerance: float = 1.03
     state: PlanState = START
-
-    def __post_init__(self) -> None:
-        for name, value in (("samples", len(self.lengths)), ("budget", self.budget), ("rows", self.rows)):
-            at_least(name, value, 1)
 
     def next_step(self) -> list[tuple[int, ...]]:
         """Return the samples of each row of the next step, as epoch * samples + sample, and advance the state."""

@@ -6,7 +6,7 @@ A cache is a folder that appears whole or not at all:
     documents.npy    int64, (documents + 1,): document d is tokens[documents[d]:documents[d + 1]]
     marks.bin        uint8, one per token, only of sources that mark their tokens (chat: LABELLED, GOES_ON)
     tokenizer/       the tokenizer that made the tokens (tokenizers.load_tokenizer reads it)
-    meta.json        source, counts, and the size of each file above
+    meta.json        source and counts
 
 The folder's name holds a hash of what decides the content, so that a changed source or tokenizer gets another folder.
 """
@@ -31,7 +31,7 @@ import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, TokenSource, held_out
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, as_document, load_tokenizer, make_tokenizer
+from flashtrain.data.tokenizers import KINDS, Tokenizer, TokenizerSpec, as_document, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError
 from flashtrain.files.caches import default_cache_dir, only_writer
 from flashtrain.files.disk import flush
@@ -196,7 +196,7 @@ def open_split(
 def open_or_build(
     source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
 ) -> OpenTokens:
-    """Open the token cache of a source and a tokenizer, which is built if it is missing or damaged.
+    """Open the token cache of a source and a tokenizer, which is built if it is missing.
 
     If several processes need the same cache, one builds it, and the others wait and open it.
 
@@ -230,7 +230,7 @@ def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir:
     """Return the cache folder of a source with this fingerprint, whether or not the folder exists yet."""
     # The key is what decides the tokens, without training or downloading the tokenizer.
     if isinstance(tokenizer, TokenizerSpec):
-        kind, key = tokenizer.short_name, tokenizer.key()
+        kind, key = tokenizer.kind if tokenizer.kind in KINDS else "huggingface", tokenizer.key()
     else:
         kind, key = "tokens", tokenizer.fingerprint()
     digest = hashlib.sha256(repr((FORMAT, fingerprint, key)).encode()).hexdigest()[:12]
@@ -238,25 +238,18 @@ def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir:
 
 
 def _open(folder: Path) -> OpenTokens | None:
-    """The cache in a folder; None if the folder is missing, or one of its files is missing or truncated."""
-    try:
-        meta = read_json(folder / META)
-        whole = all((folder / name).stat().st_size == noted["bytes"] for name, noted in meta["files"].items())
-    except (OSError, ValueError):
+    if not folder.is_dir():
         return None
-    if not whole:
-        return None
+    meta = read_json(folder / META)
     offsets = np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False)
     return OpenTokens(folder, (TokenFile(folder / TOKENS, meta["dtype"], 0, meta["tokens"]),), offsets)
 
 
 def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Path) -> None:
-    """Write the cache folder, replacing what is there. The caller holds the folder's lock."""
+    """Write the cache folder. The caller holds the folder's lock."""
     # Everything is written to a folder next to it, flushed to disk, and renamed: a process that is killed at any moment
     # leaves a whole cache or none.
     fingerprint = source.fingerprint()
-    if folder.exists():
-        log.warning("the token cache %s is damaged: rebuilding it", folder)
     part = folder.with_name(f"{folder.name}.building")
     shutil.rmtree(part, ignore_errors=True)  # left by a build that was killed
     try:
@@ -271,19 +264,10 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
             raise UserError(f"{source.describe()} contains no text: the corpus is empty.")
         if source.fingerprint() != fingerprint:
             raise UserError(f"{source.describe()} changed while it was read. Start again when it no longer changes.")
-        meta = {
-            "source": source.describe(),
-            **counts,
-            "files": {
-                path.relative_to(part).as_posix(): {"bytes": path.stat().st_size}
-                for path in sorted(part.rglob("*"))
-                if path.is_file()
-            },
-        }
-        (part / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        meta = json.dumps({"source": source.describe(), **counts}, indent=1)
+        (part / META).write_text(meta, encoding="utf-8")
         for path in (*part.rglob("*"), part):  # before the rename: a power cut must not leave empty files
             flush(path)
-        shutil.rmtree(folder, ignore_errors=True)
         part.replace(folder)
         flush(folder.parent)
     finally:

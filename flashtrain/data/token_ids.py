@@ -15,7 +15,12 @@ from flashtrain.files.disk import write_atomically
 
 
 class TokenIds:
-    """Ids in place of a text. end_of_text: None if there is none; the attribute is then -1."""
+    """A Tokenizer whose texts are ids separated by spaces.
+
+    Args:
+        vocab_size: Number of tokens.
+        end_of_text: The id that ends documents; None if there is none, and the attribute is then -1.
+    """
 
     kind = "ids"
 

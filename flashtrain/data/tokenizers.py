@@ -29,36 +29,28 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int:
         """The number of ids, which are 0 to vocab_size - 1."""
-        ...
 
     @property
     def end_of_text(self) -> int:
         """The id that ends every document."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Encode a text, without end_of_text. The characters "<|endoftext|>" are ordinary text."""
-        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode several texts, as one integer array each."""
-        ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to a text. Bytes that are not UTF-8 become U+FFFD, and end_of_text becomes "<|endoftext|>"."""
-        ...
 
     def describe(self) -> str:
         """Return a short description."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a text that is the same for tokenizers that give the same ids."""
-        ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the files that load_tokenizer reads, and make the folder if it is missing."""
-        ...
 
 
 class ByteTokenizer(LibraryTokenizer):
@@ -95,11 +87,6 @@ class TokenizerSpec:
     def __post_init__(self) -> None:
         if self.kind not in (*KINDS, NONE) and not Path(self.kind).expanduser().is_dir():
             raise unknown("tokenizer", self.kind, KINDS, listed=(*KINDS, "a folder with tokenizer.json"))
-
-    @property
-    def short_name(self) -> str:
-        """The kind; "huggingface" for a folder."""
-        return self.kind if self.kind in (*KINDS, NONE) else "huggingface"
 
     def key(self) -> str:
         """Return a text that decides the ids: equal keys give equal tokens of a corpus. Files count by content."""

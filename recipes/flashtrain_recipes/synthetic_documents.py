@@ -82,9 +82,7 @@ class SyntheticDocuments:
         return np.full(self.size, self.length, dtype=np.int64)
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Make a document's tokens, (n,) int64, and labels, (L,) bool. Raises IndexError if it does not exist."""
-        if not 0 <= number < self.size:
-            raise IndexError(f"document {number} of {self.size}")
+        """Make a document's tokens, (n,) int64, and labels, (L,) bool."""
         index = np.arange(self.labels)
         present = uniform(self.seed, _PRESENT, number, index) < self.presence
         draws = uniform(self.seed, _FILLER, number, np.arange(self.length))

@@ -95,12 +95,7 @@ def test_forks_after_encoding_neither_warn_nor_hang_and_a_users_choice_stays():
         environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
         if chosen:
             environment["TOKENIZERS_PARALLELISM"] = chosen
-        done = subprocess.run(
-            [sys.executable, "-c", program, root],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        words = [sys.executable, "-c", program, root]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == after
         assert "forked" not in done.stderr

@@ -22,7 +22,8 @@ from chat_folders import (
 )
 from transformers import AutoTokenizer
 
-from flashtrain.data.chat_template import ChatTemplate, read_template
+from flashtrain.data.chat_rendering import read_template
+from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.tokenizers import ByteTokenizer, huggingface_tokenizer, load_tokenizer
 from flashtrain.errors import UserError
 

@@ -71,10 +71,6 @@ def test_a_source_of_your_own_may_read_any() -> None:
 
 def test_the_encoding_reaches_the_files_of_a_mixture_too(tmp_path) -> None:
     (tmp_path / "a.txt").write_bytes("é".encode("latin-1"))
-    words = ["recipe=gpt2", "data=files", f"data.path={tmp_path}"]
-    assert list(make_source(compose_settings([*words, "data.encoding=latin-1"])).documents()) == ["é"]
-    replaced = compose_settings([*words, "data.encoding_errors=replace"])
-    assert list(make_source(replaced).documents()) == ["\ufffd"]
     parts = f"data.mixture={{one: {{path: {tmp_path}, encoding_errors: replace}}}}"
     mixture = make_source(compose_settings(["recipe=gpt2", "data=mixture", parts]))
     assert list(next(iter(mixture.sources.values())).documents()) == ["\ufffd"]

@@ -102,12 +102,6 @@ def test_runs_of_several_contexts_can_hold_out_the_same_documents(data):
     assert held_out(200, 16) == held_out(200)  # its own samples must fit all the same
 
 
-def test_validation_reads_a_fixed_count_of_samples_whatever_the_micro_batch(data):
-    for batch_size in (1, 3, 8):
-        module = data(validation_fraction=0.3, validation_samples=24, batch_size=batch_size)
-        assert sum(len(batch["tokens"]) for batch in module.val_dataloader()) == 24
-
-
 def test_what_could_not_be_held_out_is_said_once(data, caplog):
     module = data(["a" * 600], context=16)
     module.setup()  # as Lightning does again
@@ -116,12 +110,6 @@ def test_what_could_not_be_held_out_is_said_once(data, caplog):
     module.validation_fraction = 0.2
     module.setup()
     assert caplog.text.count("no whole document can be held out") == 2
-
-
-def test_the_document_mask_reaches_the_batches(data):
-    batch = next(iter(data(document_mask=True, context=200).train_dataloader()))
-    assert (batch["labels"] == -100).any()
-    assert batch["positions"].max() < 100
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,6 @@ def test_a_local_folder_is_streamed_row_by_row(folder):
     assert str(folder) in source.describe()
 
 
-def test_a_missing_or_wrong_column_is_told(folder):
-    with pytest.raises(UserError, match=r"no column 'body'"):
-        list(HubSource(str(folder), text_column="body").documents())
-    with pytest.raises(UserError, match="column 'n'"):
-        list(HubSource(str(folder), text_column="n").documents())
-
-
 def test_without_datasets_it_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'flashtrain\[hub\]'"):

@@ -63,12 +63,6 @@ def test_shares_of_a_block_are_whole_and_none_is_lost():
     assert tiny.tolist() == [BLOCK - 2, 1, 1]
 
 
-def test_rows_are_of_both(mixed):
-    batches = [batch for batch, _ in zip(mixed().train_dataloader(), range(40), strict=False)]
-    of_a = sum(sum(map(int, letters(batch))) for batch in batches)
-    assert 100 <= of_a <= 140  # of 160 rows, a share of 3/4
-
-
 def test_another_weight_is_told_when_a_run_goes_on(mixed, list_source, caplog):
     state = mixed().train_dataloader().state_dict()
     state["mixture"] += 1

@@ -20,14 +20,15 @@ def spans(part):
     return set(zip(part.begins.tolist(), part.ends.tolist(), strict=True))
 
 
-def test_about_the_fraction_of_the_documents_is_held_out_drawn_by_the_seed():
-    draws = [split([100] * 1000, fraction=0.05, seed=seed) for seed in (0, 0, 1)]
-    assert [(len(draw.training.begins), len(draw.validation.begins)) for draw in draws] == [(950, 50)] * 3
-    assert spans(draws[0].validation) == spans(draws[1].validation) != spans(draws[2].validation)
+def test_about_the_fraction_of_the_documents_is_held_out_in_the_same_draw_every_time():
+    one, other = split([100] * 1000, fraction=0.05), split([100] * 1000, fraction=0.05)
+    assert (len(one.training.begins), len(one.validation.begins)) == (950, 50)
+    assert spans(one.validation) == spans(other.validation)
 
 
 def test_a_document_that_is_most_of_the_corpus_is_trained_on():
-    assert {split([100_000, 500, 500], seed=seed).validation.tokens for seed in range(10)} == {500}
+    for lengths in ([100_000, 500, 500], [500, 100_000, 500], [500, 500, 100_000]):
+        assert split(lengths).validation.tokens == 500
 
 
 def test_among_few_long_documents_the_shortest_sufficient_one_is_held_out():
@@ -58,12 +59,11 @@ def test_a_corpus_shorter_than_a_sample_is_told_with_the_numbers():
     st.lists(st.integers(1, 200), min_size=1, max_size=60),
     st.floats(0, 0.99),
     st.integers(1, 100),
-    st.integers(0, 5),
 )
-def test_every_token_is_on_one_side_and_each_side_holds_a_sample(lengths, fraction, context, seed):
+def test_every_token_is_on_one_side_and_each_side_holds_a_sample(lengths, fraction, context):
     if sum(lengths) < context + 1:
         return
-    parts = [part for part in split(lengths, fraction=fraction, context=context, seed=seed) if part is not None]
+    parts = [part for part in split(lengths, fraction=fraction, context=context) if part is not None]
     covered = np.concatenate([np.arange(b, e) for part in parts for b, e in zip(*part, strict=True)])
     assert sorted(covered.tolist()) == list(range(sum(lengths)))
     assert all(part.tokens >= context + 1 for part in parts)

@@ -14,7 +14,6 @@ import pyarrow.parquet
 import pytest
 
 from flashtrain.data.chat_source import ChatFiles
-from flashtrain.data.streaming import StreamingDataModule
 from flashtrain.data.text_files import FilesSource, check_encoding, opened
 from flashtrain.errors import UserError
 from flashtrain.files import content_hashes
@@ -135,12 +134,6 @@ def test_a_line_that_is_no_text_is_named_by_file_and_line(tmp_path: Path, line: 
         read(tmp_path)
 
 
-def test_a_table_without_such_a_text_is_named(tmp_path: Path) -> None:
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "n": [1]}), tmp_path / "b.parquet")
-    assert "b.parquet: row 1: no column 'text', expected one of body, n" in refusal(tmp_path)
-    assert "b.parquet: row 1: column 'n' holds a int" in refusal(tmp_path, text_column="n")
-
-
 # ------------------------------------------------------------------ compressed
 
 
@@ -236,24 +229,16 @@ def test_replacing_goes_on_and_counts_the_bytes_of_each_file_in_one_line(
     assert f"a.txt{suffix}, 2 of {tmp_path}" in line
 
 
-def test_streamed_text_and_conversations_are_decoded_likewise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_conversations_are_decoded_likewise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "some words"}\n' * 20 + b'{"text": "y\xe9"}\n')
-    options = {"tokenizer": "bytes", "context": 8, "batch_size": 1, "validation_fraction": 0, "total_steps": 40}
-
-    def stream(errors: str) -> int:
-        data = StreamingDataModule(FilesSource(tmp_path, encoding_errors=errors), **options)
-        data.setup()
-        return len(list(data.train_dataloader()))
 
     def rows(errors: str) -> list[str]:
         return [row["text"] for _, row in ChatFiles(tmp_path, encoding_errors=errors).rows(lambda error: None)]
 
-    for reading in (stream, rows):
-        with pytest.raises(UserError, match=r"a\.jsonl, line 21: byte "):
-            reading("strict")
-    assert stream("replace") == 40
-    assert "replaced 1 invalid bytes by U+FFFD" in caplog.text
+    with pytest.raises(UserError, match=r"a\.jsonl, line 21: byte "):
+        rows("strict")
     assert rows("replace")[-1] == "y\ufffd"
+    assert "replaced 1 invalid bytes by U+FFFD" in caplog.text
 
 
 def test_an_encoding_goes_by_any_of_its_names_and_what_is_none_is_refused() -> None:

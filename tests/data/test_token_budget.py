@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from flashtrain.data.balance import Cost
 from flashtrain.data.token_budget import TokenBudgetPlan, rows_once
-from flashtrain.errors import UserError
 
 LARGE = Cost(per_token=72 * 24 * 1024**2, per_pair=12 * 24 * 1024)  # BERT-large: BertConfig says why
 
@@ -103,15 +102,3 @@ def test_an_evaluation_reads_every_sample_once_and_as_many_rows_on_every_rank(ra
     rows = [row for batch in batches for row in batch]
     assert sorted(number for row in rows for number in row) == list(range(200))
     assert all(lengths[list(row)].sum() <= 1024 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rows": 0}, "rows=0 must be"),
-        ({"budget": 4}, "6 tokens.* at most 4"),
-    ],
-)
-def test_a_plan_that_cannot_be_made_is_one_line(options, message):
-    with pytest.raises(UserError, match=message):
-        plan_of(np.array([5, 6]), **options).next_step()

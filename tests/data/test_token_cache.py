@@ -39,7 +39,7 @@ def test_every_document_lies_between_its_offsets_closed_by_end_of_text(list_sour
     meta = json.loads((cache.folder / "meta.json").read_text())
     assert meta["source"] == "a list of texts"
     assert (meta["tokens"], meta["documents"], meta["dtype"]) == (8, 3, "uint16")
-    assert set(meta["files"]) > {"tokens.bin", "documents.npy", "tokenizer/tokenizer_config.json"}
+    assert {"tokens.bin", "documents.npy", "tokenizer"} < {path.name for path in cache.folder.iterdir()}
 
     tokenizer = ByteTokenizer()
     tokenizer.vocab_size, tokenizer.end_of_text = 70_000, 69_999
@@ -78,38 +78,6 @@ def test_a_changed_source_or_tokenizer_is_another_cache_and_each_has_the_name_it
     folders = {open_or_build(list_source([text]), spec, tmp_path).folder.name for text, spec in cases}
     assert len(folders) == 4
     assert "bytes-497f6ab1e7b6" in folders
-
-
-def shorten_tokens(folder):
-    with (folder / "tokens.bin").open("rb+") as file:
-        file.truncate(4)
-
-
-def cut_meta(folder):
-    (folder / "meta.json").write_text((folder / "meta.json").read_text()[:50])
-
-
-def remove_meta(folder):
-    (folder / "meta.json").unlink()
-
-
-@pytest.mark.parametrize("damage", [shorten_tokens, cut_meta, remove_meta])
-def test_a_damaged_cache_is_rebuilt_with_one_line(list_source, tmp_path, damage, caplog):
-    source = list_source(["some text", "more"])
-    cache = open_or_build(source, BYTES, tmp_path)
-    before = cache.tokens[:].tolist()
-    damage(cache.folder)
-    assert open_or_build(source, BYTES, tmp_path).tokens[:].tolist() == before
-    assert source.readings == 2
-    (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)
-    assert "is damaged" in warning.getMessage()
-    assert left_behind(tmp_path) == [cache.folder.name]
-
-
-def test_a_cache_folder_that_cannot_be_written_is_named(list_source, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write to the cache folder .*file/below.*FLASHTRAIN_CACHE"):
-        open_or_build(list_source(["a"]), BYTES, tmp_path / "file" / "below")
 
 
 # ------------------------------------------------------------------ writing

@@ -114,11 +114,7 @@ def fails(path, message, **options):
 @pytest.mark.parametrize(
     ("name", "tokens", "message"),
     [
-        (
-            "beyond",
-            np.array([1, 50, 2], "uint16"),
-            r"token 50, expected 0 to 49\. .*data\.tokenizer",
-        ),
+        ("beyond", np.array([1, 50, 2], "uint16"), r"token 50, expected 0 to 49\. .*data\.tokenizer"),
         ("below", np.array([1, -1, 2], "int32"), "holds token -1"),
         ("float", np.zeros(3), r"holds float64 of shape \(3,\), expected one dimension of uint16"),
         ("table", np.zeros((3, 3), "uint16"), r"of shape \(3, 3\)"),

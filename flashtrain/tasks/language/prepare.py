@@ -121,7 +121,7 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
 
         return StreamingDataModule
     from flashtrain.data.chat_datamodule import ChatDataModule
-    from flashtrain.data.chat_template import read_template
+    from flashtrain.data.chat_rendering import read_template
 
     return partial(
         ChatDataModule,
