@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 # MiB of gradients that are reduced together. Every bucket is a graph break in compiled code: with torch's 25 two H200s
 # trained GPT-2 124M at 0.92 of twice one GPU's speed, with 400 at 0.96 (recipes/results/gpt2-two-gpus-h200.json).
 BUCKET_MIB = 400
-CHECKPOINTS = {"auto": None, "file": False, "sharded": True}  # ShardsCheckpoints' save_distributed_checkpoint
+CHECKPOINTS = {"auto": None, "file": False, "sharded": True}  # ShardedCheckpoints' save_distributed_checkpoint
 
 
 class DataParallelStrategy(DDPStrategy):
@@ -48,7 +48,7 @@ def make_strategy(name: str, checkpoint: str = "file", **options: Any) -> Strate
         return DataParallelStrategy()
     sharded = CHECKPOINTS[checkpoint]
     if name == "fsdp":
-        from flashtrain.distributed.sharded_strategy import FullyShardedStrategy
+        from flashtrain.distributed.fully_sharded import FullyShardedStrategy
 
         return FullyShardedStrategy(save_distributed_checkpoint=sharded)
     from flashtrain.distributed.context.strategy import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -100,7 +101,7 @@ def test_the_strategy_is_made_as_the_settings_say():
         settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"), Path("run")
     )
     assert make_strategy("context", **masked).documents == "documents"
-    assert make_strategy("context", **masked).watchdog is None
+    assert make_strategy("context", **masked).watchdog.timeout == math.inf
     assert strategy_options(settings_of("trainer.strategy=ddp"), Path("run")) == {}
 
 

@@ -115,9 +115,7 @@ class AllGatherNeeded(AllGather):
     summed in at least float32, rank by rank, and rounded once.
 
     Args:
-        layout: which rank holds which tokens.
-        group: the ranks that share the sequence.
-        local_masks: of the mask of the whole sequence.
+        layout, group, local_masks: as AllGather's.
         needed: which keys each rank needs of each other one.
     """
 

@@ -110,7 +110,6 @@ class SharedAttention:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
         dropout: float = 0.0,
-        seed: Tensor | None = None,
     ) -> Tensor:
         """Attention of this rank's queries to the whole sequence. Every rank of the group must make the same call.
 
@@ -122,13 +121,13 @@ class SharedAttention:
             scale: factor of q k^T.
             softcap: scores become softcap * tanh(score / softcap); 0: none.
             sinks: (H,), one more score in every row, whose value is 0 (gpt-oss). Sum its gradient over the ranks.
-            dropout: probability with which the weights are dropped that one process with the same seed drops.
-            seed: (1,) int64, the same on all ranks; None: drawn by the first rank.
+            dropout: probability of dropping a weight; one process with the first rank's seed drops the same ones.
 
         Returns:
             (B, n, H, D), with gradients for q, k and v; padding tokens give 0 and get no gradient.
         """
-        if dropout > 0 and seed is None:
+        seed = None
+        if dropout > 0:
             seed = torch.randint(0, 2**63 - 1, (1,), device=q.device, dtype=torch.int64)
             dist.broadcast(seed, group=self.group.group, group_src=0)
         return _Shared.apply(q, k, v, sinks, seed, self, scale, softcap, dropout)

@@ -51,7 +51,7 @@ def assign(
         if is_even(attempt.work):
             break
     assert best is not None
-    return [_joined(runs) for runs in best.runs], best.work
+    return [sorted(runs) for runs in best.runs], best.work
 
 
 def is_even(work: Sequence[int]) -> bool:
@@ -116,14 +116,3 @@ class _Assignment:
         self.runs[rank].append((begin, end))
         self.work[rank] += int(self.sums[end] - self.sums[begin])
         self.space[rank] -= end - begin
-
-
-def _joined(runs: list[Run]) -> list[Run]:
-    """The same tokens, ascending, in as few runs as they make."""
-    found: list[Run] = []
-    for begin, end in sorted(runs):
-        if found and found[-1][1] == begin:
-            found[-1] = found[-1][0], end
-        else:
-            found.append((begin, end))
-    return found

@@ -17,7 +17,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     if index.shape[0] == 1:
         found = words.index_select(1, index[0])
     else:
-        found = words[_rows(x), index]
+        found = words[torch.arange(x.shape[0], device=x.device)[:, None], index]
     return found if words is x else found.view(x.dtype)
 
 
@@ -29,7 +29,7 @@ def put(target: Tensor, index: Tensor, x: Tensor) -> None:
     if index.shape[0] == 1:
         words.index_copy_(1, index[0], written)
     else:
-        words[_rows(x), index] = written
+        words[torch.arange(x.shape[0], device=x.device)[:, None], index] = written
 
 
 def ascending(tokens: Tensor) -> Tensor:
@@ -42,10 +42,6 @@ def inverse(order: Tensor, length: int) -> Tensor:
     places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
     index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
     return places.scatter_(1, order, index)
-
-
-def _rows(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[0], device=x.device)[:, None]
 
 
 def _words(x: Tensor) -> Tensor:

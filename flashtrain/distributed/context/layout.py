@@ -73,10 +73,6 @@ class Layout:
         """The index of each token of the sequence into the parts of all ranks, one after the other: (Bl, S) int64."""
         return ascending(self.tokens.flatten(1))[:, : self.seqlen]
 
-    def positions(self, rank: int) -> Tensor:
-        """The position in the sequence of each of the rank's tokens, (Bl, n) int64; 0 for padding."""
-        return self.tokens[:, rank].clamp(min=0)
-
 
 def layout_of(rows: list[list[list[Run]]], seqlen: int, block: int) -> Layout:
     """The layout in which rank r of row b holds the runs rows[b][r], ascending."""

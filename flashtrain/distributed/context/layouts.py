@@ -26,36 +26,37 @@ WHOLE_BLOCKS = 2  # a document of up to this many blocks is short: it stays on o
 
 def contiguous(mask: Mask, degree: int) -> Layout:
     """The layout in which rank r holds the r-th run of tokens; under a causal mask the last rank works longest."""
-    held = -(-mask.seqlen_k // degree)
-    runs = [[_run(rank, held, mask.seqlen_k)] for rank in range(degree)]
-    return layout_of([runs], mask.seqlen_k, held)
+    return _of_chunks([(rank,) for rank in range(degree)], mask.seqlen_k)
 
 
 def zigzag(mask: Mask, degree: int) -> Layout:
     """The layout of 2R chunks in which rank r holds chunks r and 2R - 1 - r: even for one causal sequence only."""
-    chunk = -(-mask.seqlen_k // (2 * degree))
-    runs = [[_run(number, chunk, mask.seqlen_k) for number in (rank, 2 * degree - 1 - rank)] for rank in range(degree)]
-    return layout_of([runs], mask.seqlen_k, chunk)
+    return _of_chunks([(rank, 2 * degree - 1 - rank) for rank in range(degree)], mask.seqlen_k)
 
 
-def balanced(mask: Mask, degree: int, block: int | None = None) -> Layout:
+def _of_chunks(numbers: list[tuple[int, ...]], length: int) -> Layout:
+    """The layout of equal chunks, of which each rank holds those of its numbers, as far as there are any."""
+    size = -(-length // sum(map(len, numbers)))
+    runs = [[(min(n * size, length), min((n + 1) * size, length)) for n in mine] for mine in numbers]
+    return layout_of([runs], length, size)
+
+
+def balanced(mask: Mask, degree: int) -> Layout:
     """The layout of pieces assigned by what their queries see: even for any mask, and for packed documents.
+
+    Pieces are up to MAX_BLOCK tokens, about BLOCKS_A_RANK a rank, and end where long documents do. Plain causal and
+    full masks have the layouts zigzag and contiguous, which are as even and the fastest for the kernels.
 
     Args:
         mask: the mask of the whole sequence; best on the host, where it is read.
         degree: the number of ranks, R.
-        block: tokens that are assigned together, fewer at the ends of long documents. None: up to 2048, about 64 blocks
-            a rank; for plain causal and full masks the layouts zigzag and contiguous, as even and the fastest for the
-            kernels.
     """
     length = mask.seqlen_k
-    if block is None and mask.band in PLAIN and length % (2 * degree) == 0:
+    if mask.band in PLAIN and length % (2 * degree) == 0:
         return PLAIN[mask.band](mask, degree)
     costs, starts = visible_keys(mask).cpu().numpy(), mask.queries[START].cpu().numpy()
-    first = _block(length, degree)
-    tried = [max(1, first // finer) for finer in FINER] if block is None else [block]
-    layout, least = None, 0
-    for size in tried:
+    block, layout, least = _block(length, degree), None, 0
+    for size in (max(1, block // finer) for finer in FINER):
         rows, work = _assign(costs, starts, degree, size)
         if layout is None or max(work) < least:
             layout, least = layout_of(rows, length, size), max(work)
@@ -117,11 +118,6 @@ def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list
         limit //= 2
     weak = np.where(shared, SHARED, APART)
     return [*(np.where(same & (long <= limit), SAME, weak) for limit in tried), weak]
-
-
-def _run(number: int, size: int, length: int) -> Run:
-    """The run of this number, of so many tokens each, as far as there are any."""
-    return min(number * size, length), min((number + 1) * size, length)
 
 
 # Layouts that are even for masks without documents.

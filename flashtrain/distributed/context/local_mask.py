@@ -97,7 +97,8 @@ def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, position
     rows = mask.queries
     bounds = (LOW, HIGH, LOW2, HIGH2)[: len(rows) - 3]  # of one interval or two
     if queries is not None:
-        rows = _gathered(rows, queries.clamp(min=0).to(rows.device))
+        batch, index = max(rows.shape[1], queries.shape[0]), queries.clamp(min=0).to(rows.device)
+        rows = rows.expand(-1, batch, -1).gather(2, index.expand(len(rows), batch, -1))
         hidden = (queries < 0).to(rows.device).expand(rows.shape[1], -1)
         for bound in bounds:
             rows[bound] = rows[bound].masked_fill(hidden, 0)
@@ -114,14 +115,6 @@ def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, position
         if not positions:
             rows[bound] = torch.searchsorted(held, rows[bound].contiguous(), out_int32=True)
     return Mask(rows, held if positions else None, keys.shape[1])
-
-
-def _gathered(rows: Tensor, index: Tensor) -> Tensor:
-    """A copy of rows (5 or 7, Bm, S) at index (Bl, m): (5 or 7, max(Bm, Bl), m)."""
-    if index.shape[0] == 1:
-        return rows.index_select(2, index[0])
-    batch = max(rows.shape[1], index.shape[0])
-    return rows.expand(-1, batch, -1).gather(2, index.expand(rows.shape[0], batch, -1))
 
 
 def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:

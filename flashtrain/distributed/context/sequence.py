@@ -85,7 +85,7 @@ class ContextSequence:
         """(Bl, n) int64: the positions of this rank's tokens in the sequence."""
         self._check(tokens)
         if self._positions is None or self._positions.device != device:
-            self._positions = self.layout.positions(self.group.rank).to(device)
+            self._positions = self.layout.tokens[:, self.group.rank].clamp(min=0).to(device)
         return self._positions
 
     @torch.compiler.disable

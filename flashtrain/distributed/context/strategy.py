@@ -27,16 +27,17 @@ from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.weighted_means import weighted_logs, weighted_output
-from flashtrain.distributed.sharded_strategy import ShardsCheckpoints
+from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.models.attention import Attention
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
-DATA, CONTEXT = "data", "context"
+DATA, CONTEXT = "data", "context"  # dimensions of the mesh
+BATCH = "batch"
 
 
-class ContextParallelStrategy(ShardsCheckpoints):
+class ContextParallelStrategy(ShardedCheckpoints):
     """Shards every sequence of a batch among `context_parallel_size` devices; the losses are exactly one device's.
 
     The module's attention must be flashtrain.models.Attention (as in GPT2), or a transformers model's after
@@ -62,7 +63,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         documents: the name of the batch's document ids, by which the work is balanced; None: ignore documents.
         timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute. None: no watchdog.
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.
-        save_distributed_checkpoint: as in ShardsCheckpoints. Either kind can be resumed on another number of devices
+        save_distributed_checkpoint: as in ShardedCheckpoints. Either kind can be resumed on another number of devices
             and at another degree, and cannot run code.
         check_attention: in the first step of training, validation, test and prediction, reject a step without shared
             attention, or with attention to one device's own part. False for a model whose tokens need not see each
@@ -91,27 +92,20 @@ class ContextParallelStrategy(ShardsCheckpoints):
         if timeout_seconds is not None:
             # The watchdog reports which rank is stuck, so it must end the job before a collective times out.
             options.setdefault("timeout", max(default_pg_timeout, timedelta(seconds=2 * timeout_seconds)))
-        # The base class's sizes describe another mesh, which is never made.
-        super().__init__(
-            data_parallel_size=1,
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=save_distributed_checkpoint,
-            **options,
-        )
+        super().__init__(save_distributed_checkpoint=save_distributed_checkpoint, **options)
         if layout not in LAYOUTS:
             raise unknown("context layout", layout, LAYOUTS)
         self.context_parallel_size = context_parallel_size
         self.method = method
         self.layout = layout
         self.documents = documents
-        self.watchdog = None if timeout_seconds is None else Watchdog(timeout_seconds, on_failure=on_failure)
+        self.watchdog = Watchdog(timeout_seconds, on_failure=on_failure)
         self.context: ContextGroup | None = None
         self.sequence: ContextSequence | None = None
         self._data_rank = 0
         self._data_group: Any = None
-        self._compared = False
         self.check_attention = check_attention
-        self._checked: set[str] = set()  # the kinds of step that were checked
+        self._checked: set[str] = set()  # BATCH and the kinds of step that were checked
         self._check: AttentionCheck | None = None
 
     # --- the devices --------------------------------------------------------------------------------------------
@@ -149,8 +143,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         module._device_mesh = self._device_mesh
         if not is_overridden("configure_model", module):
             module.configure_model = partial(_shard_children, module)  # type: ignore[method-assign]
-        if self.watchdog is not None:
-            self.watchdog.start()
+        self.watchdog.start()
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -167,17 +160,15 @@ class ContextParallelStrategy(ShardsCheckpoints):
         super().setup(trainer)
 
     def teardown(self) -> None:
-        if self.watchdog is not None:
-            self.watchdog.stop()
+        self.watchdog.stop()
         self.sequence = None
         super().teardown()
 
     def on_exception(self, exception: BaseException) -> None:
         """After a broken collective, wait for the failed rank's name; report other failures to the other ranks."""
-        if self.watchdog is not None and self.context is not None:
-            if _broke_off(exception):
-                self.watchdog.await_verdict()
-            self.watchdog.stop(first_line(exception))
+        if _broke_off(exception):
+            self.watchdog.await_verdict()
+        self.watchdog.stop(first_line(exception))
         super().on_exception(exception)
 
     def _check_devices(self) -> None:
@@ -212,11 +203,11 @@ class ContextParallelStrategy(ShardsCheckpoints):
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """This rank's part of the batch, on its device: the rest is never copied there."""
-        self._mark("a batch")
+        self.watchdog.mark("a batch")
         assert self.context is not None
-        if not self._compared:
+        if BATCH not in self._checked:
             check_same_batch(batch, self.context, self.root_device)
-            self._compared = True
+            self._checked.add(BATCH)
         part, self.sequence = shard_batch(
             batch, self.context, documents=self.documents, layout=self.layout, method=self.method,
             weigh=self._weight_among_all if self.data_ranks > 1 else None,
@@ -237,7 +228,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
         return self._step("prediction", super().predict_step, *args, **kwargs)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
-        self._mark(f"backward of step {self._module.global_step + 1}")
+        self.watchdog.mark(f"backward of step {self._module.global_step + 1}")
         if self._check is not None:  # a step that steps the optimiser itself
             self._check.require_shared(self._degree)
         sequence = self.sequence
@@ -248,7 +239,7 @@ class ContextParallelStrategy(ShardsCheckpoints):
 
     def _step(self, kind: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A step of the module with its sequence sharded; the first of its kind is checked."""
-        self._mark(f"{kind} at step {self._module.global_step + 1}")
+        self.watchdog.mark(f"{kind} at step {self._module.global_step + 1}")
         with use_sharded_sequence(self.sequence), weighted_logs(self._module, self.sequence):
             if kind in self._checked or not self.check_attention or self._degree == 1:
                 return step(*args, **kwargs)
@@ -275,16 +266,12 @@ class ContextParallelStrategy(ShardsCheckpoints):
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        self._mark("saving a checkpoint")
+        self.watchdog.mark("saving a checkpoint")
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        self._mark("loading a checkpoint")
+        self.watchdog.mark("loading a checkpoint")
         return super().load_checkpoint(checkpoint_path, weights_only)
-
-    def _mark(self, doing: str) -> None:
-        if self.watchdog is not None:
-            self.watchdog.mark(doing)
 
 
 def _number(module: Any, name: str) -> int | None:

@@ -9,6 +9,7 @@ the one furthest behind is stuck. Then every rank prints this and exits.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -109,13 +110,13 @@ class Watchdog:
     Args:
         timeout: seconds without progress of any rank after which the job is stuck: more than the longest time between
             two marks (a step, a checkpoint, an evaluation). A rank without a sign of life for this time, or for a
-            minute, is dead.
+            minute, is dead. None: never watch.
         on_failure: called with the line before the process exits.
     """
 
-    def __init__(self, timeout: float, *, on_failure: Callable[[str], None] | None = None) -> None:
-        self.timeout = timeout
-        self.silence = min(timeout, MAX_SILENCE)
+    def __init__(self, timeout: float | None, *, on_failure: Callable[[str], None] | None = None) -> None:
+        self.timeout = math.inf if timeout is None else timeout
+        self.silence = min(self.timeout, MAX_SILENCE)
         self._on_failure = on_failure
         self._state, self._progress, self._doing = ALIVE, 0, "the start"
         self._stop = threading.Event()
@@ -129,7 +130,7 @@ class Watchdog:
     def start(self) -> None:
         """Begin to watch; every rank must call it, after init_process_group. Another call changes nothing."""
         self.mark("the start")
-        if dist.get_world_size() == 1 or self._thread is not None:
+        if self.timeout == math.inf or dist.get_world_size() == 1 or self._thread is not None:
             return
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._store = _own_store(self.rank, self.silence)

@@ -106,14 +106,13 @@ def test_what_a_rank_needs_from_others_is_counted():
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     degree=st.integers(1, 5),
-    block=st.sampled_from([None, 1, 3, 8]),
     name=st.sampled_from(sorted(LAYOUTS)),
 )
-def test_every_token_is_held_once_and_comes_back(lengths, degree, block, name):
+def test_every_token_is_held_once_and_comes_back(lengths, degree, name):
     total = sum(lengths)
     ids = documents(lengths, total)
     mask = masks.document(torch.cat((ids, ids.flip(1))), causal=True)
-    layout = balanced(mask, degree, block) if name == "balanced" else LAYOUTS[name](mask, degree)
+    layout = LAYOUTS[name](mask, degree)
     for row in layout.tokens:
         held = row[row >= 0]
         assert torch.equal(held.sort().values, torch.arange(total))
@@ -126,7 +125,6 @@ def test_every_token_is_held_once_and_comes_back(lengths, degree, block, name):
     assert torch.equal(layout.unshard(parts), x)
     assert sum(int((part == -7).sum()) for part in parts) == 2 * layout.padding
     assert layout.padding == degree * layout.held - total
-    assert torch.equal(layout.unshard([layout.positions(rank).expand(2, -1) for rank in range(degree)])[0], x[0])
 
 
 @settings(max_examples=40)

@@ -19,7 +19,3 @@ def test_every_case_is_exact_on_every_rank(four, method):
         if not error <= EXACT  # NaN is wrong too
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def test_a_drawn_dropout_seed_is_the_first_ranks(four):
-    assert all(of_rank["drawn seeds agree"] for of_rank in four.found("attention"))

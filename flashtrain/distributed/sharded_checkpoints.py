@@ -1,4 +1,4 @@
-"""FSDP2 as a Lightning strategy, with the checkpoints of every strategy that shards a model."""
+"""Checkpoints of the strategies that shard a model: single files, or folders of shards."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from typing import Any, cast
 import torch
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.utils._pytree import tree_map
 
 from flashtrain.errors import UserError
 from flashtrain.training import sharded
 from flashtrain.training.checkpoints import read_checkpoint, rebuild_paths
 
+LARGE = 10**9  # trainable parameters from which "auto" writes shards: a single file has 12 GB with AdamW's states
 log = logging.getLogger(__name__)
 
-LARGE = 10**9  # trainable parameters from which "auto" writes shards: a single file has 12 GB with AdamW's states
 
-
-class ShardsCheckpoints(ModelParallelStrategy):
+class ShardedCheckpoints(ModelParallelStrategy):
     """Writes checkpoints as single files or as folders of shards, and reads both on any number of devices.
 
     A file is gathered on rank 0 and written by the Trainer's checkpoint plugin. A folder (training/sharded.py) is
@@ -33,79 +37,59 @@ class ShardsCheckpoints(ModelParallelStrategy):
     """
 
     def __init__(self, *, save_distributed_checkpoint: bool | None, **options: Any) -> None:
-        self._writer: sharded.ShardWriter | None = None
-        self._writes_shards: bool | None = None
         super().__init__(**options)
-        self._writes_shards = save_distributed_checkpoint
+        self._save_distributed_checkpoint: Any = save_distributed_checkpoint  # Lightning's attribute
+        self._writer = sharded.ShardWriter()
 
     @property
-    def _save_distributed_checkpoint(self) -> bool:
-        if self._writes_shards is None and self.model is not None:
-            parameters = list(self.model.parameters())
+    def _writes_shards(self) -> bool:
+        if self._save_distributed_checkpoint is None:
+            parameters = list(self._whole_module.parameters())
             large = sum(parameter.numel() for parameter in parameters if parameter.requires_grad) >= LARGE
-            self._writes_shards = large and all(_is_plain(tensor) for tensor in parameters + self._held_by_optimizers())
-        return bool(self._writes_shards)
-
-    @_save_distributed_checkpoint.setter
-    def _save_distributed_checkpoint(self, writes_shards: bool | None) -> None:  # Lightning's own __init__ sets it
-        self._writes_shards = writes_shards
+            states = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
+            held = [value for values in states for value in values if isinstance(value, torch.Tensor)]
+            self._save_distributed_checkpoint = large and all(_is_plain(tensor) for tensor in parameters + held)
+        return self._save_distributed_checkpoint
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        if not self._save_distributed_checkpoint:
-            return super().lightning_module_state_dict()
-        from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
-        return get_model_state_dict(self._whole_module)
+        return (
+            get_model_state_dict(self._whole_module) if self._writes_shards else super().lightning_module_state_dict()
+        )
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        if not self._save_distributed_checkpoint:
+        if not self._writes_shards:
             return tree_map(_plain, super().optimizer_state(optimizer))
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
         return get_optimizer_state_dict(self._whole_module, getattr(optimizer, "_optimizer", optimizer))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         path = Path(self.broadcast(filepath))
-        self.finish_checkpoint()
-        if not self._save_distributed_checkpoint:
+        self._writer.finish()
+        if not self._writes_shards:
             return Strategy.save_checkpoint(self, checkpoint, path, storage_options)
         plain, tensors = sharded.split(checkpoint, _tied(self._whole_module))
         odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
         if odd is not None:
             raise UserError(f"{odd} cannot be saved in a sharded checkpoint. Use trainer.checkpoint=file.")
-        if self._writer is None:
-            self._writer = sharded.ShardWriter()
         generation = self.broadcast(sharded.next_generation(path, checkpoint.get("global_step", 0)))
         self._writer.start(plain, tensors, path, generation)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
         if trainer is None or trainer.state.fn != "fit" or trainer.state.status != "running":
-            self.finish_checkpoint()  # no training continues meanwhile
+            self._writer.finish()  # no training continues meanwhile
         return None
 
     def remove_checkpoint(self, filepath: str | Path) -> None:
-        self.finish_checkpoint()  # its successor must be complete first
+        self._writer.finish()  # its successor must be complete first
         super().remove_checkpoint(filepath)
-
-    def finish_checkpoint(self) -> None:
-        """Wait for the current write of a checkpoint. Raises UserError if it failed on any rank."""
-        if self._writer is not None:
-            self._writer.finish()
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Load a file or a folder of shards; neither can run code. Raises UserError if it is of another model."""
         path = Path(self.broadcast(checkpoint_path))
-        self.finish_checkpoint()
+        self._writer.finish()
         checkpoint = self._load_folder(path) if path.is_dir() else super().load_checkpoint(path, weights_only=True)
         rebuild_paths(checkpoint, path.parent)
         return checkpoint
 
     def _load_folder(self, path: Path) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import (
-            get_model_state_dict,
-            get_optimizer_state_dict,
-            set_optimizer_state_dict,
-        )
-
         plain = read_checkpoint(path, mmap=True)
         folder, module = sharded.current(path), self._whole_module
         here: dict[str, Any] = {"state_dict": get_model_state_dict(module)}
@@ -124,7 +108,7 @@ class ShardsCheckpoints(ModelParallelStrategy):
     def teardown(self) -> None:
         fails = sys.exc_info()[0] is not None  # another exception is propagating: ours must not replace it
         try:
-            self.finish_checkpoint()
+            self._writer.finish()
         except (UserError, RuntimeError) as error:
             if not fails:
                 raise
@@ -135,35 +119,6 @@ class ShardsCheckpoints(ModelParallelStrategy):
     @property
     def _whole_module(self) -> nn.Module:
         return cast(nn.Module, self.model)
-
-    def _held_by_optimizers(self) -> list[torch.Tensor]:
-        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
-        return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-
-
-class FullyShardedStrategy(ShardsCheckpoints):
-    """FSDP2: weights, gradients and optimiser states are sharded over all devices.
-
-    The LightningModule shards itself in `configure_model` (`flashtrain.distributed.sharding.shard`). It works on CPUs
-    with gloo, and on one device. For a checkpoint in a single file, rank 0's host memory must hold weights and
-    optimiser states once.
-
-    Args:
-        save_distributed_checkpoint, options: as in ShardsCheckpoints.
-    """
-
-    def __init__(self, save_distributed_checkpoint: bool | None = False, **options: Any) -> None:
-        super().__init__(
-            data_parallel_size="auto",
-            tensor_parallel_size=1,
-            save_distributed_checkpoint=save_distributed_checkpoint,
-            **options,
-        )
-
-    def setup_environment(self) -> None:
-        # Lightning's "auto" means the number of machines; here every device of every machine has a shard.
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        super().setup_environment()
 
 
 def _tied(module: nn.Module) -> dict[str, str]:
