@@ -35,7 +35,7 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
         return x.to_local() if isinstance(x, DTensor) else x
 
     class Resumable(AdamW8bit):
-        """Also loads unquantised states, which checkpoints of sharded runs hold (distributed/sharded_checkpoints.py)."""
+        """Also loads unquantised states, which sharded runs save (distributed/sharded_checkpoints.py)."""
 
         @torch.no_grad()
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
