@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,42 +20,35 @@ if TYPE_CHECKING:
 
 @register("mask", "causal")
 @register("mask", "document")
-def _document(
-    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
-) -> Mask | None:
+def _document(settings: MaskSettings, *, documents: Tensor, **_: Any) -> Mask | None:
     return masks.document(documents, causal=True) if settings.documents else None  # None: the model's own causal rule
 
 
 @register("mask", "window")
-def _window(settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device) -> Mask:
+def _window(settings: MaskSettings, *, documents: Tensor, seqlen: int, device: torch.device, **_: Any) -> Mask:
     window, within = (int(settings.window or 1) - 1, 0), documents if settings.documents else None
     return masks.sliding_window(seqlen, window, documents=within, device=device)
 
 
 @register("mask", "chunked")
-def _chunked(
-    settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device
-) -> Mask:
+def _chunked(settings: MaskSettings, *, positions: Tensor, seqlen: int, device: torch.device, **_: Any) -> Mask:
     if not settings.documents:
         positions = torch.arange(seqlen, device=device)[None]
     return masks.document((positions % int(settings.chunk or 1) == 0).cumsum(1), causal=True)  # a document a chunk
 
 
 @register("mask", "prefix")
-def _prefix(settings: MaskSettings, *, documents: Tensor, positions: Tensor, seqlen: int, device: torch.device) -> Mask:
+def _prefix(settings: MaskSettings, *, documents: Tensor, seqlen: int, device: torch.device, **_: Any) -> Mask:
     if settings.documents:
         return masks.prefix_lm(torch.full_like(documents, int(settings.prefix or 0)), documents=documents)
     return masks.prefix_lm(torch.full((1,), int(settings.prefix or 0), device=device), seqlen=seqlen)
 
 
 def make_mask(settings: Settings, *, packed: bool = True) -> MaskMaker | None:
-    """Return the function that makes each batch's mask, as LanguageModel and `generate` call it.
+    """Return the function that makes each batch's mask, for LanguageModel and `generate`; None for a causal mask.
 
     Args:
         packed: whether a row may hold several documents.
-
-    Returns:
-        The function, or None where the mask is the model's own causal rule.
     """
     if settings.mask.name in ("causal", "document") and not (packed and settings.within_documents):
         return None

@@ -200,12 +200,7 @@ def room(settings: Settings, hardware: Hardware) -> Room:
 
 
 def encoder_shape(config: Any, **own: Any) -> BlockShape:
-    """Return the sizes by which an encoder's memory is estimated.
-
-    Args:
-        config: a BertConfig or a ClassifierConfig.
-        own: fields of BlockShape that are not in the configuration.
-    """
+    """Return the sizes by which the memory of a BertConfig or ClassifierConfig is estimated, with the fields `own`."""
     sizes = (config.layers, config.embed, config.heads, config.ffn)
     rotary, dropout = config.positions != "learned", config.dropout > 0
     return BlockShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
@@ -242,23 +237,15 @@ def memory_plan(batching: Batching) -> list[str]:
 
 
 def plan_text(
-    lines: Sequence[str],
-    settings: Settings,
-    hardware: Hardware,
-    flops: float,
-    *,
-    at_most: bool = False,
-    meant: str = "",
+    lines: Sequence[str], settings: Settings, hardware: Hardware, flops: float, *, at_most: bool = False, how: str = ""
 ) -> str:
-    """Return the text that mode=plan prints.
+    """Return the text that mode=plan prints: the lines about the training, and its time.
 
     Args:
-        lines: about the training, before the line on its time.
-        flops: of the training, on all devices together.
-        at_most: whether `flops` is an upper bound.
-        meant: how the FLOPs are counted, in words.
+        flops: of the training, on all devices together; `at_most` means that they are an upper bound.
+        how: how the FLOPs are counted, in words.
     """
-    rate, how = expected_rate(hardware)
+    rate, source = expected_rate(hardware)
     time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
-    last = f"time: {time} for {flops:.3g} FLOPs{meant} ({how}), without start-up and validation"
+    last = f"time: {time} for {flops:.3g} FLOPs{how} ({source}), without start-up and validation"
     return "\n".join([*lines, last, "nothing was started; leave out mode=plan to train."])

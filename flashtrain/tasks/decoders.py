@@ -16,14 +16,7 @@ if TYPE_CHECKING:
 
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
-    """Return the shape of flashtrain's own decoder of this family, with the settings' size.
-
-    Args:
-        family: one of models.gpt2.FAMILIES.
-
-    Raises:
-        UserError: settings that do not suit each other.
-    """
+    """Return the shape of flashtrain's own decoder of a family, such as "gpt2", with the settings' size."""
     return GPT2Config.of_size(
         settings.size,
         family,
@@ -47,11 +40,7 @@ for _family in FAMILIES:
 
 
 def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
-    """Build the model that `model` names, with random weights, at the settings' context.
-
-    Args:
-        vocab_size: tokens of the tokenizer.
-        attention: "flash", "sdpa" or "standard".
+    """Build the model that `model` names, with random weights, for the settings' context.
 
     Raises:
         UserError: the model lacks methods that training needs.

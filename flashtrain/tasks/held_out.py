@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
 from flashtrain.announce import say
 from flashtrain.data.datamodule import TextDataModule
@@ -30,15 +31,14 @@ def score(
     hardware: Hardware,
     *,
     counts: Callable[[], Mapping[str, int]],
-    words: Callable[[Mapping[str, float]], str],
+    words: str,
 ) -> dict[str, Any]:
     """Validate a trained model on the data's held-out text, and print what came out.
 
     Args:
-        trained: its settings say what is scored.
         task: around its model.
         counts: returns how much was scored, by unit.
-        words: puts the validation's metrics into words.
+        words: a format of the metrics, and of `perplexity`.
 
     Returns:
         The metrics by name, `held_out` (whether the run was not trained on the text) and the counts.
@@ -52,17 +52,19 @@ def score(
     scored, why_not = counts(), why_not_held_out(trained.settings, trained.folder)
     numbers = ", ".join(f"{number:,} {name}" for name, number in scored.items())
     claim, doubt = ("held-out ", "") if why_not is None else ("", f"; {why_not}")
+    said = words.format(perplexity=perplexity(found["validation_loss"]), **found)
     step = f" (step {trained.step})" if trained.settings.checkpoint else ""
-    say(f"{trained.checkpoint}{step}: {claim}{words(found)}, over {numbers} of {data.source.describe()}{doubt}")
+    say(f"{trained.checkpoint}{step}: {claim}{said}, over {numbers} of {data.source.describe()}{doubt}")
     return {**found, "held_out": why_not is None, **scored}
 
 
-def why_not_held_out(settings: Settings, folder: Path) -> str | None:
-    """Return why what these settings score cannot be called held out from the training of a run; None if it can.
+def perplexity(loss: float) -> float:
+    """Return the perplexity of a loss in nats a token; infinite where it is too large for float32."""
+    return float(torch.exp(torch.tensor(loss)))
 
-    Args:
-        folder: the run's.
-    """
+
+def why_not_held_out(settings: Settings, folder: Path) -> str | None:
+    """Return why what these settings score cannot be called held out from the run in `folder`; None if it can."""
     if not (folder / CONFIG_FILE).is_file():
         return "what the model was trained on is not known"
     own = read_settings(folder)

@@ -86,12 +86,9 @@ def make_source(settings: Settings) -> TextSource | TokenSource:
 
 
 def make_sources(settings: Settings) -> tuple[Any, Any]:
-    """Build the source of a run and, where one is named, the source of its held-out text.
+    """Build the source to train on, and the one that data.validation_path names (None: documents are drawn from it).
 
-    Returns:
-        The source to train on, and the source that data.validation_path names, or None: then files named for
-        validation or drawn documents are held out. With data.validation_fraction=1, where nothing is trained on, the
-        source to score, and None.
+    With data.validation_fraction=1, where nothing is trained on, they are the source to score, and None.
     """
     data, source, validation = settings.data, make_source(settings), None
     if data.validation_path is not None:
@@ -116,11 +113,7 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
 
 
 def vocabulary_of(data: DataSettings) -> int:
-    """Return how many tokens `data.tokenizer` has, as far as that is known before any text is read.
-
-    Raises:
-        UserError: the tokenizer's folder cannot be read.
-    """
+    """Return how many tokens `data.tokenizer` has, as far as that is known before any text is read."""
     if data.tokenizer in VOCABULARY:
         return VOCABULARY[data.tokenizer]
     if data.tokenizer in get_args(options.Tokenizer):

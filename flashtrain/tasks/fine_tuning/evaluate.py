@@ -13,10 +13,10 @@ from flashtrain.integrations import save_bert_classifier
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
+from flashtrain.tasks import FineTuning
 from flashtrain.tasks.fine_tuning.prepare import (
     SPECIAL_COUNT,
     choose_head_batching,
-    make_fine_tuning_task,
     make_head,
     make_labelled_data,
 )
@@ -63,7 +63,7 @@ def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
         label_names=trained.labels,
         only_test=others and requested.data != "cues",
     )
-    task = make_fine_tuning_task(settings, hardware, trained.model)
+    task = FineTuning(trained.model, requested.target)
     trainer = evaluating_trainer(hardware)
     data = make_labelled_data(settings, hardware, source, choose_head_batching(settings, hardware, trained.model))
     evaluate = trainer.test if source.scored == "test" else trainer.validate

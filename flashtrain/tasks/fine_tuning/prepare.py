@@ -50,11 +50,7 @@ def check_fine_tuning_step(settings: Settings) -> None:
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """Build BERT with a head, its data and its task.
-
-    Raises:
-        UserError: a mistake that the user can correct.
-    """
+    """Build BERT with a head, its data and its task; see Task.prepare."""
     start = starting_bert(settings)
     tokenizer = None if start is None else tokenizer_of(start)  # in whose tokens the weights know texts
     source = make_source(settings.finetune, settings.data, settings.context, tokenizer=tokenizer)
@@ -79,7 +75,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         },
     }
     data = make_labelled_data(settings, hardware, source, batching)
-    task = make_fine_tuning_task(settings, hardware, model, description)
+    own = settings.finetune
+    task = FineTuning(model, own.target, **training_options(settings, hardware, description, layout=own.layout))
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
@@ -176,14 +173,6 @@ def make_labelled_data(
         seed=settings.seed,
         num_workers=loader_workers(settings, hardware),
     )
-
-
-def make_fine_tuning_task(
-    settings: Settings, hardware: Hardware, model: Head, description: dict[str, Any] | None = None
-) -> FineTuning:
-    """Build the task that trains this model as the settings say."""
-    own = settings.finetune
-    return FineTuning(model, own.target, **training_options(settings, hardware, description, layout=own.layout))
 
 
 def parameter_count(model: torch.nn.Module) -> int:

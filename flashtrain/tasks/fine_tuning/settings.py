@@ -12,41 +12,31 @@ from flashtrain.tasks.masked_language.settings import BertTextSettings
 
 @dataclass
 class FineTuningSettings:
-    """What BERT learns to label.
+    """What BERT learns to label."""
 
-    target: any number of labels a text (scored by micro-F1), one class a text, or a label for each word (both scored by
-    accuracy). data: cues (documents that recipes/ makes), files (path: a .jsonl or .parquet file, or a folder) or hub
-    (name, config: a dataset that `datasets` loads). text_column, words_column, labels_column: of a row; words and
-    their labels are two lists of one length. pooling, dropout: of the head. layout: packed without padding, or padded
-    rows. batch: texts of a step, over all devices. tokens_at_once: a device computes at most so many (one text at
-    least) where trainer.micro_batch does not say, and fewer where a GPU's memory holds fewer. train, validation, test:
-    texts of each part, at most. validation_fraction: of the texts, held out where no file or split is for it.
-    length, labels: of synthetic documents.
-    """
-
-    target: str = option("labels", Target)
-    data: str = option("cues", LabelledData)
-    path: str | None = None  # a .jsonl file, or a folder with train*.jsonl (and validation*, test*)
+    target: str = option("labels", Target)  # any number of labels a text, one class a text, or a label for each word
+    data: str = option("cues", LabelledData)  # made-up documents, files (finetune.path), or a dataset (finetune.name)
+    path: str | None = None  # a .jsonl or .parquet file, or a folder with train*.jsonl (and validation*, test*)
     name: str | None = None  # of finetune.data=hub: the dataset
-    config: str | None = None
-    text_column: str = "text"
-    words_column: str = "words"
-    labels_column: str = "labels"
-    pooling: str = option("mean", Pooling)
-    dropout: float = 0.0
-    layout: str = option("packed", Layout)
-    batch: int = 32
-    tokens_at_once: int = 65536
-    train: int | None = None
-    validation: int | None = None
-    test: int | None = None
-    validation_fraction: float = 0.1
-    length: int = 16384
-    labels: int = 8
+    config: str | None = None  # of finetune.data=hub: the dataset's configuration
+    text_column: str = "text"  # of a row: the text
+    words_column: str = "words"  # of a row, with finetune.target=tokens: the list of words
+    labels_column: str = "labels"  # of a row: the labels; of words a list of the same length
+    pooling: str = option("mean", Pooling)  # of the head for whole texts
+    dropout: float = 0.0  # a probability, in the head
+    layout: str = option("packed", Layout)  # rows of texts end to end, or a padded row each
+    batch: int = 32  # texts of a step, over all devices
+    tokens_at_once: int = 65536  # a device computes at most so many (one text at least) without trainer.micro_batch
+    train: int | None = None  # texts to train on, at most
+    validation: int | None = None  # texts to validate on, at most
+    test: int | None = None  # texts to test on, at most
+    validation_fraction: float = 0.1  # of the texts, held out where no file or split is for it
+    length: int = 16384  # of finetune.data=cues: tokens of a document
+    labels: int = 8  # of finetune.data=cues: how many there are
 
     @property
     def data_label(self) -> str:
-        """The texts in a word: cues, the file's or folder's name, or the dataset's."""
+        """The texts in a word: cues, or the name of the file, folder or dataset."""
         if self.data == "files" and self.path:
             return Path(self.path).name
         return "cues" if self.data == "cues" else " ".join(filter(None, (self.name, self.config)))
@@ -58,15 +48,16 @@ class FineTuningSettings:
         between("finetune.validation_fraction", self.validation_fraction, 0, 1, include_low=False, include_high=False)
 
     def check_data(self) -> None:
-        """Raise UserError where what is to be read is not named. Apart from check(), since a demo may replace it."""
-        if self.data == "files" and not self.path:
-            raise UserError("finetune.data=files needs finetune.path=..., a .jsonl file or a folder of them.")
-        if self.data == "hub" and not self.name:
-            raise UserError("finetune.data=hub needs finetune.name=..., a dataset such as coastalcph/lex_glue.")
-        if self.path and self.data != "files":
-            raise UserError(f"finetune.path={self.path} is used by finetune.data=files, not by {self.data}. Remove it.")
-        if self.name and self.data != "hub":
-            raise UserError(f"finetune.name={self.name} is used by finetune.data=hub, not by {self.data}. Remove it.")
+        """Raise UserError if what is to be read is not named. Apart from check(), since a demo may replace it."""
+        files, dataset = "a .jsonl file or a folder of them", "a dataset such as coastalcph/lex_glue"
+        for setting, data, what in (("path", "files", files), ("name", "hub", dataset)):
+            given = getattr(self, setting)
+            if self.data == data and not given:
+                raise UserError(f"finetune.data={data} needs finetune.{setting}=..., {what}.")
+            if given and self.data != data:
+                raise UserError(
+                    f"finetune.{setting}={given} is used by finetune.data={data}, not by {self.data}. Remove it."
+                )
         if self.data == "cues" and self.target != "labels":
             raise UserError(
                 f"finetune.target={self.target}: finetune.data=cues has labels only. Use finetune.target=labels."

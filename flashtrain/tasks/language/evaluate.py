@@ -16,7 +16,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import make_mask
-from flashtrain.tasks.held_out import score
+from flashtrain.tasks.held_out import perplexity, score
 from flashtrain.tasks.language.exports import export
 from flashtrain.tasks.language.generate import continue_text
 from flashtrain.tasks.language.prepare import make_data, model_builder
@@ -26,6 +26,7 @@ from flashtrain.tasks.text_data import make_source, make_tokenizer_spec
 from flashtrain.training.hardware import Hardware
 
 MAX_BATCH = 8  # rows of a micro-batch
+WORDS = "loss {validation_loss:.4f}, perplexity {perplexity:.2f}"
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
@@ -47,24 +48,13 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
             data = make_data(settings, hardware, trained.tokenizer)
     data.batch_size = min(data.batch_size, MAX_BATCH)
     task = LanguageModel(trained.model, document_mask=settings.within_documents, mask=make_mask(settings))
-    found = score(trained, task, data, hardware, counts=data.scored, words=_words)
-    return {"validation_loss": found["validation_loss"], "perplexity": _perplexity(found), **found}
-
-
-def _words(found: Any) -> str:
-    return f"loss {found['validation_loss']:.4f}, perplexity {_perplexity(found):.2f}"
-
-
-def _perplexity(found: Any) -> float:
-    return float(torch.exp(torch.tensor(found["validation_loss"])))
+    found = score(trained, task, data, hardware, counts=data.scored, words=WORDS)
+    loss = found["validation_loss"]
+    return {"validation_loss": loss, "perplexity": perplexity(loss), **found}
 
 
 def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
-    """Load the model of `checkpoint` or, without one, that of `weights` or model.path, on the machine's device.
-
-    Raises:
-        UserError: there is no such model, or it cannot serve the settings.
-    """
+    """Load the model of `checkpoint` or, without one, that of `weights` or model.path, on the machine's device."""
     if settings.checkpoint is not None:
         found = load_trained(settings.checkpoint, attention=hardware.attention, settings=settings)
     else:

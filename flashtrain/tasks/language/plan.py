@@ -19,11 +19,7 @@ from flashtrain.training.hardware import Hardware
 
 
 def plan_language(settings: Settings, hardware: Hardware) -> str:
-    """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no weights, reads no text.
-
-    Raises:
-        UserError: the training could not begin.
-    """
+    """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no weights, reads no text."""
     vocab_size = vocabulary_of(settings.data)
     build_model: Callable[..., Trainable] = partial(make_model, settings, vocab_size=vocab_size)
     if settings.weights is not None:

@@ -46,11 +46,7 @@ MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tok
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """Build a language model, its data and its task.
-
-    Raises:
-        UserError: a mistake that the user can correct.
-    """
+    """Build a language model, its data and its task; see Task.prepare."""
     build_model = model_builder(settings)
     data = make_data(settings, hardware, tokenizer_of_weights(settings))
     data.prepare_data()

@@ -1,4 +1,4 @@
-"""The settings of task=language_model: what is trained, on what text, what a token sees, and what is written."""
+"""The settings of task=language_model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from flashtrain.errors import UserError, above, at_least, between, one_of
 from flashtrain.settings.options import Adapter, Decoder, DecoderSize, Mask, Positions, Quantize, Residual, option
-from flashtrain.settings.settings import CONTEXT
+from flashtrain.settings.settings import CONTEXT, divisors
 from flashtrain.settings.text import TextSettings
 from flashtrain.settings.training import no_options
 
@@ -19,31 +19,22 @@ _OF_OUR_DECODERS = ("size", "positions", "dropout", "vocab_rows", "interpolate_p
 
 @dataclass
 class ModelSettings:
-    """conf/model: which registered model, and its size. `options` reaches models registered by a user's program.
-
-    rope_base, rope_factor: of rotary positions (None: 10000 and 1, or what the weights have); interpolate_positions:
-    stretch learned ones when starting from weights, or evaluating a checkpoint, at a longer context.
-    `residual`: between the blocks, under mixed precision, the weights' float32 or the compute's half precision.
-    path, config: of model=huggingface, a transformers folder or a name of the hub, or (for random weights) a
-    config.json or a model type such as llama, of which `options` changes entries.
-    adapter, adapter_rank, adapter_alpha, adapter_targets, adapter_dropout: lora (Hu et al. 2021) trains two thin
-    matrices beside each of the targets, alpha / rank times their product, and leaves the weights as they are.
-    """
+    """conf/model: which registered model, and its size."""
 
     name: str = "gpt2"
     size: str = option("124m", DecoderSize, others=True)  # of flashtrain's own decoders
     positions: str | None = option(None, Positions, others=True)  # null: the family's own
     dropout: float = 0.0  # a probability, of embeddings, attention weights and both branches of a block
     vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64
-    rope_base: float | None = None
-    rope_factor: float | None = None
-    interpolate_positions: bool = False
-    residual: str = option("compute", Residual)
-    path: str | None = None
-    config: str | None = None
-    adapter: str | None = option(None, Adapter)
-    adapter_rank: int = 16
-    adapter_alpha: float | None = None  # null: twice the rank
+    rope_base: float | None = None  # of rotary positions; null: 10000, or what the weights have
+    rope_factor: float | None = None  # scales rotary positions for a longer context; null: 1, or what the weights have
+    interpolate_positions: bool = False  # stretch learned positions of weights or a checkpoint to a longer context
+    residual: str = option("compute", Residual)  # between blocks, under autocast: float32 (weights) or half (compute)
+    path: str | None = None  # of model=huggingface: a transformers folder, or a name of the hub
+    config: str | None = None  # for random weights: a config.json, or a type such as llama; `options` changes entries
+    adapter: str | None = option(None, Adapter)  # lora (Hu et al. 2021): train two thin matrices at each target alone
+    adapter_rank: int = 16  # the width of these matrices
+    adapter_alpha: float | None = None  # over the rank, the factor of their product; null: twice the rank
     adapter_targets: Any = "all-linear"  # or names of layers: [q_proj,v_proj]
     adapter_dropout: float = 0.0  # a probability, of what an adapter reads
     quantize: str | None = option(None, Quantize)  # what an adapter leaves as it is in 4 bits, by torchao
@@ -51,12 +42,12 @@ class ModelSettings:
 
     @property
     def label(self) -> str:
-        """Family and size, such as gpt2-124m; a transformers model's folder, hub name or type."""
+        """The model in a word: family and size, such as gpt2-124m, or a transformers model's folder, name or type."""
         given = self.path or self.config
         return f"{self.name}-{self.size}" if given is None else Path(given.removesuffix("/config.json")).name
 
     def target_names(self) -> list[str]:
-        """adapter_targets as a list, which may also be one text with commas. UserError: it is neither."""
+        """Return adapter_targets as a list; UserError if it is no list of names, nor one text with commas."""
         given = self.adapter_targets
         names = given.split(",") if isinstance(given, str) else given
         if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
@@ -82,22 +73,20 @@ class ModelSettings:
         at_least("model.vocab_rows", self.vocab_rows, 1)
 
     def _check_used(self) -> None:
-        """Raise UserError for a setting that this kind of model, or a model without an adapter, would pass over."""
-        plain = ModelSettings()
-        own = [name for name in vars(plain) if getattr(self, name) != getattr(plain, name)]
-        transformers = self.name == "huggingface"
-        for name in own:
-            if name in _OF_ADAPTERS and self.adapter is None:
-                raise UserError(f"model.{name}={getattr(self, name)} is used by adapters. Set model.adapter=lora.")
-            if name in _OF_TRANSFORMERS and not transformers:
-                raise UserError(
-                    f"model.{name}={getattr(self, name)} is used by model=huggingface (recipe=hf). Remove it."
-                )
-            if name in _OF_OUR_DECODERS and transformers:
-                raise UserError(
-                    f"model.{name}={getattr(self, name)} is used by flashtrain's own decoders. Use model.options to "
-                    "change the configuration of model=huggingface."
-                )
+        """Raise UserError for a setting that this kind of model, or a model without an adapter, does not use."""
+        plain, transformers = ModelSettings(), self.name == "huggingface"
+        for names, used, by in (
+            (_OF_ADAPTERS, self.adapter is not None, "adapters. Set model.adapter=lora."),
+            (_OF_TRANSFORMERS, transformers, "model=huggingface (recipe=hf). Remove it."),
+            (
+                _OF_OUR_DECODERS,
+                not transformers,
+                "flashtrain's own decoders. Use model.options.",
+            ),
+        ):
+            given = [name for name in names if getattr(self, name) != getattr(plain, name)]
+            if given and not used:
+                raise UserError(f"model.{given[0]}={getattr(self, given[0])} is used by {by}")
         no_options("model", self.name, self.options, get_args(Decoder))
 
 
@@ -152,13 +141,10 @@ class GenerateSettings:
 
 @dataclass
 class LanguageSettings(TextSettings):
-    """Settings of language models.
-
-    context_parallel: devices that share each sequence; above 1 it means trainer.strategy=context.
-    """
+    """Settings of language models."""
 
     task: str = "language_model"
-    context_parallel: int | None = None
+    context_parallel: int | None = None  # devices that share each sequence; above 1 it means trainer.strategy=context
     prompt: str = ""  # for mode=generate, and the sample at a run's end
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
@@ -166,7 +152,7 @@ class LanguageSettings(TextSettings):
 
     @property
     def within_documents(self) -> bool:
-        """Whether a token sees nothing of other documents of its row."""
+        """Whether a token sees only its own document of a packed row."""
         return self.mask.name == "document" or self.mask.documents or self.data.document_mask
 
     @property
@@ -180,13 +166,6 @@ class LanguageSettings(TextSettings):
         """trainer.strategy, or "context" where that is auto and context_parallel is above 1."""
         strategy = self.trainer.strategy
         return CONTEXT if strategy == "auto" and (self.context_parallel or 1) > 1 else strategy
-
-    @property
-    def asked_to_share(self) -> str:
-        """The setting that requests context parallelism."""
-        if self.trainer.strategy == CONTEXT:
-            return f"trainer.strategy={CONTEXT}"
-        return f"context_parallel={self.context_parallel}"
 
     @property
     def context_degree(self) -> int:
@@ -209,7 +188,7 @@ class LanguageSettings(TextSettings):
             self.check_context()
 
     def check_context(self) -> None:
-        """Raise UserError where a training requests context parallelism and cannot have it."""
+        """Raise UserError if a training requests context parallelism and cannot have it."""
         degree, named = self.context_parallel, self.trainer.strategy
         if self.strategy != CONTEXT:
             if degree is not None and degree > 1:
@@ -224,25 +203,19 @@ class LanguageSettings(TextSettings):
                     f"trainer.{given} is used with context parallelism. Set context_parallel=2 (or more), or remove it."
                 )
             return
-        self._check_degree()
+        degree, ranks = self.context_degree, self.trainer.ranks
+        if ranks % degree:
+            raise UserError(
+                f"context_parallel={degree} does not divide {ranks} device(s), trainer.devices x trainer.nodes. "
+                f"Use context_parallel={', '.join(map(str, divisors(ranks)))}, or trainer.devices={degree}."
+            )
         if self.attention.name != "flash":
             raise UserError(
-                f"attention={self.attention.name} computes whole sequences on one device, and "
-                f"{self.asked_to_share} shards them. Use attention=flash."
+                f"attention={self.attention.name} computes whole sequences on one device, and context parallelism "
+                "shards them. Use attention=flash."
             )
         if self.trainer.cuda_graphs:
             raise UserError(
-                f"trainer.cuda_graphs=true cannot record the communication of {self.asked_to_share}. "
+                "trainer.cuda_graphs=true cannot record the communication of context parallelism. "
                 "Use trainer.cuda_graphs=false."
             )
-
-    def _check_degree(self) -> None:
-        degree, ranks = self.context_degree, self.trainer.ranks
-        if ranks % degree == 0:
-            return
-        fitting = ", ".join(str(number) for number in range(1, ranks + 1) if ranks % number == 0)
-        devices = f"{ranks} device{'' if ranks == 1 else 's'} (trainer.devices x trainer.nodes)"
-        raise UserError(
-            f"context_parallel={degree} does not divide {devices}. Use context_parallel={fitting}, or "
-            f"trainer.devices={degree}."
-        )

@@ -47,19 +47,12 @@ def starting_weights(settings: Settings) -> Weights:
 
 
 def weights_at_context(settings: Settings) -> Weights:
-    """Read what `weights` names, as it serves the settings' context.
-
-    Raises:
-        UserError: it cannot serve the settings.
-    """
+    """Read the configuration and the weights that `weights` names, adapted to the settings' context."""
     return at_context(settings, *starting_weights(settings), where=str(settings.weights))
 
 
 def at_context(settings: Settings, config: GPT2Config, state: dict[str, Tensor], *, where: str | Path) -> Weights:
     """Adapt weights to the settings' context, by model.interpolate_positions, rope_base and rope_factor.
-
-    Args:
-        where: the weights' file, for messages.
 
     Raises:
         UserError: learned positions would have to be stretched, and model.interpolate_positions is false.
@@ -88,12 +81,7 @@ def at_context(settings: Settings, config: GPT2Config, state: dict[str, Tensor],
 
 
 def model_of_weights(settings: Settings, start: Weights, *, vocab_size: int, attention: str) -> Trainable:
-    """Build the model that starts from these weights.
-
-    Args:
-        start: see weights_at_context.
-        vocab_size: tokens of the tokenizer.
-        attention: "flash", "sdpa" or "standard".
+    """Build the model that starts from these weights (see weights_at_context).
 
     Raises:
         UserError: the weights were trained on other tokens.

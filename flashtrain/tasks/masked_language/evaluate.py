@@ -23,6 +23,8 @@ from flashtrain.tasks.masked_language.trained import (
 )
 from flashtrain.training.hardware import Hardware
 
+WORDS = "loss {validation_loss:.4f}, masked-language accuracy {validation_accuracy:.2%}"
+
 
 def load_bert_run(settings: Settings, hardware: Hardware) -> TrainedModel:
     """Load the model of settings.checkpoint, on the machine's device in evaluation mode."""
@@ -50,12 +52,7 @@ def _evaluate(settings: Settings, hardware: Hardware) -> dict[str, Any]:
             "Use the tokenizer that it was trained with."
         )
     task = MaskedLanguageModel(trained.model)
-    return score(trained, task, data, hardware, counts=lambda: {"samples": data.held_out_samples}, words=_words)
-
-
-def _words(found: Any) -> str:
-    accuracy = f"masked-language accuracy {found['validation_accuracy']:.2%}"
-    return f"loss {found['validation_loss']:.4f}, {accuracy}"
+    return score(trained, task, data, hardware, counts=lambda: {"samples": data.held_out_samples}, words=WORDS)
 
 
 def _export(settings: Settings) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
         f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *memory_plan(batching),
     ]
-    meant = f", as if all samples had {settings.context} tokens"
-    return plan_text(lines, settings, hardware, flops, at_most=True, meant=meant)
+    how = f", as if all samples had {settings.context} tokens"
+    return plan_text(lines, settings, hardware, flops, at_most=True, how=how)
 
 
 def describe_training(

@@ -31,11 +31,7 @@ MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_s
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """Build BERT, its data and its task.
-
-    Raises:
-        UserError: a mistake that the user can correct.
-    """
+    """Build BERT, its data and its task; see Task.prepare."""
     data = make_masked_data(settings, hardware)
     data.prepare_data()
     data.setup()

@@ -11,20 +11,14 @@ from flashtrain.settings.text import TextSettings
 
 @dataclass
 class BertSettings:
-    """The encoder: a size of models.BERT_SIZES as a family.
-
-    family: bert, or modern (pre-norm, rotary positions, GeGLU, no biases). activation: a name of
-    models.feed_forward.ACTIVATIONS (None: the family's own; of bert GELU in its tanh form, gelu_exact is what
-    transformers computes by default). vocab_rows: of the embedding table (None: the tokens rounded up to a multiple of
-    64). residual: between the blocks, under mixed precision: weights (float32) or compute (the half type, faster).
-    """
+    """The encoder: a size of models.BERT_SIZES as a family."""
 
     size: str = option("large", BertSize)
-    family: str = option("bert", BertFamily)
-    activation: str | None = None
+    family: str = option("bert", BertFamily)  # modern: pre-norm, rotary positions, GeGLU, no biases
+    activation: str | None = None  # null: the family's own, gelu (tanh form) of bert; gelu_exact: transformers' default
     dropout: float = 0.0  # a probability
-    vocab_rows: int | None = None
-    residual: str = option("compute", Residual)
+    vocab_rows: int | None = None  # rows of the embedding table; null: the tokens rounded up to a multiple of 64
+    residual: str = option("compute", Residual)  # between blocks, under autocast: float32 (weights) or half (compute)
 
     @property
     def label(self) -> str:
@@ -38,22 +32,14 @@ class BertSettings:
 
 @dataclass
 class MaskedSettings:
-    """The samples and what of them is masked (data.masked_datamodule says what each means).
+    """The samples, and what of them is masked."""
 
-    unit: a sample is a sentence, paragraph or document, cut at `context` tokens; shortest: shorter pieces are joined to
-    the next. token_budget: tokens of a micro-batch (None: as many as a
-    GPU's memory holds); a step is trainer.tokens_per_step of them. layout: packed, or
-    padded rows of the same samples. share: of the tokens, masked.
-    validation_samples: held-out samples, at most (None: so many that a validation takes a tenth of the training's time,
-    and 10,000 at most).
-    """
-
-    unit: str = option("paragraph", Unit)
-    shortest: int = 16
-    token_budget: int | None = 16384
-    layout: str = option("packed", Layout)
-    share: float = 0.15
-    validation_samples: int | None = None
+    unit: str = option("paragraph", Unit)  # what a sample is, cut at `context` tokens
+    shortest: int = 16  # tokens; shorter pieces are joined to the next
+    token_budget: int | None = 16384  # tokens of a micro-batch; null: as many as a GPU's memory holds
+    layout: str = option("packed", Layout)  # rows of samples end to end, or a padded row each
+    share: float = 0.15  # of the tokens, masked
+    validation_samples: int | None = None  # of each validation; null: a tenth of the training's time, at most 10,000
 
     def check(self) -> None:
         for name in ("shortest", "token_budget", "validation_samples"):

@@ -111,8 +111,8 @@ class Lengths(Mode):
             )
         if settings.shares_sequences:
             raise UserError(
-                f"mode=lengths trains several contexts, each on whole sequences: choose trainer.strategy=ddp or "
-                f"fsdp, or train one context with {settings.asked_to_share} and mode=train."
+                f"mode=lengths trains several contexts, and trainer.strategy={settings.strategy} shards "
+                "each sequence. Use trainer.strategy=ddp or fsdp, or train one context with mode=train."
             )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
