@@ -56,6 +56,8 @@ def test_three_panels_with_a_line_for_each_attention(tmp_path: Path, drawn: list
     assert [panel.get_title(loc="left") for panel in panels] == ["tokens/s", "peak memory (GiB)", "validation loss"]
     assert [len(panel.lines) for panel in panels] == [2, 2, 2]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["flash", "standard"]
+    sweep_figure([row(8, validation_loss=None, train_loss=3.0)], tmp_path / "not-validated.png")
+    assert drawn[1].axes[2].get_title(loc="left") == "training loss"
 
 
 def test_the_context_axis_is_ticked_in_powers_of_two(tmp_path: Path, drawn: list):
@@ -72,17 +74,8 @@ def test_a_job_out_of_memory_is_marked_at_the_top_of_every_panel(tmp_path: Path,
     assert (cross.get_marker(), list(cross.get_xdata())) == ("x", [14])
     assert cross.get_ydata()[0] > 0.9  # of the panel's height
     assert cross.get_color() == drawn[0].axes[0].lines[1].get_color()
-
-
-def test_a_sweep_in_which_every_job_failed_still_gives_a_figure(tmp_path: Path, drawn: list):
-    sweep_figure([OUT_OF_MEMORY], tmp_path / "sweep.png")
-    assert texts(drawn[0].axes[0]) == ["not measured", "out of memory"]
-
-
-def test_the_training_loss_stands_in_where_nothing_was_validated(tmp_path: Path, drawn: list):
-    rows = [row(8, validation_loss=None, train_loss=3.0)]
-    sweep_figure(rows, tmp_path / "sweep.png")
-    assert drawn[0].axes[2].get_title(loc="left") == "training loss"
+    sweep_figure([OUT_OF_MEMORY], tmp_path / "failed.png")
+    assert texts(drawn[1].axes[0]) == ["not measured", "out of memory"]
 
 
 def test_runs_that_differ_in_nothing_shown_are_drawn_at_their_median(tmp_path: Path, drawn: list):

@@ -52,12 +52,6 @@ def test_rows_come_in_the_order_of_the_job_numbers(tmp_path: Path):
     assert [(row["run"], row["context"]) for row in collect_summaries(tmp_path)] == [("0", 0), ("2", 2), ("10", 10)]
 
 
-def test_a_run_folder_gives_its_own_row(tmp_path: Path):
-    job(tmp_path / "run", context=8)
-    (tmp_path / "run" / "checkpoints").mkdir()
-    assert collect_summaries(tmp_path / "run") == [{"run": "run", "context": 8}]
-
-
 def test_runs_further_below_are_found(tmp_path: Path):
     job(tmp_path / "gpt2" / "monday", context=8)
     assert [row["run"] for row in collect_summaries(tmp_path)] == ["gpt2/monday"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import signal
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import filelock
 import pytest
-from tiny_runs import TinyRuns, checkout_environment
+from tiny_runs import checkout_environment
 
-from flashtrain.__main__ import _command, main
+from flashtrain.__main__ import _command
 from flashtrain.command.compose import compose_settings
 from flashtrain.folders.run_folder import (
     find_same,
@@ -156,34 +155,6 @@ def test_a_folder_with_a_row_and_a_folder_of_others_are_never_removed(tmp_path: 
     others.mkdir()
     remove_unused(others)
     assert others.is_dir()
-
-
-@pytest.fixture
-def logging_as_before() -> Iterator[None]:
-    """The command sets up logging for its whole process."""
-    root = logging.getLogger()
-    handlers, level, raising = list(root.handlers), root.level, logging.raiseExceptions
-    yield
-    root.handlers, logging.raiseExceptions = handlers, raising
-    root.setLevel(level)
-
-
-def test_a_disk_that_is_full_before_training_is_one_line_and_leaves_no_folder(
-    tiny_runs: TinyRuns, tmp_path: Path, monkeypatch, capfd, logging_as_before
-) -> None:
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device", "some/file")
-
-    monkeypatch.setattr("flashtrain.run.train.write_config", full)
-    monkeypatch.setattr("flashtrain.command.job.write_summary", full)
-    monkeypatch.setattr(sys, "argv", ["flashtrain", *tiny_runs.settings_words(f"output={tmp_path}/runs")])
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a process of its own; pytest's stand here
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 1
-    told = capfd.readouterr().err.splitlines()[-1]
-    assert told.startswith("flashtrain: OSError: [Errno 28] No space left on device: 'some/file'; details in ")
-    assert not list((tmp_path / "runs" / "gpt2").iterdir())
 
 
 def test_what_a_killed_process_had_half_written_goes_when_the_folder_is_taken_again(tmp_path: Path) -> None:
