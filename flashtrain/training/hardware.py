@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from flashtrain import __version__
-from flashtrain.errors import UserError, one_of
+from flashtrain.errors import UserError
 
 # Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
 # datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the
@@ -97,9 +97,8 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
         accelerator: "auto" (a GPU if there is one), "cpu" or "gpu".
 
     Raises:
-        UserError: another name, or "gpu" without an NVIDIA GPU that torch can use.
+        UserError: "gpu" without an NVIDIA GPU that torch can use.
     """
-    one_of("accelerator", accelerator, ("auto", "cpu", "gpu"))
     available = torch.cuda.is_available() and torch.version.hip is None
     if accelerator == "gpu" and not available:
         build = "this PyTorch was built without CUDA"

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from flashtrain.errors import UserError
-from flashtrain.report.figures import line_figure, sweep_figure, tokens_label
+from flashtrain.report.figures import line_figure, lowest, sweep_figure, tokens_label
 
 
 def row(context: int, attention: str = "flash", **more: object) -> dict:
@@ -150,3 +150,15 @@ def test_a_title_of_two_lines_and_long_names_stay_within_the_figure(tmp_path: Pa
     (legend,) = figure.legends
     box = legend.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+def test_few_points_are_named_at_the_axis_and_losses_start_at_zero_where_that_is_honest(tmp_path: Path, drawn: list):
+    rates = (0.001, 0.0015, 0.00151, 0.003)
+    rows = [{"optimizer.learning_rate": rate, "train_loss": 1 + 1000 * rate, "accuracy": 0.9} for rate in rates]
+    line_figure(rows, "optimizer.learning_rate", ["train_loss", "accuracy"], None, tmp_path / "a.png")
+    loss, accuracy = drawn[0].axes
+    assert [label.get_text() for label in loss.get_xticklabels()] == ["0.001", "0.00151", "0.003"]  # one has no room
+    assert loss.get_ylim()[0] == 0  # 2 to 4
+    assert accuracy.get_ylim()[0] == 0
+    assert lowest(3.3, 3.5) == pytest.approx(3.276)  # from zero it would be a flat line
+    assert lowest(-1, 4) < -1

@@ -1,38 +1,31 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flashtrain.report.formats import cell, heading, short, significant
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("shown", "value", "text"),
     [
-        (0, "0"),
-        (1234, "1.23k"),
-        (1_557_611_200, "1.56B"),
-        (999_600, "1.00M"),
-        (12.345, "12.3"),
+        (short, 0, "0"),  # large counts are short
+        (short, 1234, "1.23k"),
+        (short, 1_557_611_200, "1.56B"),
+        (short, 999_600, "1.00M"),
+        (short, 12.345, "12.3"),
+        (significant, 0.0, "0"),  # measured figures have three significant digits
+        (significant, 0.4, "0.400"),
+        (significant, 9.999, "10.0"),
+        (significant, 99.96, "100"),
+        (significant, 0.00012345, "0.000123"),
+        (significant, 0.000012345, "1.23e-05"),
+        (significant, -12.34, "-12.3"),
     ],
 )
-def test_large_counts_are_short(value: float, text: str):
-    assert short(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.4, "0.400"),
-        (9.999, "10.0"),
-        (99.96, "100"),
-        (0.00012345, "0.000123"),
-        (0.000012345, "1.23e-05"),
-        (-12.34, "-12.3"),
-    ],
-)
-def test_measured_figures_have_three_significant_digits(value: float, text: str):
-    assert significant(value) == text
+def test_digits_of_a_number(shown: Any, value: float, text: str):
+    assert shown(value) == text
 
 
 @pytest.mark.parametrize(
@@ -52,6 +45,5 @@ def test_a_cell_reads_by_its_columns_format(key: str, value: object, text: str):
 
 
 def test_headings_carry_units_and_settings_keep_their_names():
-    assert heading("peak_memory_gib") == "peak memory (GiB)"
-    assert heading("my_measure") == "my measure"
-    assert heading("optimizer.learning_rate") == "optimizer.learning_rate"
+    names = ("peak_memory_gib", "my_measure", "optimizer.learning_rate")
+    assert [heading(name) for name in names] == ["peak memory (GiB)", "my measure", "optimizer.learning_rate"]

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 
-import matplotlib.figure
 import pytest
 from PIL import Image
+from tiny_runs import TinyRuns
 
 from flashtrain.report.__main__ import main
 from flashtrain.report.curves import curves
-from flashtrain.report.figures import line_figure, lowest
 from flashtrain.report.page import write_page
 from flashtrain.report.sweep import report_sweep
 
@@ -181,24 +180,3 @@ def test_a_page_that_cannot_be_written_is_no_failure_of_the_run(
     assert status == 0
     assert "no report.html: no fonts" in caplog.text
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
-    figures: list[matplotlib.figure.Figure] = []
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-    return figures
-
-
-def test_few_points_are_named_at_the_axis_and_losses_start_at_zero_where_that_is_honest(
-    tmp_path: Path, drawn: list[matplotlib.figure.Figure]
-) -> None:
-    rates = (0.001, 0.0015, 0.00151, 0.003)
-    rows = [{"optimizer.learning_rate": rate, "train_loss": 1 + 1000 * rate, "accuracy": 0.9} for rate in rates]
-    line_figure(rows, "optimizer.learning_rate", ["train_loss", "accuracy"], None, tmp_path / "a.png")
-    loss, accuracy = drawn[0].axes
-    assert [label.get_text() for label in loss.get_xticklabels()] == ["0.001", "0.00151", "0.003"]  # one has no room
-    assert loss.get_ylim()[0] == 0  # 2 to 4
-    assert accuracy.get_ylim()[0] == 0
-    assert lowest(3.3, 3.5) == pytest.approx(3.276)  # from zero it would be a flat line
-    assert lowest(-1, 4) < -1

@@ -21,13 +21,7 @@ def result(tmp_path: Path) -> Path:
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     for i in range(2):
-        row = {
-            "recipe": "gpt2",
-            "context": 8 << i,
-            "train_loss": 3.0,
-            "device": "a GPU",
-            "versions": "torch 2.13.0",
-        }
+        row = {"recipe": "gpt2", "context": 8 << i, "train_loss": 3.0, "device": "a GPU", "versions": "torch 2.13.0"}
         (tmp_path / "sweep" / str(i)).mkdir(parents=True)
         (tmp_path / "sweep" / str(i) / "summary.json").write_text(json.dumps(row), encoding="utf-8")
     return tmp_path / "sweep"
@@ -91,8 +85,5 @@ def test_a_mistake_is_one_line_and_status_2(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
-
-
-def test_nothing_to_report_says_what_can_be_given(capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
     assert "Give a result file" in capsys.readouterr().err

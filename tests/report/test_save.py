@@ -33,14 +33,9 @@ def test_a_sweep_becomes_a_result_with_the_runs_own_device_and_versions(tmp_path
     result = read_result(tmp_path / "results" / "gpt2.json")
     assert (result.recipe, result.device, result.versions) == ("gpt2", "NVIDIA H200", VERSIONS)
     assert result.command == "python -m flashtrain -m recipe=gpt2 context=1024,2048 +a.rate=1e-3"
+    one_run = [{"recipe": "gpt2", "overrides": "context=8"}]
+    assert reproducing_command(one_run) == "python -m flashtrain recipe=gpt2 context=8"
     assert result.rows == [{"context": c, "train_loss": 3.4, "status": "ok"} for c in (1024, 2048)]
-
-
-def test_one_run_needs_no_sweep():
-    assert (
-        reproducing_command([{"recipe": "gpt2", "overrides": "context=8"}])
-        == "python -m flashtrain recipe=gpt2 context=8"
-    )
 
 
 def test_runs_of_which_none_finished_are_refused(tmp_path: Path):

@@ -78,6 +78,9 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(ex
     assert "model.rope_factor=4 would scale their rotary positions" in caplog.text
     assert (model.config.context, model.config.rope_factor) == (256, 1.0)
     assert torch.equal(model.token_embedding.weight, rotary.token_embedding.weight)
+    caplog.clear()
+    assert start(f"weights={exported}", "context=256", "model.rope_factor=4").config.rope_factor == 4
+    assert caplog.text == ""
 
 
 def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) -> None:
@@ -87,13 +90,6 @@ def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) 
     same = start(f"weights={tmp_path}", "context=64", "model.vocab_rows=null")
     assert torch.equal(same(tokens), rotary(tokens))
     assert (model.config.norm, model.config.context, model.config.rope_factor) == ("rmsnorm", 256, 4)
-
-
-def test_the_base_is_scaled_as_asked_and_nothing_is_pointed_out(exported, caplog) -> None:
-    with caplog.at_level("INFO"):
-        model = start(f"weights={exported}", "context=256", "model.rope_factor=4")
-    assert model.config.rope_factor == 4
-    assert caplog.text == ""
 
 
 def test_a_run_and_its_checkpoint_are_starts(trained) -> None:
@@ -122,12 +118,6 @@ def test_stretching_needs_something_trained() -> None:
 def test_settings_that_cannot_scale_are_refused_at_once(word) -> None:
     with pytest.raises(UserError, match=word):
         compose_settings(["recipe=gpt2", word])
-
-
-def test_a_new_model_takes_its_base_and_factor_from_the_settings() -> None:
-    words = ("model=modern", "model.size=demo", "model.rope_base=50000", "model.rope_factor=2", "context=64")
-    config = start(*words).config
-    assert (config.rope_base, config.rope_factor) == (50000, 2)
 
 
 def test_a_checkpoint_of_another_model_is_not_resumed(trained) -> None:

@@ -88,12 +88,6 @@ def test_the_plan_names_the_mesh_the_way_its_reason_the_layout_and_what_is_sent(
     assert any(line.startswith("memory: ") and "of it exchanged" in line for line in lines)
 
 
-def test_a_run_without_it_plans_nothing_of_it():
-    text = plan(settings_of("trainer.devices=8"), H200)
-    assert "context)" not in text
-    assert "exchanged" not in text
-
-
 def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     settings = settings_of("trainer.devices=4", "context_parallel=4")
     model = model_of(settings)

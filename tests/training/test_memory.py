@@ -199,13 +199,6 @@ def test_standard_attention_is_quadratic_in_the_context_and_flash_linear():
     assert activations(16384, "standard") > 12 * activations(4096, "standard")
 
 
-def test_float32_and_eager_need_more_and_shards_less():
-    base = GPT2_124M(micro_batch=8)
-    assert GPT2_124M(micro_batch=8, precision="32-true").activations > base.activations
-    assert GPT2_124M(micro_batch=8, compiled=False).activations > base.activations
-    assert GPT2_124M(micro_batch=8, shards=8).optimizer == base.optimizer // 8
-
-
 def test_autograd_through_a_gated_piece_holds_three_tensors_more():
     """As adapters and other activations need it; nothing of it without pieces."""
     gated = partial(GPT2_124M, micro_batch=64, checkpointing="full", gated=True)

@@ -10,13 +10,10 @@ from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.validation import describe_validation, held_out_samples
 
 
-def test_a_validation_takes_a_tenth_of_the_training_between_two_of_them() -> None:
+def test_a_validation_takes_a_tenth_of_the_training_unless_its_samples_or_a_bound_are_given() -> None:
     # 100 steps of 64 samples are 6,400; a forward costs a third of a step, so a tenth of the time reads 1,920.
     assert held_out_samples(None, every=100, batch=64) == 1920
     assert held_out_samples(None, every=1, batch=1) == 1
-
-
-def test_what_was_asked_for_is_read_and_a_bound_of_its_own_holds() -> None:
     assert held_out_samples(20_000, every=100, batch=64) == 20_000
     assert held_out_samples(None, every=100, batch=64, maximum=512) == 512
 
