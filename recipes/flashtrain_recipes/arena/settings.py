@@ -8,41 +8,36 @@ from typing import Literal, get_args
 from flashtrain.errors import UserError, above, at_least, between, one_of
 from flashtrain.settings.options import option
 from flashtrain.settings.settings import Settings
-from flashtrain_recipes.arena.pathfinder.parameters import (
-    SMALLEST_SIDE,
-    dashes_in,
-    of_side,
-)
+from flashtrain_recipes.arena.pathfinder.parameters import MIN_SIDE, dashes_in, of_side
+
+# sequence.data, those of it that are images, and sequence.augment
+DATA = ("pathfinder", "listops", "text", "retrieval", "image")
+IMAGES = ("pathfinder", "image")
+AUGMENTATIONS = ("none", "turn", "mirror")
+# The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
+_COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
+
+ExportPrecision = Literal["float32", "float16"]
 
 
 @dataclass
 class PathfinderSettings:
-    """side: of the square images; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes.
+    """Pathfinder's images."""
 
-    contour: hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or a range such as 3-6, of
-    which every length has as many images.
-    variation: how much the drawing of each training image is changed at random, from 0 (not at all) to 1
-    (variation.py); images that are validated or tested on never are. seed: of the images; train, validation and test
-    images are different ones.
-    train_images, validation_images, test_images: how many. workers: threads that generate (None: one a core).
-    cache_dir: where generated sets are kept (None: FLASHTRAIN_CACHE).
-    preview: images that recipe=pathfinder-preview draws (None, of the other recipes: 24 with mode=preview).
-    """
-
-    side: int = 32
-    contour: str = "hard"
-    variation: float = 0.0
-    seed: int = 0
-    train_images: int = 160_000
-    validation_images: int = 20_000
-    test_images: int = 20_000
-    workers: int | None = None
-    cache_dir: str | None = None
-    preview: int | None = None
+    side: int = 32  # pixels; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes
+    contour: str = "hard"  # hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or as "3-6"
+    variation: float = 0.0  # how much the drawing of training images is changed at random, from 0 (not at all) to 1
+    seed: int = 0  # of the images; those to train, validate and test on are different
+    train_images: int = 160_000  # how many to train on
+    validation_images: int = 20_000  # how many to validate on
+    test_images: int = 20_000  # how many to test on
+    workers: int | None = None  # threads that generate images; null: one a core
+    cache_dir: str | None = None  # where generated images are saved; null: FLASHTRAIN_CACHE
+    preview: int | None = None  # images that recipe=pathfinder-preview draws; null: 24
 
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work."""
-        at_least("pathfinder.side", self.side, SMALLEST_SIDE)
+        at_least("pathfinder.side", self.side, MIN_SIDE)
         of_side(self.side, self.contour)
         between("pathfinder.variation", self.variation, 0, 1)
         at_least("pathfinder.seed", self.seed, 0)
@@ -51,29 +46,18 @@ class PathfinderSettings:
         at_least("pathfinder.workers", self.workers, 1)
 
 
-DATA = ("pathfinder", "listops", "text", "retrieval", "image")
-IMAGES = ("pathfinder", "image")
-AUGMENTATIONS = ("none", "turn", "mirror")
-# The parts whose number of samples sequence.* sets; the others are those of pathfinder.*, or the files' own.
-_COUNTED = {"listops": ("train", "validation", "test"), "text": ("validation",), "image": ("validation",)}
-
-
 @dataclass
 class ClassifierSettings:
-    """The encoder's shape (flashtrain.models.ClassifierConfig says what each means).
-
-    positions None: axial for images, rotary for others. pattern: dense, or one of flashtrain.models.block_pattern,
-    in blocks of pattern_block.
-    """
+    """The encoder's shape."""
 
     embed: int = 128  # width
     layers: int = 4  # blocks
     heads: int = 2  # attention heads
-    positions: str | None = None
+    positions: str | None = None  # null: axial for images, rotary for others
     pooling: str = "max"  # mean | max | attention
     dropout: float = 0.0  # a probability
     grey_bins: int = 256  # classes that masked grey levels are predicted in
-    pattern: str = "dense"
+    pattern: str = "dense"  # or the blocks that attention computes, as butterfly, local-global, tiles
     pattern_block: int = 128  # tokens of a block of the pattern
     pattern_local: int = 1  # nearest blocks (tiles: in both directions) on each side
     pattern_globals: int = 1  # first blocks, which see and are seen by all
@@ -86,35 +70,22 @@ class ClassifierSettings:
 
 @dataclass
 class SequenceSettings:
-    """What is classified. data: pathfinder (its images: pathfinder.*), listops, text, retrieval or image.
+    """What is classified."""
 
-    path, name: a local folder or file, or a dataset that `datasets` loads, for text, retrieval and image. Pathfinder's
-    images come from path where it is given, and name is what tables call them ("original": the task's own program drew
-    them; None: the path's last name). length: cut sequences to so many tokens (None: the task's own; not for images).
-    batch: samples of an optimiser step, over all devices. classification_weight: of the labels' loss; 0 pre-trains on
-    masked pixels. augment: turn (the square's eight positions), mirror or none, of training images only (None: turn for
-    pathfinder, mirror for image). It changes nothing of the attention. training_pixels: of an image, read in training
-    and in its validations, those that are not dark first (None: all); tests read all. train, validation, test:
-    samples of each part (None: the task's own) of listops, which is generated; validation also of text and image,
-    where it is held out of the training files, and validation and test of Pathfinder's images from files.
-    validation_samples: of them, looked at in each validation.
-    evaluation_batch: samples at once where nothing is trained (None: as trained).
-    """
-
-    data: str = "pathfinder"
-    path: str | None = None
-    name: str | None = None
-    length: int | None = None
-    batch: int = 32
-    classification_weight: float = 1.0
-    augment: str | None = None
-    training_pixels: int | None = None
+    data: str = "pathfinder"  # pathfinder (its images: pathfinder.*), listops, text, retrieval or image
+    path: str | None = None  # a local folder or file with text, retrieval, image, or images of Pathfinder
+    name: str | None = None  # a dataset that `datasets` loads; of pathfinder, what tables call the images in path
+    length: int | None = None  # cut sequences to so many tokens; null: the task's own; not for images
+    batch: int = 32  # samples of an optimiser step, over all devices
+    classification_weight: float = 1.0  # of the labels' loss; 0 pre-trains on masked pixels
+    augment: str | None = None  # of training images: turn, mirror or none; null: turn for pathfinder, mirror for image
+    training_pixels: int | None = None  # of an image, read in training, bright ones first; null: all, as tests do
     seed: int = 0  # of what is generated or drawn by lot here; images that are drawn have pathfinder.seed
-    train: int | None = None
-    validation: int | None = None
-    test: int | None = None
-    validation_samples: int | None = None
-    evaluation_batch: int | None = None
+    train: int | None = None  # samples of listops; null: the task's own number
+    validation: int | None = None  # samples of listops, or held out of files; null: the task's own number
+    test: int | None = None  # samples of listops, or of Pathfinder's images from files; null: the task's own number
+    validation_samples: int | None = None  # samples of a validation
+    evaluation_batch: int | None = None  # samples of a batch where nothing is trained; null: as trained
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
@@ -143,25 +114,16 @@ class SequenceSettings:
             raise UserError(f"sequence.{name}={given} is not for sequence.data={self.data}: {own}.")
         if self.training_pixels is not None and self.data not in IMAGES:
             raise UserError(f"sequence.training_pixels={self.training_pixels} is for images, not {self.data}.")
-        for name in (
-            "training_pixels",
-            "length",
-            "batch",
-            "train",
-            "validation",
-            "test",
-            "validation_samples",
-            "evaluation_batch",
-        ):
-            given = getattr(self, name)
-            at_least(f"sequence.{name}", given, 1)
+        counts = ("training_pixels", "length", "batch", "train", "validation", "test")
+        for name in (*counts, "validation_samples", "evaluation_batch"):
+            at_least(f"sequence.{name}", getattr(self, name), 1)
         at_least("sequence.classification_weight", self.classification_weight, 0)
         at_least("sequence.seed", self.seed, 0)
 
 
 @dataclass
 class MaskedPixelSettings:
-    """Masked pixels, or tokens, as a loss beside the labels' (flashtrain.tasks.MaskedPixels). weight 0: none of it."""
+    """A loss of masked pixels, or tokens, in addition to the labels'."""
 
     weight: float = 0.0  # 0: none of it
     share: float = 0.5  # of an image's pixels
@@ -177,11 +139,10 @@ class MaskedPixelSettings:
 class StageSettings:
     """One stage of a curriculum: images of a side; what is None is the run's own setting.
 
-    steps: at most. until: the accuracy on held-out images at which the stage ends before its steps are over (None: it
-    never does). images: the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this
-    one for each number of dashes from 3 to 14. schedule: of the learning rate, by name: one that ends early is better
-    constant than on its way down to where it does not get. compile: as trainer.compile; a stage that is short beside
-    the compiling of its image's length is faster without.
+    steps: at most. until: the accuracy on held-out images at which the stage ends early (None: it never does).
+    images: the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this one for each
+    number of dashes. schedule: of the learning rate; constant suits a stage that ends early. compile: as
+    trainer.compile; false is faster where compiling takes longer than the stage.
     """
 
     side: int = 32
@@ -207,32 +168,26 @@ class StageSettings:
             of_side(self.side, stage.contour or "hard")
         between(f"{where}.until", self.until, 0, 1, include_low=False)
         for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
-            given = getattr(self, name)
-            at_least(f"{where}.{name}", given, 1)
+            at_least(f"{where}.{name}", getattr(self, name), 1)
         for name in ("masked_weight", "classification_weight", "warmup_steps"):
-            given = getattr(self, name)
-            at_least(f"{where}.{name}", given, 0)
+            at_least(f"{where}.{name}", getattr(self, name), 0)
         above(f"{where}.learning_rate", self.learning_rate, 0)
 
     def each_stage(self) -> list[StageSettings]:
-        """The stages that a growing contour stands for, one for each number of dashes; itself where none grows."""
+        """Return a stage for each number of dashes of a growing contour; the stage itself where none grows."""
         first, grows, last = (self.contour or "").partition("..")
         return [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")] if grows else [self]
 
 
 @dataclass
 class CurriculumSettings:
-    """stages: trained one after another, each starting from the weights of the best validation of the one before;
-    empty: one stage, as the other settings say."""
+    """The stages of a training, each of which starts from the best weights of the one before."""
 
-    stages: list[StageSettings] = field(default_factory=list)
+    stages: list[StageSettings] = field(default_factory=list)  # empty: one stage, as the other settings say
 
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
             stage.check(number)
-
-
-ExportPrecision = Literal["float32", "float16"]
 
 
 @dataclass

@@ -15,20 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class LengthsSettings:
-    """Which contexts are compared, and on what.
+    """Which contexts are compared, and on what."""
 
-    contexts: one training each. window: tokens of a held-out window (None: the longest context). scored: how many of
-    its last tokens are scored, by every model. stride: of perplexity_sliding, scored at once. windows: how many at
-    most. resamples: of the bootstrap. bins: groups of positions in the loss by position.
-    """
-
-    contexts: list[int] | None = None
-    window: int | None = None
-    scored: int = 1024
-    stride: int = 256
-    windows: int = 128
-    resamples: int = 2000
-    bins: int = 16
+    contexts: list[int] | None = None  # one training each
+    window: int | None = None  # tokens of a held-out window; null: the longest context
+    scored: int = 1024  # how many of a window's last tokens are scored, by every model
+    stride: int = 256  # of perplexity_sliding: tokens that are scored in one pass
+    windows: int = 128  # how many windows, at most
+    resamples: int = 2000  # of the bootstrap
+    bins: int = 16  # groups of positions in the loss by position
 
     @property
     def longest(self) -> int:
@@ -42,10 +37,8 @@ class LengthsSettings:
             raise UserError(f"lengths.contexts={list(self.contexts)} must be one or more different lengths.")
 
     def check_together(self) -> None:
-        """Raise UserError for lengths that do not go with one another.
-
-        Apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first.
-        """
+        """Raise UserError for lengths that do not go with one another."""
+        # apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first
         if not self.contexts:
             return
         if min(self.contexts) < self.scored:
@@ -66,16 +59,12 @@ class LengthsSettings:
 
 @dataclass
 class PasskeySettings:
-    """Which prompts of passkey retrieval are asked.
+    """Which prompts of passkey retrieval are asked."""
 
-    lengths: tokens of prompt and answer (None: the model's context). depths: shares of the text before the key.
-    trials: keys for each length and depth. digits: of a key.
-    """
-
-    lengths: list[int] | None = None
-    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
-    trials: int = 10
-    digits: int = 5
+    lengths: list[int] | None = None  # tokens of prompt and answer; null: the model's context
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])  # shares before the key
+    trials: int = 10  # keys for each length and depth
+    digits: int = 5  # of a key
 
     def check(self) -> None:
         for length in self.lengths or []:

@@ -14,8 +14,8 @@ from flashtrain.errors import at_least, unknown
 
 # Dashes of each of the two long curves: the more, the harder to follow from end to end.
 CONTOURS = {"hard": 14, "intermediate": 9, "easy": 6}
-FEWEST_DASHES, MOST_DASHES = 2, 20
-SMALLEST_SIDE = 24
+MIN_DASHES, MAX_DASHES = 2, 20
+MIN_SIDE = 24
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
     Raises UserError for a contour that does not exist and a side that is too small.
     """
     dashes = dashes_in(contour)[-1]
-    at_least("side", side, SMALLEST_SIDE)
+    at_least("side", side, MIN_SIDE)
     return replace(_sized(side), contour_dashes=dashes, distractor_dashes=max(1, dashes // 3))
 
 
@@ -96,8 +96,8 @@ def dashes_in(contour: str) -> range:
         return range(CONTOURS[contour], CONTOURS[contour] + 1)
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", contour)
     numbers = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not FEWEST_DASHES <= numbers[0] <= numbers[1] <= MOST_DASHES:
-        others = (f"a number of dashes from {FEWEST_DASHES} to {MOST_DASHES}", "a range such as 3-6")
+    if not MIN_DASHES <= numbers[0] <= numbers[1] <= MAX_DASHES:
+        others = (f"a number of dashes from {MIN_DASHES} to {MAX_DASHES}", "a range such as 3-6")
         raise unknown("contour", contour, (*CONTOURS, *others))
     return range(numbers[0], numbers[1] + 1)
 
