@@ -1,5 +1,4 @@
-"""mode=lengths: a training for each of lengths.contexts, each in a process of its own, and what they are worth beside
-one another.
+"""mode=lengths: a training for each of lengths.contexts, in a process of its own, and a comparison of them.
 
 runs/RECIPE/2026-11-21_10-15-02/
   context-1024/, context-2048/, ...   the trainings, each a run folder like any other
@@ -45,7 +44,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware
 
-# Of the command line, what is the comparison's own and not a training's.
+# Of the command line, settings of the comparison that a training does not get.
 NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
 
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -54,7 +53,7 @@ Start = Callable[[list[str]], int]
 
 
 def start_training(words: list[str]) -> int:
-    """Run the command with these words as a process of its own; its exit status, 128 + N where a signal ended it.
+    """Run the command with these words as a process, and return its exit status, 128 + N where signal N ended it.
 
     A signal that ends this command is passed on, and waited for: the training writes its checkpoint.
     """
@@ -64,8 +63,11 @@ def start_training(words: list[str]) -> int:
 
 
 def run_study(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
-    """Train, score and report, by the study of the settings' task: see ContextStudy.run. Raises UserError before
-    anything is trained for what cannot work."""
+    """Run the study of the settings' task, and return its exit status (ContextStudy.run).
+
+    Raises:
+        UserError: settings that cannot work, before anything is trained.
+    """
     quieten()
     settings, hardware = settle(settings, overrides)
     study: ContextStudy = component("study", settings.task)(settings, hardware, overrides)
@@ -73,20 +75,17 @@ def run_study(settings: Settings, overrides: list[str], *, started: float, start
 
 
 def study_plan(settings: Settings, hardware: Hardware) -> str:
-    """mode=plan: what each context's training would take, and nothing started."""
+    """Return what mode=plan prints: what each context's training would take."""
     task, contexts = task_of(settings), sorted(settings.lengths.contexts or [])
     plans = (task.plan(settings.having(context=context), hardware) for context in contexts)
     return "\n".join(f"=== context {context:,}\n{plan}" for context, plan in zip(contexts, plans, strict=True))
 
 
 class ContextStudy(ABC):
-    """A comparison of contexts. overrides: the command line's.
+    """A comparison of contexts. Making it raises UserError for settings that no context could be trained with."""
 
-    Raises UserError, when it is made, for what no context could be trained by.
-    """
-
-    many_values: tuple[str, ...] = ("context",)  # of a training's summary row, what is not one value here
-    words: Sequence[str] = ()  # what a training is asked for besides
+    many_values: tuple[str, ...] = ("context",)  # columns of a training's summary row that differ between contexts
+    words: Sequence[str] = ()  # of every training's command line, in addition
 
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
         self.settings, self.hardware, self.overrides = settings, hardware, overrides
@@ -99,21 +98,24 @@ class ContextStudy(ABC):
 
     @abstractmethod
     def rows(self, folder: Path) -> list[Row]:
-        """The rows of every context trained in the folder, those of an earlier command too."""
+        """Return the rows of every context trained in the folder, by an earlier command too."""
 
     @abstractmethod
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
-        """Print the table and draw the figures in the folder, the main one first; none: nothing was scored."""
+        """Print the table, and return the figures drawn in the folder, the main one first; []: nothing was scored."""
 
     @abstractmethod
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """The summary row's own figures."""
+        """Return the best score, by the columns of the summary row."""
 
     def run(self, *, started: float, start: Start) -> int:
-        """Train what is not trained yet, score, and report. Returns the exit status: 0 unless a training failed.
+        """Train what is not trained yet, score and report, and return the exit status: 0 unless a training failed.
 
-        started: time.time() at the command's start. start: runs the command with the words it is given, in a process of
-        its own, and returns its exit status. Running out of memory is a result, not a failure.
+        Running out of memory is a result, and no failure.
+
+        Args:
+            started: time.time() at the command's start.
+            start: runs the command with the words it is given, and returns its exit status.
         """
         folder = self._folder()
         with held(folder):
@@ -143,10 +145,6 @@ class ContextStudy(ABC):
             return 1 if failed else 0
 
     def _folder(self) -> Path:
-        """The folder of the comparison to go on with, or a new one; a sweep over comparisons names its own.
-
-        Raises UserError where another run is using the folder.
-        """
         settings, parent = self.settings, Path(self.settings.output) / self.settings.recipe
         named = [word.value() for word in parse_overrides(self.overrides) if word.get_key_element() == "hydra.run.dir"]
         if named:
@@ -157,7 +155,7 @@ class ContextStudy(ABC):
             given = Path(settings.resume).expanduser()
             if find_same([given], settings) is None:
                 raise UserError(
-                    f"resume={given} is no comparison of these settings: name its folder, or say resume=auto."
+                    f"resume={given} is no comparison of these settings: expected its folder, or resume=auto."
                 )
             return given
         found = find_same(newest_first(parent), settings, take=True)
@@ -167,7 +165,6 @@ class ContextStudy(ABC):
         return found
 
     def _train(self, context: int, folder: Path, start: Start) -> int:
-        """Train one context unless it is trained, and return its exit status."""
         run = run_of(folder, context)
         if read_summary(run).get("status") == FINISHED:
             say(f"\n=== context {context:,}: trained already")
@@ -194,7 +191,7 @@ class ContextStudy(ABC):
         return self.settings.logger.group or f"{self.settings.recipe}-{folder.name}"
 
     def _command(self, rows: Sequence[Row]) -> str:
-        """What reproduces the rows, whichever commands trained them, without where it wrote and logged."""
+        # what reproduces the rows, whichever commands trained them, without where it wrote and logged
         contexts = sorted({row["context"] for row in rows})
         words = self.overrides
         if contexts != self.contexts:
@@ -204,11 +201,11 @@ class ContextStudy(ABC):
 
 
 def run_of(folder: Path, context: int) -> Path:
-    """The run folder of a context in a comparison's."""
+    """Return the run folder of a context in a comparison's folder."""
     return folder / f"context-{context}"
 
 
 def trained_contexts(folder: Path) -> list[int]:
-    """The contexts that have a folder in a comparison's folder, ascending."""
+    """Return the contexts that have a folder in a comparison's folder, ascending."""
     found = [path.name.removeprefix("context-") for path in folder.glob("context-*") if path.is_dir()]
     return sorted(int(name) for name in found if name.isdigit())

@@ -1,7 +1,4 @@
-"""recipe=long-document: BERT fine-tuned at each context (context_study.py), at equal samples, and its score.
-
-The study's folder has score.png: score against context, the bound beside it.
-"""
+"""recipe=long-document: BERT fine-tuned at each context, at equal samples; its table, and its score against context."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from flashtrain_recipes.context_study import ContextStudy, run_of, trained_conte
 
 FIGURE = "score.png"
 BOUND = "the most that can be expected of a reader of so many tokens"
-_HEIGHT = 4.2
-# Of each training's row, what the table of the comparison shows.
+_HEIGHT = 4.2  # inches
+# Columns of the comparison's table.
 _TABLE = (
     "context", "micro_f1", "accuracy", "best_micro_f1", "validation_loss", "samples", "batch", "micro_batch",
     "tokens_per_second", "mfu", "peak_memory_gib", "seconds", "status",
 )  # fmt: skip
-_NOT_KEPT = ("device", "versions", "overrides", "date", "recipe", "devices")  # true of the whole result
+_DROPPED = ("device", "versions", "overrides", "date", "recipe", "devices")  # true of the whole result
 
 
 class DocumentsStudy(ContextStudy):
@@ -42,14 +39,13 @@ class DocumentsStudy(ContextStudy):
             check_trainable(read_rows(settings.finetune), settings.finetune)
 
     def rows(self, folder: Path) -> list[Row]:
-        """`seconds` are the command's."""
         rows = []
         for context in trained_contexts(folder):
             summary = read_summary(run_of(folder, context))
-            kept: dict[str, Any] = {key: value for key, value in summary.items() if key not in _NOT_KEPT}
-            if kept.get("status") == FINISHED:
-                del kept["status"]
-            rows.append({"implementation": "flashtrain", **kept, "context": context})
+            row: dict[str, Any] = {key: value for key, value in summary.items() if key not in _DROPPED}
+            if row.get("status") == FINISHED:
+                del row["status"]
+            rows.append({"implementation": "flashtrain", **row, "context": context})
         return rows
 
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
@@ -58,7 +54,6 @@ class DocumentsStudy(ContextStudy):
         return [documents_figure(rows, folder / FIGURE)] if _scored(rows) else []
 
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """The best score and the context that reached it."""
         scored = _scored(rows)
         if not scored:
             return {}
@@ -67,9 +62,10 @@ class DocumentsStudy(ContextStudy):
 
 
 def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw the score (micro-F1, or accuracy) against context, with the bound where it is known. Returns the path.
+    """Draw the score (micro-F1, or accuracy) against context as a PNG, with the bound where it is known.
 
-    Raises UserError for rows of another recipe.
+    Raises:
+        UserError: rows of another recipe.
     """
     measure = next((key for key in ("micro_f1", "accuracy") if values_of(rows, key)), None)
     if measure is None or not values_of(rows, "context"):

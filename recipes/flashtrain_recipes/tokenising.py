@@ -1,4 +1,4 @@
-"""How fast text becomes tokens: flashtrain's token file against the tokenizers library's encode_batch, in turns.
+"""How fast text becomes tokens: flashtrain's token file and the tokenizers library's encode_batch, in turns.
 
     python -m flashtrain_recipes.tokenising [ROUNDS] [FILE]
 

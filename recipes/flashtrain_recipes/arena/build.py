@@ -1,4 +1,4 @@
-"""From a stage's settings to its model, micro-batches and task: where the settings of classification end."""
+"""From a stage's settings to its model, data, micro-batches and task."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from flashtrain_recipes.arena.stages import Stage
 # What each task's images may be turned into without changing their labels.
 _OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
 TASK = "classification"  # what checkpoints and weights files call this task
+PARTS = ("seed", "train", "validation")  # of sequence.*: which of the generated expressions are left for testing
 
 
 def make_data(
     settings: Settings, hardware: Hardware, source: SequenceSource, *, micro_batch: int, accumulate: int
 ) -> SequenceDataModule:
-    """The data module of a stage's settings."""
+    """Return the data module of a stage's settings."""
     sequence = settings.sequence
     return SequenceDataModule(
         source,
@@ -50,8 +51,14 @@ def make_data(
 def classifier_config(
     settings: ClassifierSettings, shape: SequenceShape, *, predicts: bool = False
 ) -> ClassifierConfig:
-    """The model that reads samples of this shape. predicts: whether masked tokens are predicted, for which a model of
-    images always has a head. Raises UserError for settings that do not suit them."""
+    """Return the configuration of a model that reads samples of this shape.
+
+    Args:
+        predicts: whether masked tokens are predicted; a model of images always has a head for them.
+
+    Raises:
+        UserError: the settings do not suit the samples.
+    """
     image = shape.side is not None
     token_bins = shape.vocab_size if predicts else 0
     return ClassifierConfig(
@@ -77,24 +84,24 @@ def classifier_config(
 
 
 def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig:
-    """The model that a stage's settings train on samples of this shape. Raises UserError as `classifier_config`."""
+    """Return the configuration that a stage's settings train on samples of this shape, as `classifier_config`."""
     return classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
 
 
 def pixels_read(settings: Settings, length: int) -> int:
-    """Tokens that a training step reads of a sequence of `length`."""
+    """Return how many tokens of a sequence of `length` a training step reads."""
     return min(settings.sequence.training_pixels or length, length)
 
 
 def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
-    """The model of a stage's settings, with random weights."""
+    """Return the model of a stage's settings, with random weights."""
     return Classifier(trained_config(settings, shape), attention=hardware.attention)
 
 
 def make_task(
     settings: Settings, hardware: Hardware, model: Classifier, description: dict[str, Any]
 ) -> SequenceClassification:
-    """The task that trains this model as a stage's settings say."""
+    """Return the task that trains this model as a stage's settings say."""
     sequence, masked = settings.sequence, settings.masked_pixels
     return SequenceClassification(
         model,
@@ -109,7 +116,6 @@ def make_task(
 
 
 def _augmentations(settings: Settings) -> tuple[Augment, ...]:
-    """What training images are turned into, one after another."""
     sequence = settings.sequence
     shown = BY_NAME[sequence.augment or _OWN_AUGMENTATION.get(sequence.data, "none")]
     if sequence.data == "pathfinder" and settings.pathfinder.variation:
@@ -118,7 +124,7 @@ def _augmentations(settings: Settings) -> tuple[Augment, ...]:
 
 
 def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
-    """What a checkpoint says of its model and its stage, in plain values."""
+    """Return what a checkpoint says of its model and its stage, in plain values."""
     settings = stage.settings
     return {
         "task": TASK,
@@ -131,19 +137,15 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
     }
 
 
-PARTS = ("seed", "train", "validation")
-
-
 def _parts(sequence: SequenceSettings) -> dict[str, int]:
-    """What decides which of the generated expressions are for testing: those after the others."""
     given = {name: getattr(sequence, name) for name in PARTS}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
-    """The micro-batch in samples: as asked; else on a GPU the largest that fits, elsewhere all of a device's share."""
+    """Choose the micro-batch in samples: as set, else the largest that fits a GPU, on a CPU a device's whole share."""
     settings = stage.settings
-    share, asked = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
+    share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels
     length = pixels_read(settings, config.length)
     shape = encoder_shape(config)
@@ -167,4 +169,4 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
             master_weights=settings.optimizer.master_weights,
         )
 
-    return choose_micro_batch(settings, hardware, asked or divisors(share), share, estimate)
+    return choose_micro_batch(settings, hardware, given or divisors(share), share, estimate)

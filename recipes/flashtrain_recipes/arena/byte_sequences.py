@@ -15,7 +15,7 @@ _SPACE = b" "  # for byte 0 in a text, which is the padding
 
 
 class ByteSequences:
-    """Texts and labels while they are read; `finish` makes them Sequences. length: bytes of each text that are read."""
+    """Texts and labels while they are read. length: bytes of each text that are read."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -24,7 +24,7 @@ class ByteSequences:
         self._labels: list[int] = []
 
     def add(self, label: int, *texts: str | bytes) -> None:
-        """A sample of one or more texts."""
+        """Add a sample of one or more texts."""
         for text in texts:
             encoded = text.encode("utf-8", "replace") if isinstance(text, str) else text
             self._bytes += encoded[: self.length].replace(b"\0", _SPACE)
@@ -32,13 +32,13 @@ class ByteSequences:
         self._labels.append(label)
 
     def finish(self) -> Sequences:
-        """What was added."""
+        """Return what was added."""
         tokens = np.frombuffer(self._bytes, dtype=np.uint8)
         return Sequences(tokens, np.array(self._offsets, dtype=np.int64), np.array(self._labels, dtype=np.uint8))
 
 
 class ReadSource(ABC):
-    """A task whose parts are read, or made, when they are first asked for, and stay in memory."""
+    """A task whose parts are read, or made, when first used, and stay in memory."""
 
     fixed = True  # see SequenceSamples
 
@@ -51,23 +51,22 @@ class ReadSource(ABC):
 
     @abstractmethod
     def read(self, part: str) -> dict[str, Sequences]:
-        """A part by its name, and those that are read with it."""
+        """Return a part by its name, and those that are read with it."""
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to make
-        """Nothing is written: each process reads."""
+        """Do nothing: each process reads for itself."""
 
     def split(self, name: str) -> SequenceSamples:
-        """One of "train", "validation", "test"."""
+        """Return the samples of "train", "validation" or "test"."""
         if name not in self._parts:
             self._parts |= self.read(name)
         return SequenceSamples(self._parts[name], self.shape.length, fixed=self.fixed)
 
 
 class FileSource(ReadSource):
-    """Read from `path`, or, where that is None, from the dataset that `datasets` calls `name`. needs: a sentence that
-    says which, for whoever gave neither."""
+    """A task read from `path`, or, where that is None, from the dataset that `datasets` calls `name`."""
 
-    needs: str
+    needs: str  # a message for whoever gave neither
 
     def __init__(self, path: str | Path | None, name: str | None) -> None:
         super().__init__()
@@ -75,11 +74,11 @@ class FileSource(ReadSource):
 
     @property
     def where(self) -> str:
-        """The path or the dataset, in words."""
+        """The path or the dataset's name, in words."""
         return str(self.path or self.name or f"a place that is not given yet: {self.needs}")
 
     def given(self) -> Path | str:
-        """The path, or the dataset's name. UserError: there is neither, or no such folder."""
+        """Return the path, or the dataset's name. Raises UserError: there is neither, or no such folder."""
         if self.path is None and not self.name:
             raise UserError(self.needs)
         if self.path is not None and not self.path.is_dir():
@@ -88,9 +87,10 @@ class FileSource(ReadSource):
 
 
 def with_held_out(sequences: Sequences, size: int, seed: int) -> dict[str, Sequences]:
-    """Training samples as a part to train on, and `size` of them, drawn by the seed, that validate.
+    """Return the training samples in two parts: "train", and "validation" of `size` samples that the seed draws.
 
-    UserError: none would be left.
+    Raises:
+        UserError: none would be left to train on.
     """
     count = len(sequences.labels)
     if count <= size:

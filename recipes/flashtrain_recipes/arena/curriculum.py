@@ -1,4 +1,4 @@
-"""The curriculum of a classifier, of one stage or of several: each is a training of its own from the weights before.
+"""The curriculum of a classifier: stages, each a training of its own that starts from the weights of the one before.
 
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
@@ -10,31 +10,26 @@ runs/pathx/2026-11-21_10-15-02/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
 from flashtrain.announce import is_first_rank, say
-from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import BEST, CHECKPOINTS, CONFIG_FILE, FINISHED, LAST, find_checkpoint, read_summary
+from flashtrain.folders.run_folder import BEST, CHECKPOINTS, FINISHED, LAST, find_checkpoint, read_summary
 from flashtrain.models.classifier import Classifier
-from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.models.weight_transfer import carry_weights
 from flashtrain.report.rows import RESULT, command_line, write_result
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import StageContext, TrainingSetup
 from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.training_task import metric
-from flashtrain.training.checkpoints import read_checkpoint
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.resuming import check_resumable
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
 from flashtrain_recipes.arena.build import (
-    TASK,
     choose_stage_batching,
     describe_stage,
     make_classifier,
@@ -45,6 +40,7 @@ from flashtrain_recipes.arena.build import (
 )
 from flashtrain_recipes.arena.figures import curriculum_figure
 from flashtrain_recipes.arena.learning_curve import BestOfStage, LearningCurve
+from flashtrain_recipes.arena.resumed import Resumed, check_same, find_resumed
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import Stage, stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier
@@ -55,9 +51,10 @@ _ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on mo
 
 
 def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[TrainingSetup]:
-    """Every stage that is left to train, each asked for when the one before has ended; none of a finished run.
+    """Yield every stage that is left to train, after the one before has ended; none of a finished run.
 
-    Raises UserError for what the user can mend.
+    Raises:
+        UserError: settings that the user can correct.
     """
     stages = stages_of(settings)
     for stage in stages:
@@ -103,8 +100,7 @@ def _prepare(
     start: SavedClassifier | None,
     resumed: Resumed | None,
 ) -> tuple[TrainingSetup, Classifier]:
-    """What trains one stage, and its model. start: the weights to start from, None for random ones. resumed: where to
-    go on in it."""
+    """Return what trains one stage, and its model. start: its first weights; None: random."""
     # Another seed for each stage: short stages of the same images would read the same first few of them, over and over.
     # Set anew here, so that a stage that is begun by a later command is begun alike.
     settings = replace(stage.settings, seed=stage.settings.seed + stage.number)
@@ -129,12 +125,12 @@ def _prepare(
     goes_on = stage.number + 1 < stage.count
     best = BestOfStage(model, monitor, mode)
 
-    def said() -> Iterator[str]:
+    def lines() -> Iterator[str]:
         source.prepare()
         yield source.describe()
         yield describe_stage_line(stage, hardware, model, batching)
-        asked, every = settings.sequence.validation_samples, settings.trainer.validate_every
-        yield describe_validation(data.held_out_samples, asked, every, "sequence.validation_samples")
+        samples, every = settings.sequence.validation_samples, settings.trainer.validate_every
+        yield describe_validation(data.held_out_samples, samples, every, "sequence.validation_samples")
 
     def settle() -> None:
         # what is saved after it has the curve's last row, too
@@ -147,7 +143,7 @@ def _prepare(
         throughput,
         batching,
         description,
-        said(),
+        lines(),
         row=lambda trainer: _found(trainer, curve, model, throughput, batching.micro_batch, length),
         advice=_ADVICE,
         monitor=monitor,
@@ -168,7 +164,7 @@ def _found(
     micro_batch: int,
     length: int,
 ) -> dict[str, Any]:
-    """The part of the row that the training told, up to this stage's end. length: tokens that a sample is read in."""
+    """Return the summary row's part that is known at a stage's end. length: tokens that a sample is read in."""
     found = {name: metric(trainer, f"validation_{name}") for name in ("accuracy", "loss")}
     if not any(found.values()) and curve.rows:  # nothing was left to do
         found = {name: float(curve.rows[-1][f"validation_{name}"]) for name in found}
@@ -187,7 +183,7 @@ def _found(
 
 
 def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: list[str]) -> None:
-    """The learning curve as a result file and, of Pathfinder's stages, as a picture."""
+    """Write the learning curve as a result file and, of Pathfinder's stages, as a picture."""
     command = command_line(overrides, without=("output", "logger", "hydra", "resume"))
     rows = [{"implementation": "flashtrain", **row} for row in curve.rows]
     write_result(folder / RESULT, settings.recipe, command, rows)
@@ -196,7 +192,7 @@ def _publish(settings: Settings, folder: Path, curve: LearningCurve, overrides: 
 
 
 def _logged(stage: Stage, folder: Path) -> Settings:
-    """The stage's settings with the names that loggers show: a curriculum's stages are one group."""
+    """Return the stage's settings with the names that loggers show: a curriculum's stages are one group."""
     settings, logger = stage.settings, stage.settings.logger
     if not stage.folder:
         return settings
@@ -208,7 +204,7 @@ def _logged(stage: Stage, folder: Path) -> Settings:
 
 
 def _starting_weights(settings: Settings) -> SavedClassifier | None:
-    """The classifier that `weights` names: a .safetensors file, a checkpoint, or a run folder (its best weights)."""
+    """Return the classifier that `weights` names: a .safetensors file, a checkpoint, or a run folder (the best)."""
     if settings.weights is None:
         hint = random_start(stages_of(settings)[0])
         if hint:
@@ -220,62 +216,3 @@ def _starting_weights(settings: Settings) -> SavedClassifier | None:
     saved = read_classifier(path)
     say(f"starting from the weights in {path}")
     return saved
-
-
-# What a training may be continued with changed: nothing of it has weights.
-_FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_globals")
-
-
-@dataclass
-class Resumed:
-    """A checkpoint to go on from. stage: its number, from 0. step: optimiser steps of that stage that are done.
-
-    curve: the learning curve's state. saved: the model, to start the next stage from where this one is done.
-    """
-
-    checkpoint: Path
-    stage: int
-    step: int
-    curve: dict[str, Any] | None
-    saved: SavedClassifier
-
-
-def is_carried(given: str) -> bool:
-    """Whether resume=... names a checkpoint file by itself, from elsewhere: a new run folder goes on from it."""
-    path = Path(given).expanduser()
-    return path.is_file() and not (path.parent.parent / CONFIG_FILE).is_file()
-
-
-def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> Resumed | None:
-    """What `resume` asks for: the folder's own checkpoint where it is auto, a run's, or a file's; None to start anew.
-
-    Raises UserError for a checkpoint of another task, or of a stage that this training has not.
-    """
-    if settings.resume is None:
-        return None
-    own = folder / CHECKPOINTS / LAST
-    if own.exists():  # a run that was begun from a carried file, and goes on
-        checkpoint = own
-    elif settings.resume == "auto":
-        return None
-    elif is_carried(settings.resume):
-        checkpoint = Path(settings.resume).expanduser()
-    else:
-        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
-    saved = read_classifier(checkpoint)
-    stage = int(saved.notes.get("stage", 0))
-    if saved.notes.get("task") != TASK or stage >= len(stages):
-        raise UserError(f"{checkpoint} is of stage {stage + 1}, and this training has {len(stages)}.")
-    whole = read_checkpoint(checkpoint, mmap=True)
-    check_resumable(whole, checkpoint)
-    curve = whole.get("callbacks", {}).get(LearningCurve.__qualname__)
-    return Resumed(checkpoint, stage, int(saved.notes["step"]), curve, saved)
-
-
-def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
-    """Raise UserError unless the checkpoint holds the stage's model, naming what differs."""
-    here, there = asdict(config), asdict(resumed.saved.config)
-    differing = [name for name in here if name not in _FREE and here[name] != there[name]]
-    if differing:
-        parts = ", ".join(f"{name} is {there[name]} there and {here[name]} here" for name in differing)
-        raise UserError(f"{resumed.checkpoint} is a checkpoint of another model: {parts}.")

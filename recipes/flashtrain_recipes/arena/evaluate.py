@@ -1,6 +1,6 @@
-"""mode=evaluate and mode=export of task=classification: accuracy on samples that no training has seen; weights files.
+"""mode=evaluate and mode=export of task=classification: accuracy on test samples, and weights files.
 
-B samples of a batch, N of the test.
+K samples in the picture, S tokens of a sample.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware
-from flashtrain_recipes.arena.accuracy import ORIGINAL, accuracy_rows, accuracy_table, papers_task, task_of, wilson
+from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table, wilson
 from flashtrain_recipes.arena.build import PARTS, classifier_config
 from flashtrain_recipes.arena.figures import answers_picture
+from flashtrain_recipes.arena.published import ORIGINAL, papers_task, task_of
 from flashtrain_recipes.arena.settings import IMAGES
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of
@@ -48,18 +49,21 @@ _NAMES = {
 
 
 class Answers(NamedTuple):
-    """correct of total; the first samples' pixels (K, S), labels (K,) and logits (K, classes), for a picture."""
+    """How many of the test samples are right, and the first samples of images for a picture."""
 
     correct: int
     total: int
-    pixels: Tensor
-    labels: Tensor
-    logits: Tensor
+    pixels: Tensor  # (K, S)
+    labels: Tensor  # (K,)
+    logits: Tensor  # (K, classes)
 
 
 def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Settings:
-    """The settings of mode=evaluate weights=FILE.safetensors: the recipe that the file names, its data, and on top of
-    them what the command line says. UserError: a file that holds no classifier."""
+    """Return the settings of mode=evaluate weights=FILE.safetensors: the file's recipe and data, the command line's.
+
+    Raises:
+        UserError: the file holds no classifier.
+    """
     path = str(given["weights"].value())
     if not path.endswith(SUFFIX):
         raise UserError("mode=evaluate weights=... takes a .safetensors file of a classifier; runs: checkpoint=...")
@@ -77,18 +81,18 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
 
 
 def of_last_stage(settings: Settings) -> Settings:
-    """A run's settings with the image that its last stage was trained on."""
+    """Return a run's settings with the side and contour that its last stage was trained on."""
     last = stages_of(settings)[-1].settings.pathfinder
     return settings.having(pathfinder=replace(settings.pathfinder, side=last.side, contour=last.contour))
 
 
 def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate or export."""
+    """Run mode=evaluate or mode=export, and return the summary row."""
     return evaluate_classifier(settings, hardware) if settings.mode == "evaluate" else _export(settings)
 
 
 def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
-    """Test accuracy with its 95% interval, on test samples of the settings' seed; a row, and a picture of answers.
+    """Measure the accuracy on test samples of the settings' seed, and return its row; images also get a picture.
 
     Weights of another side than pathfinder.side are carried to it, as a curriculum's next stage would start from them.
     """
@@ -130,28 +134,27 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
         accuracy_table([row]).print()
     elif theirs := papers_task(task_of(row)):
-        say(f"  {task_of(row)}: not beside the papers' accuracies, since {theirs}")
+        say(f"  {task_of(row)}: not comparable with the papers' accuracies, since {theirs}")
     return row
 
 
 def _images(settings: Settings) -> Row:
-    """What the row says of Pathfinder's images: side, contour, and whose program drew them."""
-    images, asked = settings.pathfinder, settings.sequence
-    if asked.data != "pathfinder":
+    images, sequence = settings.pathfinder, settings.sequence
+    if sequence.data != "pathfinder":
         return {"side": None, "contour": None}
-    drawn_by = ORIGINAL if asked.path is None else asked.name or Path(asked.path).stem
+    drawn_by = ORIGINAL if sequence.path is None else sequence.name or Path(sequence.path).stem
     return {"side": images.side, "contour": images.contour, "images": drawn_by}
 
 
 @torch.no_grad()
 def answers(model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware) -> Answers:
-    """What the model answers to the test samples, in evaluation mode, in the precision it is trained in here."""
+    """Return the model's answers to the test samples, in the precision that it is trained in on this machine."""
     device = next(model.parameters()).device
     data = SequenceDataModule(source, settings.sequence.evaluation_batch or settings.sequence.batch)
     dtype = autocast_dtype(hardware.precision)
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    shown: list[tuple[Tensor, Tensor, Tensor]] = []
     console = Console(stderr=True)
     loader, total = data.test_dataloader(), 0
     for loaded in track(loader, "evaluating", console=console, transient=True, disable=not console.is_terminal):
@@ -160,14 +163,14 @@ def answers(model: Classifier, source: SequenceSource, settings: Settings, hardw
             logits = forward(batch["tokens"], batch.get("lengths"))
         correct += (logits.argmax(dim=1) == batch["labels"]).sum()
         if source.shape.side is not None and total < PREVIEW:
-            kept.append((batch["tokens"].cpu(), batch["labels"].cpu(), logits.float().cpu()))
+            shown.append((batch["tokens"].cpu(), batch["labels"].cpu(), logits.float().cpu()))
         total += len(logits)
-    first = [torch.cat(parts)[:PREVIEW] for parts in zip(*kept, strict=True)] if kept else [torch.zeros(0, 0)] * 3
+    first = [torch.cat(parts)[:PREVIEW] for parts in zip(*shown, strict=True)] if shown else [torch.zeros(0, 0)] * 3
     return Answers(int(correct), total, *first)
 
 
 def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:
-    """The weights to evaluate, and where results go: the run's folder, or one below `output`."""
+    """Return the weights to evaluate, and where results go: the run's folder, or one below `output`."""
     if settings.checkpoint is not None:
         folder, path = find_checkpoint(settings.checkpoint, prefer=BEST)
         return read_classifier(path), folder
@@ -175,7 +178,6 @@ def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:
 
 
 def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, source: SequenceSource) -> Classifier:
-    """The saved model, for samples of the source's shape, on the device."""
     config = saved.config
     shape = source.shape
     if shape.side is not None and shape.side != config.side:
@@ -193,7 +195,6 @@ def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, sourc
 
 
 def _export(settings: Settings) -> dict[str, Any]:
-    """Write the run's best weights as one safetensors file."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_classifier(path)
     with new_folder(folder, "export") as made:
@@ -205,7 +206,7 @@ def _export(settings: Settings) -> dict[str, Any]:
 
 
 def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
-    """The classifier of settings.checkpoint."""
+    """Return the classifier of settings.checkpoint."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_classifier(path)
     model = Classifier(saved.config, attention=hardware.attention)
@@ -216,17 +217,17 @@ def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
 def _command(settings: Settings) -> str:
     given = f"checkpoint={settings.checkpoint}" if settings.checkpoint else f"weights={settings.weights}"
     words = ["mode=evaluate", given, f"sequence.data={settings.sequence.data}"]
-    asked = settings.pathfinder
+    images = settings.pathfinder
     if settings.sequence.path is not None:
         of_files = {name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")}
         words += [f"sequence.{name}={_as_value(given)}" for name, given in of_files.items() if given is not None]
-        words += [f"pathfinder.side={asked.side}"] if settings.sequence.data == "pathfinder" else []
+        words += [f"pathfinder.side={images.side}"] if settings.sequence.data == "pathfinder" else []
     elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", "seed", "test_images")
-        words += [f"pathfinder.{name}={getattr(asked, name)}" for name in names]
+        words += [f"pathfinder.{name}={getattr(images, name)}" for name in names]
     return command_line(words)
 
 
 def _as_value(given: str | int) -> str:
-    """As a value in a command: Hydra takes a comma, say, for the next of several values."""
+    # in quotes where Hydra would take a comma, say, for the next of several values
     return str(given) if re.fullmatch(r"[\w./-]*", str(given)) else quoted(str(given))

@@ -1,13 +1,12 @@
-"""Figures of classifiers: accuracies beside the papers', the learning curve of a curriculum, and a model's answers."""
+"""Figures of classifiers: accuracies with the papers', the learning curve of a curriculum, grids of images."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +17,23 @@ from flashtrain.errors import UserError
 from flashtrain.report.figures import INK, WIDTH_INCHES, save
 from flashtrain.report.formats import figure_text
 from flashtrain.report.rows import values_of
-from flashtrain_recipes.arena.accuracy import accuracy_rows, chance_of, papers_task
+from flashtrain_recipes.arena.accuracy import accuracy_rows
+from flashtrain_recipes.arena.published import chance_of, papers_task
+from flashtrain_recipes.harness.rows import Rows
 
-Rows = Sequence[Mapping[str, Any]]
+COLUMNS = 6  # of a grid of images
+RIGHT, WRONG = "#1a7f37", "#cf222e"
 _OURS, _OTHERS, _GRID = "#0969da", "#afb8c1", "#e3e3e3"
 _TITLE_WIDTH = 70  # characters above a panel, which is half of the figure
 _BANDS = ("#f3f6f9", "#ffffff")  # behind one side of the images, and the next
 
 
 def accuracy_figure(rows: Rows, path: str | Path) -> Path:
-    """Bars of accuracy for each task: ours (with its 95% interval), the papers', chance as a line. Returns the path."""
+    """Draw bars of accuracy for each task as a PNG: ours with its 95% interval, the papers', and chance as a line.
+
+    Raises:
+        UserError: the rows have no accuracies.
+    """
     found = accuracy_rows(rows)
     if not found:
         raise UserError("these rows have no accuracies: mode=evaluate of a classifier writes such.")
@@ -113,15 +119,10 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     return save(figure, Path(path))
 
 
-COLUMNS = 6
-RIGHT, WRONG = "#1a7f37", "#cf222e"
-
-
 def image_grid(
     images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str, colors: Sequence[str] | None = None
 ) -> Path:
-    """Draw images (N, side, side) uint8 in rows of six, `captions` above them, as one PNG 1200 pixels wide. colors: of
-    the captions. Returns the path."""
+    """Draw images (N, side, side) uint8 in rows of six, with captions above them, as one PNG 1200 pixels wide."""
     rows = math.ceil(len(images) / COLUMNS)
     cell = WIDTH_INCHES / COLUMNS
     figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.16) + 0.4), layout="constrained")
@@ -138,9 +139,13 @@ def image_grid(
 def answers_picture(
     pixels: Tensor, labels: Tensor, logits: Tensor, path: str | Path, *, names: Sequence[str], title: str
 ) -> Path:
-    """Draw images (N, S) uint8 with what the model answers and how sure it is: green where it is right, red where not.
+    """Draw images with the model's answer and how sure it is, in green where it is right and in red where it is wrong.
 
-    labels (N,), logits (N, classes); names: of the classes. Returns the path.
+    Args:
+        pixels: (N, S) uint8.
+        labels: (N,).
+        logits: (N, classes).
+        names: of the classes.
     """
     side = math.isqrt(pixels.shape[1])
     captions, colors = [], []

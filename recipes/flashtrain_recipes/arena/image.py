@@ -20,9 +20,13 @@ _BATCHES = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "te
 
 
 class GreyImages(FileSource):
-    """path: a folder with the binary version of CIFAR-10 (data_batch_1.bin ... test_batch.bin), or one that holds
-    cifar-10-batches-bin. name: instead, a dataset that `datasets` loads, whose rows have `img` and `label`, such as
-    uoft-cs/cifar10. validation: training images held out, drawn by `seed`.
+    """CIFAR-10 in grey.
+
+    Args:
+        path: a folder with CIFAR-10's binary version (data_batch_1.bin ... test_batch.bin), or one that holds
+            cifar-10-batches-bin.
+        name: instead of path, a dataset that `datasets` loads, with `img` and `label`, such as uoft-cs/cifar10.
+        validation: how many training images are held out, drawn by `seed`.
     """
 
     needs = (
@@ -52,7 +56,7 @@ class GreyImages(FileSource):
         return {"test": found} if of_file == "test" else with_held_out(found, self.validation, self.seed)
 
     def _images(self, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """Colours (N, 3 * 1024) uint8, red first, and labels (N,)."""
+        """Return colours (N, 3 * 1024) uint8, red first, and labels (N,)."""
         given = self.given()
         if isinstance(given, str):
             table = datasets_library().load_dataset(given, split=part)

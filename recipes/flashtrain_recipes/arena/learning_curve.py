@@ -1,7 +1,4 @@
-"""How a stage of a curriculum goes and ends: its learning curve, and its best weights for the next.
-
-The curve has a row at each validation, through all stages and pieces of the run.
-"""
+"""How a stage of a curriculum goes and ends: its learning curve, and its best weights for the next stage."""
 
 from __future__ import annotations
 
@@ -22,13 +19,10 @@ from flashtrain_recipes.arena.stages import Stage
 
 
 class LearningCurve(pl.Callback):
-    """Appends a row to `path`, a JSON object a line, after each validation while training, says it, and ends a stage
-    that reached its `until`: a row of so high an accuracy is a stage's last, and that is all by which its early end is
-    known.
+    """Adds a row to `path`, a JSON object a line, after each validation of a training, through all stages of a run.
 
-    The rows travel in the checkpoint: a run that is resumed, from a file carried to another machine too, writes the
-    whole curve. minutes: of fitting, all pieces together. images: read for training, all stages together. `begin_stage`
-    is called before each stage's fit; one LearningCurve serves all stages.
+    It ends a stage that reached the accuracy of its `until`: such a row is the stage's last. Checkpoints hold the rows,
+    so that a resumed run writes the whole curve.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -40,17 +34,17 @@ class LearningCurve(pl.Callback):
         self._began: float | None = None
 
     def begin_stage(self, stage: Stage) -> None:
-        """The stage that the next fit trains."""
+        """Set the stage that the next fit trains."""
         self.stage = stage
         self._images_before = max((row["images"] for row in self.rows if row["stage"] <= stage.number), default=0)
 
     def is_over(self, stage: Stage, step: int) -> bool:
-        """Whether the stage ends with this step: with its last one, or with one that reached `until`."""
+        """Whether the stage ends with this step: its last one, or one that reached `until`."""
         accuracy = self._accuracy(stage, step)
         return accuracy is not None and (step >= stage.steps or self._reached(stage, step))
 
     def made(self) -> dict[str, int]:
-        """`steps` and `samples` of all stages so far, as of the last row; nothing where there is none."""
+        """Return `steps` and `samples` of all stages so far, as of the last row; {} where there is none."""
         last = {row["stage"]: row["step"] for row in self.rows}
         return {"steps": sum(last.values()), "samples": self.rows[-1]["images"]} if self.rows else {}
 
@@ -89,7 +83,7 @@ class LearningCurve(pl.Callback):
         }
         # A resumed run repeats what it had done after its checkpoint.
         place = (row["stage"], row["step"])
-        self.rows = [kept for kept in self.rows if (kept["stage"], kept["step"]) < place] + [row]
+        self.rows = [before for before in self.rows if (before["stage"], before["step"]) < place] + [row]
         if trainer.is_global_zero:
             self.write()
             found = (
@@ -125,11 +119,14 @@ class LearningCurve(pl.Callback):
 
 
 class BestOfStage(pl.Callback):
-    """Keeps the weights of the best validation of a fit; `restore` puts them back where the latest one was worse.
+    """Saves the weights of the best validation of a fit, from which the next stage starts.
 
-    A stage whose learning rate stays high can fall back, to chance even; what it had learned is not lost on the next.
-    The weights travel in the checkpoint, so a run that is resumed, from a file carried to another machine too, starts
-    its next stage as an uninterrupted one. monitor: the name that is logged; mode: whether its "max" or "min" is best.
+    A stage whose learning rate stays high can fall back, even to chance. Checkpoints hold the weights, so that a
+    resumed run starts its next stage as an uninterrupted one.
+
+    Args:
+        monitor: the name that is logged.
+        mode: whether its "max" or "min" is best.
     """
 
     def __init__(self, model: nn.Module, monitor: str, mode: str) -> None:
@@ -150,7 +147,7 @@ class BestOfStage(pl.Callback):
             self._weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def restore(self) -> bool:
-        """Whether the model has got weights back that were better than its latest."""
+        """Give the model its best weights, and return whether they differ from its latest."""
         if self.score is None or self._latest is None or self.score == self._latest:
             return False
         with torch.no_grad():

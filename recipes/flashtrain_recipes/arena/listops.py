@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena: the value of a long nested expression, one of ten classes; generated, none twice."""
+"""ListOps of the Long Range Arena: the value of a long nested expression, one of ten classes; generated here."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ log = logging.getLogger(__name__)
 
 CLASSES = 10
 VOCABULARY = 16  # padding, ten digits, four operators, the closing bracket
-SHORTEST, LONGEST = 500, 2000  # neither included
+MIN_LENGTH, MAX_LENGTH = 500, 2000  # symbols; neither included
 COUNTS = {"train": 96_000, "validation": 2_000, "test": 2_000}  # the Arena's
-_AT_ONCE = 4096
+_CHUNK = 4096  # expressions that are generated at once
 
 
 class ListOps(ReadSource):
-    """seed: of the expressions. counts: of train, validation and test, made in this order. shortest, longest: symbols
-    of an expression, neither included. fixed: see SequenceSamples.
+    """Generated expressions, none of them twice.
 
-    All are made in seconds. UserError where numba is missing, or nothing fits the lengths.
+    Args:
+        counts: of train, validation and test, made in this order.
+        shortest, longest: symbols of an expression, neither included.
+        fixed: see SequenceSamples.
+
+    Raises:
+        UserError: nothing fits the lengths, or, when they are made, numba is missing.
     """
 
     def __init__(
@@ -34,8 +39,8 @@ class ListOps(ReadSource):
         seed: int = 0,
         *,
         counts: Mapping[str, int] = COUNTS,
-        shortest: int = SHORTEST,
-        longest: int = LONGEST,
+        shortest: int = MIN_LENGTH,
+        longest: int = MAX_LENGTH,
         fixed: bool = False,
     ) -> None:
         super().__init__()
@@ -62,7 +67,6 @@ class ListOps(ReadSource):
 
 
 def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
-    """`count` different expressions, in the order of their numbers."""
     try:
         from flashtrain_recipes.arena.listops_trees import expressions
     except ImportError as error:
@@ -72,7 +76,7 @@ def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
     pieces: list[np.ndarray] = []
     labels: list[int] = []
     number, idle = 0, 0
-    rows = min(count, _AT_ONCE)
+    rows = min(count, _CHUNK)
     tokens = np.zeros((rows, longest), dtype=np.uint8)
     lengths, values = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.uint8)
     while len(pieces) < count:

@@ -1,6 +1,6 @@
-"""ListOps expressions (Nangia and Bowman 2018, arXiv 1804.06028), long ones as in the Long Range Arena, made by numba.
+"""ListOps expressions (Nangia and Bowman 2018, arXiv 1804.06028), as long as the Long Range Arena's, made by numba.
 
-An expression is a digit or an operator with its arguments: [MAX 2 9 [MIN 4 7 ] 0 ] is 9. One token a symbol: an
+An expression is a digit or an operator with its arguments: [MAX 2 9 [MIN 4 7 ] 0 ] is 9. Each symbol is a token: an
 operator with its bracket, a digit, the closing bracket.
 """
 
@@ -15,20 +15,18 @@ DIGIT, CLOSE = 1, 15  # the digits are 1 to 10
 MIN, MAX, MEDIAN, SUM = 11, 12, 13, 14
 OPERATORS = 4
 OPERATOR_SHARE = 0.25
-DEEPEST = 10  # the root is at depth 1; what would be deeper is a digit
-MOST_ARGUMENTS = 10
+MAX_DEPTH = 10  # the root is at depth 1; what would be deeper is a digit
+MAX_ARGUMENTS = 10
 
 
 @njit(cache=True)
 def _next(state: np.ndarray) -> np.uint64:
-    """The next 64 bits of state (1,) uint64."""
     state[0] += GAMMA
     return mixed(state[0])
 
 
 @njit(cache=True)
 def _below(state: np.ndarray, count: int) -> int:
-    """A whole number below `count`; uneven by less than one in 10^18."""
     return int(_next(state) % uint64(count))
 
 
@@ -47,25 +45,25 @@ def _value(operator: int, arguments: np.ndarray) -> int:
 
 @njit(cache=True)
 def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
-    """Expression `number` of a seed, written into tokens: (its length, its value); length -1 where it does not fit."""
+    """Write expression `number` of a seed into tokens; return (length, value), or length -1 where it does not fit."""
     state = np.zeros(1, dtype=np.uint64)
     state[0] = uint64(seed) * uint64(0xD1342543DE82EF95) + uint64(1)
     state[0] = _next(state) ^ (uint64(number) * GAMMA)
-    operators = np.zeros(DEEPEST + 1, dtype=np.int64)
-    wanted = np.zeros(DEEPEST + 1, dtype=np.int64)
-    found = np.zeros(DEEPEST + 1, dtype=np.int64)
-    arguments = np.zeros((DEEPEST + 1, MOST_ARGUMENTS), dtype=np.int64)
+    operators = np.zeros(MAX_DEPTH + 1, dtype=np.int64)
+    wanted = np.zeros(MAX_DEPTH + 1, dtype=np.int64)
+    found = np.zeros(MAX_DEPTH + 1, dtype=np.int64)
+    arguments = np.zeros((MAX_DEPTH + 1, MAX_ARGUMENTS), dtype=np.int64)
     depth, length = 0, 0  # depth: of operators that are open
     while True:
         is_operator = False
-        if depth + 1 < DEEPEST:
+        if depth + 1 < MAX_DEPTH:
             is_operator = float(_next(state) >> uint64(11)) * 2.0**-53 < OPERATOR_SHARE
         if length >= len(tokens):
             return -1, 0
         if is_operator:
             depth += 1
             operators[depth] = MIN + _below(state, OPERATORS)
-            wanted[depth] = 2 + _below(state, MOST_ARGUMENTS - 1)
+            wanted[depth] = 2 + _below(state, MAX_ARGUMENTS - 1)
             found[depth] = 0
             tokens[length] = operators[depth]
             length += 1
@@ -92,8 +90,10 @@ def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
 def expressions(
     seed: int, first: int, shortest: int, longest: int, tokens: np.ndarray, lengths: np.ndarray, values: np.ndarray
 ) -> tuple[int, int]:
-    """Fill (rows, longest) tokens, (rows,) lengths and values with expressions from number `first` on whose length
-    lies between shortest and longest, neither included. Returns (rows filled, the next number)."""
+    """Fill tokens (rows, longest), lengths and values (rows,) with expressions from number `first` on.
+
+    Only those longer than shortest and shorter than longest are taken. Returns (rows filled, the next number).
+    """
     row, number = 0, first
     while row < len(lengths):
         length, value = expression(seed, number, tokens[row, : longest - 1])

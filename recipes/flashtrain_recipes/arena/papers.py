@@ -1,6 +1,6 @@
 """Retrieval of the Long Range Arena: does one of two papers cite the other (ACL Anthology Network; Radev et al. 2013)?
 
-The same encoder reads both papers, byte by byte.
+One encoder reads both papers, byte by byte.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ _LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 
 
 class PaperPairs(FileSource):
-    """path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv (any names that end so; several are read in
-    the order of their names), each line: label (0 or 1), two ids, two texts, by tabs.
+    """Pairs of papers from files.
+
+    Args:
+        path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or any names that end so. A line is a
+            label (0 or 1), two ids and two texts, separated by tabs.
     """
 
     needs = (

@@ -20,9 +20,13 @@ _SENTIMENTS = {"neg": 0, "pos": 1, "0": 0, "1": 1}
 
 
 class Reviews(FileSource):
-    """path: the folder aclImdb (train/pos, train/neg, test/pos, test/neg, a .txt a review), or one with train*.jsonl
-    and test*.jsonl (or .parquet), rows with `text` and `label` (0 or 1). name: instead, a dataset that `datasets`
-    loads, with such rows, such as stanfordnlp/imdb. validation: training reviews held out, drawn by `seed`.
+    """Film reviews with their labels.
+
+    Args:
+        path: the folder aclImdb (train/pos, train/neg, test/pos, test/neg, a .txt a review), or one with train*.jsonl
+            and test*.jsonl (or .parquet), rows with `text` and `label` (0 or 1).
+        name: instead of path, a dataset that `datasets` loads, with such rows, such as stanfordnlp/imdb.
+        validation: how many training reviews are held out, drawn by `seed`.
     """
 
     needs = (
@@ -82,7 +86,7 @@ class Reviews(FileSource):
 
 
 def _shuffled(part: Sequences) -> Sequences:
-    """The part in one random order, so that its first rows are of both kinds."""
+    # in one random order, so that the first rows are of both kinds
     count = len(part.labels)
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence((0, 9)))).permutation(count)
     return part.chosen(order)

@@ -1,11 +1,11 @@
-"""The data that sequence.data names."""
+"""The source of samples that sequence.data names."""
 
 from __future__ import annotations
 
 from flashtrain.data.sequences import SequenceSource
 from flashtrain.settings.settings import Settings
 from flashtrain_recipes.arena.image import GreyImages
-from flashtrain_recipes.arena.listops import COUNTS, LONGEST, ListOps
+from flashtrain_recipes.arena.listops import COUNTS, MAX_LENGTH, ListOps
 from flashtrain_recipes.arena.papers import PaperPairs
 from flashtrain_recipes.arena.pathfinder.image_files import PathfinderFiles
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
@@ -15,11 +15,15 @@ from flashtrain_recipes.arena.reviews import Reviews
 def make_sequence_source(
     settings: Settings, *, fixed: bool, splits: tuple[str, ...] = ("train", "validation")
 ) -> SequenceSource:
-    """Of a stage's settings. fixed: one shape for all batches. splits: of Pathfinder, those that will be read, since
-    nothing else is generated."""
+    """Return the source of a stage's samples.
+
+    Args:
+        fixed: one shape for all batches.
+        splits: those that will be read; of Pathfinder nothing else is generated.
+    """
     given, images = settings.sequence, settings.pathfinder
     if given.data == "listops":
-        longest = given.length or LONGEST
+        longest = given.length or MAX_LENGTH
         counts = {name: getattr(given, name) or count for name, count in COUNTS.items()}
         return ListOps(given.seed, counts=counts, shortest=longest // 4, longest=longest, fixed=fixed)
     if given.data == "retrieval":

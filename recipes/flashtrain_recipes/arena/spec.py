@@ -1,4 +1,4 @@
-"""task=classification: what it offers a run; mode=preview draws images of Pathfinder."""
+"""task=classification and mode=preview, as a run asks for them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ClassificationTask(Task):
         return settings_for_weights(words, given)
 
     def is_carried(self, resume: str) -> bool:
-        from flashtrain_recipes.arena.curriculum import is_carried
+        from flashtrain_recipes.arena.resumed import is_carried
 
         return is_carried(resume)
 

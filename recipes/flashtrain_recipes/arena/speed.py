@@ -1,7 +1,7 @@
-"""recipe=lra-speed: training speed of every task of the Long Range Arena by attention, all taking turns.
+"""recipe=lra-speed: training steps of every task of the Long Range Arena by dense, block-sparse and other attention.
 
-Dense flash attention, block-sparse, torch's SDPA and standard attention, compiled where that is wanted and eager, with
-the model, length and batch of the task's recipe. Rows are random and of full length: what padding saves is not counted.
+Model, length and batch are those of the task's recipe. Rows are random and of full length: what padding saves is not
+counted.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ SPEEDUP = Over(  # over standard attention that is as compiled as the row itself
 
 @dataclass(frozen=True)
 class SpeedCase(StepCase):
-    """model: the task's name. config: what recipe=lra-... trains."""
+    """A task of the Long Range Arena."""
 
-    model: str
-    config: ClassifierConfig
+    model: str  # the task's name
+    config: ClassifierConfig  # that the task's recipe trains
     batch: int
     weights: str = "fp32"
 
@@ -65,7 +65,7 @@ class SpeedCase(StepCase):
         return self.config.length
 
     def flops_per_token(self) -> float:
-        """Model FLOPs of a token's forward and backward under dense attention: one measure for all."""
+        """Return a token's FLOPs of forward and backward with dense attention: the same for every baseline."""
         return _flops(replace(self.config, pattern=_DENSE)) / self.context
 
     def columns(self) -> Row:
@@ -75,7 +75,7 @@ class SpeedCase(StepCase):
         return {"samples_per_second": round(self.batch / milliseconds * 1e3, 3)}
 
     def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-        """Random rows of full length (B, S) or (B, 2, S), and labels (B,)."""
+        """Return random rows of full length, (B, S) or (B, 2, S), and labels (B,)."""
         generator = torch.Generator().manual_seed(seed)
         towers = () if self.config.towers == 1 else (self.config.towers,)
         shape = (self.batch, *towers, self.context)
@@ -85,7 +85,7 @@ class SpeedCase(StepCase):
 
 
 class ClassifierStep(StepBaseline):
-    """The task's model with one attention. sparse: by the block pattern of the task's recipe, or a usual one."""
+    """The task's model with one attention. sparse: with the block pattern of the task's recipe, or _PATTERN."""
 
     def __init__(self, name: str, title: str, *, attention: str, compiled: bool, sparse: bool = False) -> None:
         self.name, self.title, self.attention = name, title, attention
@@ -121,7 +121,7 @@ def _flops(config: ClassifierConfig) -> float:
 
 
 class SequenceSteps(StepBenchmark):
-    """The tasks that benchmark.tasks names, by attention."""
+    """The tasks that benchmark.tasks names, by each attention."""
 
     what = "training speed of the Long Range Arena, over standard attention"
     columns = (
@@ -161,7 +161,7 @@ class SequenceSteps(StepBenchmark):
 
 
 def cases(settings: Settings) -> list[SpeedCase]:
-    """The tasks that benchmark.tasks names, at benchmark.seqlens' longest length where that is shorter."""
+    """Return the tasks that benchmark.tasks names, cut to benchmark.longest tokens."""
     options, found = settings.benchmark, []
     for name in options.tasks or _USUAL:
         stage = stages_of(settings_of_recipe(_RECIPES[name]))[-1]

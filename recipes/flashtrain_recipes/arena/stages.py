@@ -1,4 +1,4 @@
-"""What each stage of a training is: the run's settings with the stage's own in their place."""
+"""The stages of a training: the run's settings, with each stage's own in their place."""
 
 from __future__ import annotations
 
@@ -14,21 +14,39 @@ from flashtrain.tasks import optimization  # noqa: F401 - it registers the sched
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.settings import StageSettings
 
+# Settings of a run, by the name that a stage has for what stands in their place.
+OF_STAGES = {
+    "side": "pathfinder.side",
+    "contour": "pathfinder.contour",
+    "images": "pathfinder.train_images",
+    "steps": "trainer.steps",
+    "micro_batch": "trainer.micro_batch",
+    "validate_every": "trainer.validate_every",
+    "compile": "trainer.compile",
+    "learning_rate": "optimizer.learning_rate",
+    "schedule": "schedule.name",
+    "warmup_steps": "schedule.warmup_steps",
+    "batch": "sequence.batch",
+    "classification_weight": "sequence.classification_weight",
+    "training_pixels": "sequence.training_pixels",
+    "masked_weight": "masked_pixels.weight",
+    "pattern": "classifier.pattern",
+}
+
 
 @dataclass(frozen=True)
 class Stage:
-    """number: from 0, of `count`. entry: which of curriculum.stages it is of. settings: the run's, changed to train
-    this stage alone. until: the held-out accuracy that ends it early, None for none."""
+    """One stage of a training."""
 
-    number: int
-    count: int
-    entry: int
-    settings: Settings
-    until: float | None = None
+    number: int  # from 0
+    count: int  # of all stages
+    entry: int  # of curriculum.stages that it is of
+    settings: Settings  # the run's, changed to train this stage alone
+    until: float | None = None  # the held-out accuracy that ends it early; None: it never does
 
     @property
     def name(self) -> str:
-        """Such as "stage 2 of 3, side 64, hard contours"; "side 64" or the data's name where there is one only."""
+        """As "stage 2 of 3, side 64, hard contours"; of a single stage "side 64" or the data's name."""
         sequence, images = self.settings.sequence, self.settings.pathfinder
         what = f"side {images.side}" if sequence.data == "pathfinder" else sequence.data
         if self.count == 1:
@@ -56,28 +74,8 @@ class Stage:
         return self.steps * self.batch
 
 
-# Settings of a run, by the name that a stage has for what stands in their place.
-OF_STAGES = {
-    "side": "pathfinder.side",
-    "contour": "pathfinder.contour",
-    "images": "pathfinder.train_images",
-    "steps": "trainer.steps",
-    "micro_batch": "trainer.micro_batch",
-    "validate_every": "trainer.validate_every",
-    "compile": "trainer.compile",
-    "learning_rate": "optimizer.learning_rate",
-    "schedule": "schedule.name",
-    "warmup_steps": "schedule.warmup_steps",
-    "batch": "sequence.batch",
-    "classification_weight": "sequence.classification_weight",
-    "training_pixels": "sequence.training_pixels",
-    "masked_weight": "masked_pixels.weight",
-    "pattern": "classifier.pattern",
-}
-
-
 def stages_of(settings: Settings) -> list[Stage]:
-    """The stages to train, one at least. Raises UserError for settings that do not go together."""
+    """Return the stages to train, one at least. Raises UserError for settings that do not go together."""
     given = settings.curriculum.stages
     if given and settings.sequence.data != "pathfinder":
         raise UserError(
@@ -99,8 +97,7 @@ def stages_of(settings: Settings) -> list[Stage]:
 
 
 def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
-    """Raise UserError for a setting of the command line (`given`: their names) that every stage of the recipe says
-    anew. Whoever gives stages too knows what they say."""
+    """Raise UserError for a setting that every stage of the recipe has itself. given: names of the command line's."""
     stages = settings.curriculum.stages
     if not stages or "curriculum.stages" in given:
         return
@@ -127,8 +124,8 @@ def check_batch(settings: Settings) -> None:
 
 def check_training_pixels(settings: Settings) -> None:
     """Raise UserError where only some pixels are read of what needs all."""
-    asked = settings.sequence.training_pixels
-    if asked is None:
+    pixels = settings.sequence.training_pixels
+    if pixels is None:
         return
     needs_all = {
         f"masked_pixels.weight={settings.masked_pixels.weight:g}": settings.masked_pixels.weight > 0,
@@ -136,11 +133,10 @@ def check_training_pixels(settings: Settings) -> None:
     }
     for given, needs in needs_all.items():
         if needs:
-            raise UserError(f"sequence.training_pixels={asked} leaves pixels out, and {given} needs all: drop one.")
+            raise UserError(f"sequence.training_pixels={pixels} leaves pixels out, and {given} needs all: drop one.")
 
 
 def _changed(settings: Settings, stage: StageSettings) -> Settings:
-    """The run's settings with a stage's in place."""
     own: dict[str, dict[str, Any]] = {}
     for key, name in OF_STAGES.items():
         value = getattr(stage, key)

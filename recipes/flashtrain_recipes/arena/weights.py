@@ -26,16 +26,16 @@ PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 @dataclass
 class SavedClassifier:
-    """config and state rebuild the model; notes: recipe, data, contour, stage, step of its training."""
+    """A classifier as it was saved."""
 
     config: ClassifierConfig
     state: dict[str, Tensor]
-    notes: dict[str, Any]
+    notes: dict[str, Any]  # recipe, data, contour, stage and step of its training
     path: Path
 
 
 def read_classifier(path: str | Path) -> SavedClassifier:
-    """The classifier in a .safetensors file of ours, or in a checkpoint. UserError: anything else."""
+    """Return the classifier in a .safetensors file of ours, or in a checkpoint. Raises UserError: anything else."""
     path = Path(path).expanduser()
     if path.suffix == SUFFIX:
         notes = read_notes(path)
@@ -50,7 +50,7 @@ def read_classifier(path: str | Path) -> SavedClassifier:
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
-    """What a .safetensors file of ours says of its classifier, in plain values. UserError: it is none."""
+    """Return what a .safetensors file of ours says of its classifier. Raises UserError: it holds none."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"there is no weights file {path}.")
@@ -64,9 +64,14 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 
 
 def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str = "float32") -> Path:
-    """Write the classifier as safetensors, whole or not at all. precision: "float32", or "float16" for half the size
-    (weights beyond its range, or that it would round by more than 2^-11 of their size, do not occur in models of this
-    size). UserError: an unknown precision. OSError: a file that cannot be written."""
+    """Write the classifier as safetensors, whole or not at all, and return the path.
+
+    Args:
+        precision: "float32", or "float16" for half the size.
+
+    Raises:
+        UserError: an unknown precision.
+    """
     if precision not in PRECISIONS:
         raise unknown("weights precision", precision, PRECISIONS)
     path = Path(path)
@@ -78,7 +83,6 @@ def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str
 
 
 def _of_classifier(notes: Any, otherwise: str) -> dict[str, Any]:
-    """The notes, where they are those of a classifier. UserError: they are not."""
     if not notes or notes.get("task") != TASK:
         raise UserError(otherwise)
     return dict(notes)

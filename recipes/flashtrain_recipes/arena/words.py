@@ -1,4 +1,4 @@
-"""What a training of classifiers says: its plan (mode=plan), what is about to be trained, and what came out."""
+"""What a training of classifiers prints: its plan (mode=plan), what each stage trains, and the results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import Stage, stages_of
 
+MAX_RANDOM_SIDE = 64  # of images; above, random weights hardly learn
+
 
 def trained_columns(settings: Settings) -> dict[str, Any]:
-    """What is trained, known beforehand. side, batch, context: the last stage's; steps, samples: of all, at most."""
+    """Return the summary row's part that is known beforehand: of the last stage; steps and samples of all, at most."""
     stages = stages_of(settings)
     last = stages[-1].settings
     image = last.sequence.data == "pathfinder"
@@ -40,7 +42,7 @@ def trained_columns(settings: Settings) -> dict[str, Any]:
 
 
 def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> None:
-    """Print what came out of a run, where it is, and what to try next."""
+    """Print a run's results, where they are, and what to try next."""
     rate, accuracy, loss = (row.get(name) for name in ("samples_per_second", "validation_accuracy", "validation_loss"))
     what = row["data"] if row.get("side") is None else f"{row['data']}, side {row['side']}"
     labelled = settings.sequence.classification_weight > 0 or bool(settings.curriculum.stages)
@@ -57,13 +59,10 @@ def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> Non
     )
 
 
-LARGEST_START = 64  # the side of images above which random weights deserve a word
-
-
 def describe_stage_line(
     stage: Stage, hardware: Hardware, model: Classifier, batching: Batching, name: str | None = None
 ) -> str:
-    """The line that says what a stage trains, on what, in what portions. name: what to call it, if not by its own."""
+    """Return the line that says what a stage trains, on what data. name: in place of the stage's own."""
     config, settings = model.config, stage.settings
     blocks = model.pattern
     pattern = "" if blocks is None else f", {config.pattern} blocks ({blocks.density:.1%} computed)"
@@ -76,8 +75,8 @@ def describe_stage_line(
         f"attention {hardware.attention}{pattern}",
     ]
     if masked.weight:
-        beside = "beside the labels" if settings.sequence.classification_weight else "alone, without labels"
-        parts.append(f"masked {'tokens' if config.inputs == 'tokens' else 'pixels'} {beside}")
+        labels = "with the labels" if settings.sequence.classification_weight else "alone, without labels"
+        parts.append(f"masked {'tokens' if config.inputs == 'tokens' else 'pixels'} {labels}")
     steps = f"{stage.steps:,} steps of {stage.batch} samples"
     if stage.until is not None:
         steps = f"until {stage.until:.0%} of held-out samples are right, at most {steps}"
@@ -90,9 +89,9 @@ def describe_stage_line(
 
 
 def random_start(first: Stage) -> str:
-    """What to say where large images are to be learned from random weights; "" where there is nothing to say."""
+    """Return a hint where large images are to be learned from random weights, else ""."""
     side = first.settings.pathfinder.side
-    if first.settings.weights is not None or first.settings.sequence.data != "pathfinder" or side <= LARGEST_START:
+    if first.settings.weights is not None or first.settings.sequence.data != "pathfinder" or side <= MAX_RANDOM_SIDE:
         return ""
     return (
         f"starting from random weights at side {side}: to start from what was learned of smaller images, "
@@ -101,7 +100,7 @@ def random_start(first: Stage) -> str:
 
 
 def trained_line(settings: Settings) -> str:
-    """Model and data in a few words, such as "4 layers of 128 on pathfinder, sides 32, 64, 128"."""
+    """Return model and data in a few words, as "4 layers of 128 on pathfinder, sides 32, 64, 128"."""
     shape = f"{settings.classifier.layers} layers of {settings.classifier.embed}"
     if settings.sequence.data != "pathfinder":
         return f"{shape} on {settings.sequence.data}"
@@ -112,9 +111,9 @@ def trained_line(settings: Settings) -> str:
 
 
 def plan_classifier(settings: Settings, hardware: Hardware) -> str:
-    """Parameters, samples and time of every stage, as lines to print. Builds no weights, makes no data.
+    """Return the parameters, samples and time of every stage, as lines to print. It makes no weights and no data.
 
-    Stages of one growing contour are one line together, and memory is there where it changes.
+    Stages of one growing contour are one line together.
     """
     rate, how = expected_rate(hardware)
     stages = stages_of(settings)
@@ -154,7 +153,6 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
 
 
 def _name(alike: Sequence[Stage]) -> str:
-    """A stage's name, or such as "stages 1 to 11 of 14, side 32, contours of 3 to 13 dashes one after another"."""
     first, last = alike[0], alike[-1]
     if len(alike) == 1:
         return first.name
@@ -165,6 +163,5 @@ def _name(alike: Sequence[Stage]) -> str:
 
 
 def _span(alike: Sequence[Stage]) -> str:
-    """The contours of several stages as a range; the own one where it is the same in all."""
     first, last = (stage.settings.pathfinder.contour for stage in (alike[0], alike[-1]))
     return first if first == last else f"{dashes_in(first)[0]}-{dashes_in(last)[0]}"

@@ -1,8 +1,6 @@
-"""From each length's losses on the same tokens to rows: perplexities, intervals, whether longer was better, and the
-values of FlashAttention's Table 4 (Dao et al. 2022, arXiv 2205.14135), which recipe=gpt2-long repeats.
+"""Rows of a comparison of lengths: perplexities on the same tokens, whether longer was better, the paper's values.
 
-Intervals come from drawing whole documents again and again (the bootstrap: Efron 1979, percentile intervals).
-N windows, T scored tokens of a window, U units (documents, or windows), R resamples.
+The paper is FlashAttention (Dao et al. 2022, arXiv 2205.14135), whose Table 4 recipe=gpt2-long repeats.
 """
 
 from __future__ import annotations
@@ -10,71 +8,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from flashtrain.report.rows import Row
 from flashtrain_recipes.long_context.evaluate import WHOLE, Scores, Windows
+from flashtrain_recipes.long_context.intervals import Interval, draws, mean_interval, per_unit
 
-LEVEL = 0.95
-
-
-class Interval(NamedTuple):
-    """A value and its 95% interval; low and high are None where there are no two units to draw among."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def draws(units: int, resamples: int, seed: int) -> np.ndarray:
-    """(R, U) int64: which units each resample takes, with replacement. The same for equal arguments, ever after."""
-    # RandomState's stream is frozen: a published interval stays the same under every version of numpy.
-    return np.random.RandomState(seed).randint(0, units, size=(resamples, units))
-
-
-def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums and counts (U,) of the losses (N, T) of the windows of each unit; units (N,) as in Windows."""
-    _, place = np.unique(units, return_inverse=True)
-    sums = np.bincount(place, weights=losses.sum(axis=1, dtype=np.float64))
-    counts = np.bincount(place) * losses.shape[1]
-    return sums, counts
-
-
-def mean_interval(sums: np.ndarray, counts: np.ndarray, drawn: np.ndarray) -> Interval:
-    """The mean over all tokens, with the interval of the resampled means. sums and counts (U,), drawn (R, U)."""
-    value = float(sums.sum() / counts.sum())
-    if len(sums) < 2:
-        return Interval(value, None, None)
-    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(value, float(low), float(high))
-
-
+LENGTHS, POSITIONS = "lengths", "positions"  # what a row is, under its key "part"
+BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
+_COLUMNS = (
+    "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory", "tokens_per_second", "mfu",
+)  # fmt: skip
 PAPER = "FlashAttention (Dao et al. 2022), Table 4: GPT-2 small on OpenWebText, 8 A100"
-
 # Context -> (perplexity on OpenWebText, days of training), of GPT-2 small with FlashAttention.
 PAPER_TABLE_4: dict[int, tuple[float, float]] = {1024: (18.2, 2.7), 2048: (17.6, 3.0), 4096: (17.5, 3.6)}
 
 
 def paper_columns(context: int) -> dict[str, float | None]:
-    """The paper's perplexity, days and time relative to 1K at this context; None where it has none."""
+    """Return the paper's perplexity, days and time relative to 1K at this context; None where it has none."""
     perplexity, days = PAPER_TABLE_4.get(context, (None, None))
     ratio = None if days is None else round(days / PAPER_TABLE_4[1024][1], 3)
     return {"paper_perplexity": perplexity, "paper_days": days, "paper_time_ratio": ratio}
 
 
 def meets_the_paper(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether two of the paper's contexts are among the rows': one alone, as in the demo, is no comparison."""
+    """Whether two of the paper's contexts are among those of the rows."""
     return len({row["context"] for row in rows} & set(PAPER_TABLE_4)) > 1
-
-
-LENGTHS, POSITIONS = "lengths", "positions"  # what a row is, under its key "part"
-BETTER, WORSE, EQUAL, UNKNOWN = "better", "worse", "no better", "too little text to tell"
-KEPT = (
-    "model", "attention", "steps", "tokens", "batch", "precision", "micro_batch", "memory", "tokens_per_second", "mfu",
-)  # fmt: skip
 
 
 def length_rows(
@@ -85,11 +46,14 @@ def length_rows(
     resamples: int,
     seed: int,
 ) -> list[Row]:
-    """A row a length, shortest first, from the summary rows of the trainings and the scores of the finished ones.
+    """Return a row for each length, shortest first; one without scores has its status and error.
 
-    A length that has no scores stays a row with its status and error. `against_shorter` compares with the next
-    shorter length that has scores, by the interval of the mean difference over the same resampled units;
-    `loss_less_shorter` and `loss_less_shortest` are that difference in nats, to the next shorter and the shortest.
+    The columns `loss_less_shorter` and `loss_less_shortest` are the mean difference in nats to the next shorter and the
+    shortest length that have scores, with its interval over the same resampled units; `against_shorter` is its verdict.
+
+    Args:
+        trained: the summary row of each context's training.
+        scores: of the finished ones.
     """
     drawn = draws(windows.count, resamples, seed)
     base = next((_per_token(trained[context]) for context in sorted(scores)), None)
@@ -97,7 +61,7 @@ def length_rows(
     shorter: Scores | None = None
     for context, summary in sorted(trained.items()):
         row: Row = {"part": LENGTHS, "implementation": "flashtrain", "context": context}
-        row.update({key: summary[key] for key in KEPT if summary.get(key) is not None})
+        row.update({key: summary[key] for key in _COLUMNS if summary.get(key) is not None})
         if context not in scores:
             failure = {key: summary[key] for key in ("status", "error") if summary.get(key)}
             rows.append({**row, **failure, **paper_columns(context)})
@@ -128,7 +92,7 @@ def length_rows(
 
 
 def position_rows(scores: Mapping[int, Scores], bins: int) -> list[Row]:
-    """Mean loss of each length by place among the scored tokens: `bins` rows a length, `position` a bin's first."""
+    """Return each length's mean loss by place among the scored tokens: `bins` rows, `position` a bin's first."""
     rows = []
     for context, found in sorted(scores.items()):
         edges = np.linspace(0, found[WHOLE].shape[1], bins + 1).round().astype(int)
@@ -140,7 +104,7 @@ def position_rows(scores: Mapping[int, Scores], bins: int) -> list[Row]:
 
 
 def verdict(less: Interval) -> str:
-    """Whether the longer context predicted the same tokens better, as far as the text can tell."""
+    """Return in words whether the longer context predicted the same tokens better."""
     if less.low is None or less.high is None:
         return UNKNOWN
     if less.high < 0:
@@ -155,12 +119,11 @@ def _interval(losses: np.ndarray, windows: Windows, drawn: np.ndarray) -> Interv
 def _columns(
     name: str, found: Interval | None, *, of: Callable[[float], float] = float, digits: int = 5
 ) -> dict[str, float | None]:
-    """The columns NAME, NAME_low and NAME_high: `of` each number; None where there is none."""
     ends = zip(("", "_low", "_high"), found or (None, None, None), strict=True)
     return {f"{name}{end}": None if value is None else round(of(value), digits) for end, value in ends}
 
 
 def _per_token(summary: Mapping[str, Any]) -> float | None:
-    """Seconds of training a token, from the median step: start-up, compiling and validation are left out."""
+    # seconds of training a token, from the median step: without start-up, compiling and validation
     rate = summary.get("tokens_per_second")
     return 1 / rate if rate else None

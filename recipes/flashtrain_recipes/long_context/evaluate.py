@@ -1,5 +1,4 @@
-"""How well a trained run's model predicts the last tokens of held-out windows, given as much before them as its context
-holds; its losses are kept beside the run.
+"""How well a run's model predicts the last tokens of held-out windows from as much before them as its context holds.
 
 N windows, W tokens of a window, T scored tokens of a window, V vocabulary rows.
 """
@@ -26,31 +25,38 @@ from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 
+TOKENS_PER_PASS = 65536
+# One length's losses in nats, (N, T) float64 each: in one pass, and sliding (score_windows). A kind is what ends the
+# names of its columns.
+Scores = dict[str, np.ndarray]
+WHOLE, SLIDING = "", "_sliding"
+
 
 @dataclass(frozen=True)
 class Windows:
-    """tokens (N, W + 1) int64: W inputs, and the label of the last. units (N,) int64: what each window is a part of.
+    """Held-out windows, and the units by which they are resampled.
 
-    unit: "documents" where windows are resampled document by document, "windows" where there are no two documents to
-    draw among. Windows of one document are alike, so that drawing them singly would make an interval too narrow.
+    Windows of one document are alike: drawing them one by one would make an interval too narrow.
     """
 
-    tokens: Tensor
-    units: np.ndarray
-    unit: str
+    tokens: Tensor  # (N, W + 1) int64: W inputs, and the label of the last
+    units: np.ndarray  # (N,) int64: the unit that each window is a part of
+    unit: str  # "documents", or "windows" where there are no two documents
 
     @property
     def count(self) -> int:
-        """Units to draw among."""
+        """How many units there are."""
         return len(np.unique(self.units))
 
 
 def held_out_windows(cache: OpenTokens, held_out: Spans, *, window: int, most: int) -> Windows:
-    """Up to `most` windows of `window` tokens (and a label) of the held-out documents.
+    """Return up to `most` windows of `window` tokens (and a label) of the held-out documents, without overlap.
 
-    Each lies in one document, and windows do not overlap; documents take turns, so that few windows are of many
-    documents. Where no document is that long, the documents are laid end to end, as for training, and cut.
-    Raises UserError where the held-out text is shorter than one window.
+    Each lies in one document, and documents take turns, so that few windows are of many documents. Where no document is
+    that long, the documents are laid end to end, as for training, and cut.
+
+    Raises:
+        UserError: the held-out text is shorter than one window.
     """
     lengths = held_out.ends - held_out.begins
     fitting = np.maximum(lengths - 1, 0) // window
@@ -75,9 +81,6 @@ def _across_documents(cache: OpenTokens, held_out: Spans, window: int, most: int
     return Windows(tokens, np.arange(count), "windows")
 
 
-TOKENS_AT_ONCE = 65536
-
-
 @torch.no_grad()
 def score_windows(
     model: GPT2,
@@ -89,19 +92,21 @@ def score_windows(
     autocast: torch.dtype | None = None,
     mask: MaskMaker | None = None,
 ) -> Tensor:
-    """Losses in nats of the last `scored` tokens of each window: (N, T) float32 on the CPU.
+    """Return the losses, in nats, of the last `scored` tokens of each window, (N, T) float32 on the CPU.
 
-    windows (N, W + 1) int64. The scored tokens are windows[:, -scored:] for every context (scored to W), so that models
-    of different contexts predict the same. stride None: in one pass over the `context` tokens before the window's last,
-    as in training: the first scored token is predicted from context - scored + 1 tokens, the last from all of them.
-    stride s: s tokens a pass, each pass reading the `context` tokens before its own last, so that every token is
-    predicted from more than context - s tokens (from fewer only where the window begins later), near all that the
-    context can hold. autocast: dtype of the blocks' matrix products (None: the weights'); the output head keeps the
-    weights' own. mask: as it was trained with (None: causal).
+    Models of different contexts predict the same tokens, windows[:, -scored:].
+
+    Args:
+        windows: (N, W + 1) int64.
+        context: tokens that the model reads in a pass.
+        stride: tokens that a pass scores: each is predicted from more than context - stride tokens. None: all in one
+            pass, as in training, the first scored token from context - scored + 1 tokens.
+        autocast: the dtype of the blocks' matrix products; None: the weights'.
+        mask: as it was trained with; None: causal.
     """
     size, device = windows.shape[1] - 1, next(model.parameters()).device
     step = scored if stride is None else min(stride, scored)
-    rows = max(1, TOKENS_AT_ONCE // context)
+    rows = max(1, TOKENS_PER_PASS // context)
     losses = torch.empty(len(windows), scored)
     model.eval()
     for first in range(0, len(windows), rows):
@@ -120,18 +125,15 @@ def score_windows(
     return losses
 
 
-# One length's losses in nats, (N, T) float64 each: in one pass, and sliding (score_windows). A kind is what ends the
-# names of its columns.
-Scores = dict[str, np.ndarray]
-WHOLE, SLIDING = "", "_sliding"
-
-
 def score_run(
     checkpoint: Path, windows: Tensor, hardware: Hardware, *, context: int, scored: int, stride: int
 ) -> Scores:
-    """The losses of a checkpoint's model on the scored tokens of the windows (N, W + 1), both ways of reading them.
+    """Return the losses of a checkpoint's model on the scored tokens, in one pass and sliding (score_windows).
 
-    In the precision that it was trained in on this machine. Raises UserError for a model that is no decoder of ours.
+    The precision is that of training on this machine.
+
+    Raises:
+        UserError: the model is no decoder of flashtrain.
     """
     trained = load_trained(str(checkpoint), attention=hardware.attention)
     if not trained.model.generates:
@@ -143,5 +145,5 @@ def score_run(
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
-    """The dtype that Lightning's precision of this name lets matrix products take; None where it is the weights'."""
+    """Return the dtype of matrix products in Lightning's precision of this name; None: the weights'."""
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)

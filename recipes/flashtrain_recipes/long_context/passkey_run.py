@@ -1,8 +1,6 @@
-"""mode=passkey checkpoint=...: passkey retrieval: a number stands somewhere in a long dull text, and a trained model is
-asked for it at the end; a table by length and depth.
+"""mode=passkey: does a model find a number that stands somewhere in a long dull text? A table by length and depth.
 
 The task is Mohtashami and Jaggi's (2023, "Landmark Attention", section 4.2); the words are our own.
-A model reads one prompt at a time.
 """
 
 from __future__ import annotations
@@ -41,19 +39,20 @@ Continue = Callable[[list[int], int], list[int]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """tokens: the prompt's ids. key: the number that it hides, as text. answer: tokens to let the model write."""
+    """A prompt that hides a key."""
 
     tokens: list[int]
-    key: str
-    answer: int
+    key: str  # a number
+    answer: int  # tokens to let the model write
 
 
 def make_prompt(tokenizer: Tokenizer, key: str, *, length: int, depth: float) -> Prompt:
-    """A prompt that with its answer is `length` tokens long, `depth` (0 to 1) of the filler standing before the key.
+    """Return a prompt that with its answer is `length` tokens long, with `depth` (0 to 1) of the filler before the key.
 
-    Pieces are tokenised one by one and the filler is cut to the token, so that any tokenizer gives the exact length.
-    Raises UserError where the length holds no filler at all.
+    Raises:
+        UserError: the length holds no filler at all.
     """
+    # parts are tokenised one by one and the filler is cut to the token, so that any tokenizer gives the exact length
     introduction = as_prompt(tokenizer, INTRODUCTION)
     filler, hidden, question, answer = (
         tokenizer.encode(text.format(key=key)) for text in (FILLER, HIDDEN, QUESTION, ANSWER)
@@ -78,10 +77,10 @@ def passkey_rows(
     digits: int,
     seed: int,
 ) -> list[Row]:
-    """A row {length, depth, accuracy, trials} for each length and depth: the share of keys given back exactly.
+    """Return a row {length, depth, accuracy, trials} for each length and depth: the share of keys that are found.
 
-    The model decodes greedily; what it writes must begin with the key, and the number must end there. Keys are drawn
-    from `seed`, none beginning with 0; guessing finds one of 9 * 10^(digits - 1).
+    What the model writes greedily must begin with the key, and the number must end there. Guessing finds one of
+    9 * 10^(digits - 1) keys, which do not begin with 0.
     """
     drawn = random.Random(seed)
     rows: list[Row] = []
@@ -96,19 +95,18 @@ def passkey_rows(
 
 
 def _answers(answer: Continue, tokenizer: Tokenizer, prompt: Prompt) -> bool:
-    """Whether the prompt is answered with its key."""
     text = tokenizer.decode(answer(prompt.tokens, prompt.answer)).lstrip()
     return text.startswith(prompt.key) and not text[len(prompt.key) :][:1].isdigit()
 
 
 def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
-    """Ask, print the table, write RUN/passkey/result.json, and return the rows.
+    """Prompt the model, print the table, write RUN/passkey/result.json, and return the rows.
 
-    A length past the trained context needs rotary positions, or model.interpolate_positions=true.
-    Raises UserError otherwise, and for a model that writes no text.
+    Raises:
+        UserError: the model writes no text, or a length exceeds the context of learned positions.
     """
-    asked = settings.passkey
-    lengths = list(asked.lengths) if asked.lengths is not None else [settings.context]
+    options = settings.passkey
+    lengths = list(options.lengths) if options.lengths is not None else [settings.context]
     longest = settings.having(context=max(settings.context, *lengths))
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=longest)
     model = move(trained.model, hardware.kind, hardware.precision)
@@ -123,14 +121,14 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
         answer,
         trained.tokenizer,
         lengths=lengths,
-        depths=asked.depths,
-        trials=asked.trials,
-        digits=asked.digits,
+        depths=options.depths,
+        trials=options.trials,
+        digits=options.digits,
         seed=settings.seed,
     )
     model_columns = {"model": settings.named(settings.model.label), "context": settings.context, "step": trained.step}
     rows = [{**model_columns, **row} for row in found]
-    say(f"passkey retrieval, share of {asked.trials} keys found: {trained.checkpoint} (step {trained.step})")
+    say(f"passkey retrieval, share of {options.trials} keys found: {trained.checkpoint} (step {trained.step})")
     shown = [{**row, "depth": f"depth {row['depth']:.0%}"} for row in rows]
     View(["length"], pivot="depth", value="accuracy").table(shown).print()
     folder = make_unique(trained.folder, "passkey")
@@ -140,10 +138,10 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
 
 
 def _command(settings: Settings, lengths: list[int]) -> str:
-    asked = settings.passkey
-    depths = ",".join(f"{depth:g}" for depth in asked.depths)
+    options = settings.passkey
+    depths = ",".join(f"{depth:g}" for depth in options.depths)
     return (
         f"python -m flashtrain mode=passkey checkpoint={settings.checkpoint} "
         f"passkey.lengths=[{','.join(map(str, lengths))}] passkey.depths=[{depths}] "
-        f"passkey.trials={asked.trials} passkey.digits={asked.digits} seed={settings.seed}"
+        f"passkey.trials={options.trials} passkey.digits={options.digits} seed={settings.seed}"
     )

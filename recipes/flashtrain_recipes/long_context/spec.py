@@ -1,4 +1,4 @@
-"""mode=lengths, a training for each of several contexts, and mode=passkey: their settings, and what a run asks."""
+"""mode=lengths and mode=passkey: their settings, and what a run asks of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LengthsSettings:
 
     @property
     def longest(self) -> int:
-        """Tokens of a window."""
+        """Tokens of a held-out window."""
         return self.window if self.window is not None else max(self.contexts or [1])
 
     def check(self) -> None:

@@ -1,8 +1,4 @@
-"""recipe=gpt2-long: train each context (context_study.py), score all on the same held-out tokens.
-
-The study's folder has lengths.png, perplexity and time against context, and positions.png, loss along the scored
-tokens.
-"""
+"""recipe=gpt2-long: a training for each context, all scored on the same held-out tokens; its table and figures."""
 
 from __future__ import annotations
 
@@ -38,10 +34,11 @@ COLUMNS = (
     "against_shorter_sliding", "tokens_per_second", "train_seconds", "time_ratio", "peak_memory_gib",
     "paper_perplexity", "paper_days", "paper_time_ratio",
 )  # fmt: skip
+_HEIGHT = 4.2  # inches
 
 
 def lengths_table(rows: Sequence[Row]) -> Table:
-    """The table that ends a comparison."""
+    """Return the table that ends a comparison."""
     lengths = [row for row in rows if row["part"] == LENGTHS]
     first = next((row for row in lengths if row.get("scored_tokens")), None)
     scored = "" if first is None else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
@@ -53,14 +50,13 @@ def lengths_table(rows: Sequence[Row]) -> Table:
     return make_table(lengths, columns, scored)
 
 
-_HEIGHT = 4.2
-
-
 def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Perplexity (95% intervals as bars) and time of a token relative to the shortest context, against context.
+    """Draw perplexity with 95% intervals, and a token's time relative to the shortest context, against context.
 
-    The paper's values are a line of their own: another text, so its height is not to be compared, its course is.
-    Raises UserError for rows of another recipe.
+    The paper's values, of another text, are a line of their own.
+
+    Raises:
+        UserError: rows of another recipe.
     """
     own = [row for row in rows if row.get("part") == LENGTHS]
     if not own:
@@ -71,14 +67,15 @@ def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     title = f"the same {counts[0]:,} held-out tokens for every context, bars 95%" if counts else ""
     if meets_the_paper(own):
         drawn += _paper()
-        title += f"\nbeside {PAPER}"
+        title += f"\nwith {PAPER}"
     return line_figure(drawn, "context", ["perplexity", "time_ratio"], "series", path, title=title, height=_HEIGHT)
 
 
 def positions_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Loss along the scored tokens, a line a context: reading each window once, and with full context for each token.
+    """Draw the loss along the scored tokens, a line a context: each window in one pass, and sliding.
 
-    Raises UserError for rows of another recipe.
+    Raises:
+        UserError: rows of another recipe.
     """
     own = [row for row in rows if row.get("part") == POSITIONS]
     if not own:
@@ -101,10 +98,8 @@ def _paper() -> list[Row]:
 
 
 class LengthsStudy(ContextStudy):
-    """Language models of several contexts, on the same split and tokens. windows: the text to score on, looked for
-    before hours of training."""
+    """Language models of several contexts, on the same split and tokens."""
 
-    word = "length"
     many_values = ("context", "batch")
 
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
@@ -114,22 +109,22 @@ class LengthsStudy(ContextStudy):
             settings.having(context=context).check_step()
         self.settings = settings.having(data=replace(settings.data, split_context=settings.lengths.longest))
         self.words = [f"data.split_context={settings.lengths.longest}"]
-        self.windows = self._windows()
+        self.windows = self._windows()  # before hours of training
 
     def rows(self, folder: Path) -> list[Row]:
-        asked = self.settings.lengths
-        contexts = [context for context in trained_contexts(folder) if asked.scored <= context <= asked.longest]
+        options = self.settings.lengths
+        contexts = [context for context in trained_contexts(folder) if options.scored <= context <= options.longest]
         trained = {context: read_summary(run_of(folder, context)) for context in contexts}
         scores = {
             context: score_run(
                 run_of(folder, context) / CHECKPOINTS / LAST, self.windows.tokens, self.hardware, context=context,
-                scored=asked.scored, stride=asked.stride,
+                scored=options.scored, stride=options.stride,
             )
             for context in contexts
             if trained[context].get("status") == FINISHED
         }  # fmt: skip
-        rows = length_rows(trained, scores, self.windows, resamples=asked.resamples, seed=self.settings.seed)
-        return [*rows, *position_rows(scores, asked.bins)]
+        rows = length_rows(trained, scores, self.windows, resamples=options.resamples, seed=self.settings.seed)
+        return [*rows, *position_rows(scores, options.bins)]
 
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
         if not any(row.get("perplexity") is not None for row in rows):
@@ -138,7 +133,6 @@ class LengthsStudy(ContextStudy):
         return [lengths_figure(rows, folder / "lengths.png"), positions_figure(rows, folder / "positions.png")]
 
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """The lowest perplexity and the context that reached it."""
         scored = [row for row in rows if row["part"] == LENGTHS and row.get("perplexity") is not None]
         if not scored:
             return {}
@@ -150,15 +144,15 @@ class LengthsStudy(ContextStudy):
         data.prepare_data()
         data.setup()
         say(data.describe())
-        asked = self.settings.lengths
+        options = self.settings.lengths
         held_out = data.split.validation
         if held_out is None:
             raise UserError(
-                f"no text can be held out for windows of {asked.longest} tokens: use more text, raise "
+                f"no text can be held out for windows of {options.longest} tokens: use more text, raise "
                 "data.validation_fraction, or lower lengths.window and lengths.contexts."
             )
-        windows = held_out_windows(data.cache, held_out, window=asked.longest, most=asked.windows)
+        windows = held_out_windows(data.cache, held_out, window=options.longest, most=options.windows)
         how = f"of {windows.count} documents" if windows.unit == "documents" else "of one text"
-        what = f"the last {asked.scored:,} of {asked.longest:,} held-out tokens, {len(windows.tokens)} times"
+        what = f"the last {options.scored:,} of {options.longest:,} held-out tokens, {len(windows.tokens)} times"
         say(f"scored: {what}, {how}")
         return windows

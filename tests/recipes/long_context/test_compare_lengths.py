@@ -15,13 +15,11 @@ from flashtrain_recipes.long_context.compare import (
     EQUAL,
     UNKNOWN,
     WORSE,
-    draws,
     length_rows,
-    mean_interval,
-    per_unit,
     position_rows,
 )
 from flashtrain_recipes.long_context.evaluate import SLIDING, WHOLE, Scores, Windows
+from flashtrain_recipes.long_context.intervals import draws, mean_interval, per_unit
 from flashtrain_recipes.long_context.study import lengths_table as table
 
 

@@ -107,7 +107,7 @@ def test_many_windows_are_read_in_portions_with_the_same_losses(monkeypatch) -> 
     model = GPT2(GPT2Config.of_size("demo", vocab_size=50, context=16), attention="sdpa")
     windows = torch.randint(0, 50, (5, 17))
     together = score_windows(model, windows, context=16, scored=4)
-    monkeypatch.setattr("flashtrain_recipes.long_context.evaluate.TOKENS_AT_ONCE", 32)
+    monkeypatch.setattr("flashtrain_recipes.long_context.evaluate.TOKENS_PER_PASS", 32)
     torch.testing.assert_close(score_windows(model, windows, context=16, scored=4), together)
 
 

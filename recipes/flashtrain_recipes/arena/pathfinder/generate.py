@@ -1,7 +1,7 @@
-"""Pathfinder images made: the same image every time, in any order, chunk by chunk, by any number of threads.
+"""Pathfinder images are generated: the same image every time, in any order, by any number of threads.
 
-The compiled walks let go of Python's lock, so that threads of one process use all cores. A file grows in order and may
-be interrupted at any time. Stored images are read and drawn without numba, which the walks need.
+The compiled walks release Python's lock, so that threads of one process use all cores. A file grows in order and may be
+interrupted at any time.
 """
 
 from __future__ import annotations
@@ -42,18 +42,22 @@ class ImageStream:
 
     @property
     def key(self) -> int:
-        """64 bits that tell one stream of images from another: by seed, split and side."""
+        """64 bits that differ between streams of other seeds, splits and sides."""
         name = f"{VERSION}/{self.seed}/{self.split}/{self.parameters.side}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
     def header(self) -> bytes:
-        """HEADER_BYTES bytes before a file's records, a line of JSON for whoever looks at it."""
-        said = {"format": "flashtrain pathfinder", "version": VERSION, **asdict(self)}
-        return json.dumps(said).encode().ljust(HEADER_BYTES - 1) + b"\n"
+        """Return the HEADER_BYTES bytes before a file's records, a line of JSON for whoever looks at the file."""
+        header = {"format": "flashtrain pathfinder", "version": VERSION, **asdict(self)}
+        return json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n"
 
 
 def generate_records(stream: ImageStream, first: int, count: int) -> np.ndarray:
-    """The records (count,) of images number `first` on. Raises UserError where no curves fit the image, or no numba."""
+    """Return the records (count,) of images number `first` on.
+
+    Raises:
+        UserError: no curves fit the image, or numba is missing.
+    """
     try:
         from flashtrain_recipes.arena.pathfinder import walk
     except ImportError as error:
@@ -63,8 +67,8 @@ def generate_records(stream: ImageStream, first: int, count: int) -> np.ndarray:
         ) from error
     parameters = stream.parameters
     records = np.zeros(count, dtype=record_type(parameters))
-    tips = np.zeros((count, parameters.most_dashes, 2), dtype=np.int64)
-    directions = np.zeros((count, parameters.most_dashes), dtype=np.uint16)
+    tips = np.zeros((count, parameters.max_dashes, 2), dtype=np.int64)
+    directions = np.zeros((count, parameters.max_dashes), dtype=np.uint16)
     facts = np.zeros((count, 5), dtype=np.int64)
     sizes = (
         parameters.side,
@@ -78,7 +82,7 @@ def generate_records(stream: ImageStream, first: int, count: int) -> np.ndarray:
     if not facts[:, 4].all():
         raise UserError(
             f"no two curves of {parameters.contour_dashes} dashes fit an image of side {parameters.side} after "
-            f"{walk.MOST_ATTEMPTS:,} attempts: choose an easier contour, or a larger side."
+            f"{walk.MAX_ATTEMPTS:,} attempts: choose an easier contour, or a larger side."
         )
     records["heads"], records["angles"] = tips, directions
     records["count"], records["label"], records["start"] = facts[:, 0], facts[:, 1], facts[:, 2]
@@ -95,8 +99,13 @@ def _tables(parameters: PathfinderParameters) -> tuple[WalkTables, ...]:
 def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: int | None = None) -> None:
     """Append images number `have` to `want` - 1, after dropping whatever follows the first `have`.
 
-    The caller holds the file's lock. Each chunk is flushed to disk before the next is written. workers: None is one a
-    core. Raises UserError where no curves fit or numba is missing.
+    The caller holds the file's lock. Each chunk is flushed to disk before the next is written.
+
+    Args:
+        workers: threads; None: one a core.
+
+    Raises:
+        UserError: no curves fit the image, or numba is missing.
     """
     starts = range(have, want, CHUNK)
     what = f"generating Pathfinder-{stream.parameters.side} {stream.split} images"
@@ -124,5 +133,4 @@ def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: in
 
 
 def _cores() -> int:
-    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,9 @@
 """Pathfinder images that another program drew: a folder of PNG files, or one .npz.
 
 A folder is laid out as the task's own program (github.com/drewlinsley/pathfinder) writes it, and as the Long Range
-Arena published it: imgs/<batch>/sample_<n>.png, and a line for each image in metadata/<batch>.npy: its folder, its
-name, its number and its label, then more. metadata is an array of text, or plain lines (the Arena's). A .npz holds
-x, (N, side, side) uint8, and y, (N,) labels. N images.
+Arena published it: imgs/<batch>/sample_<n>.png, and a line for each image in metadata/<batch>.npy: its folder, name,
+number and label, then more. metadata is an array of text, or plain lines (the Arena's). A .npz holds x, (N, side, side)
+uint8, and y, (N,) labels, of N images.
 """
 
 from __future__ import annotations
@@ -27,10 +27,15 @@ _NEGATIVE = "_neg"
 
 
 class PathfinderFiles:
-    """path: a folder or .npz as above, or a folder with pathfinder32, curv_contour_length_14 and the like, of which
-    side and contour say which. validation, test: images held out, drawn by `seed` (None: a tenth each).
+    """Images from files, which are read when they are used.
 
-    Images are read when they are used. UserError: no such images, of another side, or too few.
+    Args:
+        path: a folder or .npz as above, or a folder with pathfinder32, curv_contour_length_14 and the like, of which
+            side and contour choose one.
+        validation, test: how many images are held out, drawn by `seed`; None: a tenth each.
+
+    Raises:
+        UserError: later, where there are no such images, images of another side, or too few.
     """
 
     def __init__(
@@ -54,11 +59,11 @@ class PathfinderFiles:
         return f"Pathfinder-{self.side} from {self.path}: {len(self._all):,} images"
 
     def prepare(self) -> None:
-        """Find the images, and look at the first."""
+        """Find the images, and read the first."""
         self._all[[0]]
 
     def split(self, name: str) -> ImageSamples:
-        """One of "train", "validation", "test"; no image is in two of them."""
+        """Return "train", "validation" or "test"; no image is in two of them."""
         count = len(self._all)
         test, validation = (
             count // SHARE_HELD_OUT if self.counts[part] is None else int(self.counts[part] or 0)
@@ -91,7 +96,7 @@ class PathfinderFiles:
 
 
 class ImageSamples:
-    """Images by number (what flashtrain.data.loader calls Samples). pixels: (N, side, side) uint8, or (N,) files."""
+    """Images by number (flashtrain.data.loader.Samples). pixels: (N, side, side) uint8, or (N,) files."""
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, side: int) -> None:
         self._pixels, self._labels, self.side = pixels, labels.astype(np.int64), side
@@ -109,12 +114,12 @@ class ImageSamples:
         return SequenceBatch(tokens=tokens, labels=torch.from_numpy(self._labels[samples]))
 
     def chosen(self, numbers: np.ndarray) -> ImageSamples:
-        """These images, in this order."""
+        """Return these images, in this order."""
         return ImageSamples(self._pixels[numbers], self._labels[numbers], self.side)
 
 
 def read_image(path: Path, side: int) -> np.ndarray:
-    """The grey levels (side, side) uint8 of a PNG file. Raises UserError for another side."""
+    """Return the grey levels (side, side) uint8 of a PNG file. Raises UserError for another side."""
     with Image.open(path, formats=("PNG",)) as image:
         if image.size != (side, side):
             raise UserError(f"{path} is {image.size[0]} x {image.size[1]} pixels, not {side} x {side}.")
@@ -122,8 +127,11 @@ def read_image(path: Path, side: int) -> np.ndarray:
 
 
 def list_images(folder: Path) -> list[tuple[Path, int]]:
-    """The images that the files in folder/metadata name, and their labels; files without a byte, which the Arena's
-    release has, are left out. Raises UserError where one has no label."""
+    """Return the images that the files in folder/metadata name, with their labels, without files of 0 bytes.
+
+    Raises:
+        UserError: an image has no label, or there are none.
+    """
     found = []
     for table in sorted((folder / METADATA).glob("*.npy"), key=lambda path: (len(path.name), path.name)):
         for number, words in enumerate(_metadata(table), start=1):
@@ -138,7 +146,7 @@ def list_images(folder: Path) -> list[tuple[Path, int]]:
 
 
 def _folders(path: Path, side: int, contour: str) -> list[Path]:
-    """The folders with metadata: one, or two where joined and separate contours lie apart."""
+    # one folder with metadata, or two where joined and separate contours lie apart
     lengths = {str(dashes): name for name, dashes in CONTOURS.items()}
     wanted = _CONTOUR_FOLDERS.get(lengths.get(contour, contour), "")
     for folder in (path, path / f"pathfinder{side}"):
@@ -153,7 +161,6 @@ def _folders(path: Path, side: int, contour: str) -> list[Path]:
 
 
 def _metadata(table: Path) -> list[list[str]]:
-    """The words of each line of a metadata file of either kind."""
     with table.open("rb") as file:
         is_array = file.read(6) == np.lib.format.MAGIC_PREFIX
     if not is_array:

@@ -1,4 +1,4 @@
-"""What a Pathfinder image of a given side looks like: sizes, distances and counts, in pixels of the image.
+"""The sizes, distances and counts of Pathfinder images of each side, in pixels.
 
 The task is of Linsley et al. 2018 (arXiv:1805.08315); the figures of sides 32 to 256 are those that the Long Range
 Arena used (Tay et al. 2020, arXiv:2011.04006). Side 128 is its Path-X.
@@ -20,33 +20,25 @@ MIN_SIDE = 24
 
 @dataclass(frozen=True)
 class PathfinderParameters:
-    """The generator's settings; lengths in pixels.
+    """The generator's parameters; lengths in pixels."""
 
-    side: of the square image. padding: width of the frame that nothing may enter. seed_distance: between the first
-    tips of the two long curves; the first one's is at least twice as far from every edge. marker_radius: of the disc
-    on a tip. dash_length, thickness: of a dash. margins: the free space around a dash is one of these, drawn for each
-    image. continuity: the larger, the straighter the curves. distractors: short curves, at most so many.
-    long_contrast, short_contrast: what dashes of the long curves and of the short ones are multiplied by; 1 is a
-    marker's. contour_dashes: of a long curve; distractor_dashes: of a short.
-    """
-
-    side: int
-    padding: int
-    seed_distance: int
-    marker_radius: float
+    side: int  # of the square image
+    padding: int  # width of the frame that nothing may enter
+    seed_distance: int  # between the long curves' first tips; the first of them is twice as far from the edges
+    marker_radius: float  # of the disc on a tip
     dash_length: int
-    thickness: float
-    margins: tuple[int, ...]
-    continuity: float
-    distractors: int
-    long_contrast: float
-    short_contrast: float
-    contour_dashes: int = CONTOURS["hard"]
-    distractor_dashes: int = CONTOURS["hard"] // 3
+    thickness: float  # of a dash
+    margins: tuple[int, ...]  # the free space around dashes; each image draws one of these
+    continuity: float  # the larger, the straighter the curves
+    distractors: int  # short curves, at most
+    long_contrast: float  # what dashes of the long curves are multiplied by; 1: as bright as a disc
+    short_contrast: float  # the same of the short curves
+    contour_dashes: int = CONTOURS["hard"]  # of a long curve
+    distractor_dashes: int = CONTOURS["hard"] // 3  # of a short curve
 
     @property
-    def most_dashes(self) -> int:
-        """Dashes that an image has at most: two long curves and all distractors."""
+    def max_dashes(self) -> int:
+        """Dashes of an image, at most: two long curves and all distractors."""
         return 2 * self.contour_dashes + self.distractors * self.distractor_dashes
 
 
@@ -62,14 +54,18 @@ _ARENA = {
 
 
 def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
-    """The parameters of a side.
+    """Return the parameters of a side.
 
     32, 64, 128 and 256 are the Long Range Arena's. Between two of them, every figure lies between theirs in proportion
     to log2(side), rounded to what can be drawn (whole pixels; half ones for thickness and radius); the margins are
     the smaller side's up to the middle and the larger's from there. Below 32 and above 256, dashes are those of 32 and
     of 256, while padding and seed_distance shrink and grow with the side.
-    contour: a name of CONTOURS or a number of dashes; of a range, the longest. Distractors have a third of the dashes.
-    Raises UserError for a contour that does not exist and a side that is too small.
+
+    Args:
+        contour: a name of CONTOURS or a number of dashes; of a range, the longest. Distractors have a third of them.
+
+    Raises:
+        UserError: there is no such contour, or the side is too small.
     """
     dashes = dashes_in(contour)[-1]
     at_least("side", side, MIN_SIDE)
@@ -77,21 +73,18 @@ def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
 
 
 def contours_in(contour: str) -> list[str]:
-    """The contours of one length each that make up a contour: itself, or all from 3 to 6 dashes of "3-6".
-
-    Raises UserError for one that does not exist.
-    """
+    """Return the contours of one length that make up a contour: of "3-6" those of 3, 4, 5 and 6 dashes."""
     names = {dashes: name for name, dashes in CONTOURS.items()}
     return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
 
 def contour_words(contour: str) -> str:
-    """Such as "hard contours" or "contours of 3 to 6 dashes"."""
+    """Return a contour in words, as "hard contours" or "contours of 3 to 6 dashes"."""
     return f"{contour} contours" if contour in CONTOURS else f"contours of {contour.replace('-', ' to ')} dashes"
 
 
 def dashes_in(contour: str) -> range:
-    """How many dashes the long curves have: one number, or several of a range. UserError: no such contour."""
+    """Return the numbers of dashes that the long curves may have. Raises UserError for a contour that is none."""
     if contour in CONTOURS:
         return range(CONTOURS[contour], CONTOURS[contour] + 1)
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", contour)

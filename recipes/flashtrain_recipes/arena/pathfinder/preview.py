@@ -1,7 +1,4 @@
-"""mode=preview, recipe=pathfinder-preview: a picture of some Pathfinder images, to see what a model is asked.
-
-The run's folder holds config.yaml, summary.json and samples.png.
-"""
+"""mode=preview, recipe=pathfinder-preview: some Pathfinder images with their labels in one picture, samples.png."""
 
 from __future__ import annotations
 
@@ -30,48 +27,49 @@ def preview(
 ) -> dict[str, Any]:
     """Draw the first training images of the settings' set into `folder`, and return the summary row.
 
-    started: time.time() at the command's start. Raises UserError for what the user can mend.
+    Args:
+        started: time.time() at the command's start.
     """
-    asked = settings.pathfinder
+    given = settings.pathfinder
     say(_describe(settings))
     folder.mkdir(parents=True, exist_ok=True)
     write_config(settings, folder)
     planned = planned_row(settings, hardware, overrides)
     write_summary(folder, {**planned, "status": RUNNING})
     images = ensure(
-        asked.side,
-        asked.seed,
+        given.side,
+        given.seed,
         _count(settings),
-        contour=asked.contour,
-        workers=asked.workers,
-        cache_dir=asked.cache_dir,
+        contour=given.contour,
+        workers=given.workers,
+        cache_dir=given.cache_dir,
     )
     strokes = images.strokes(slice(None))
     windows, markers = (strokes[name].to(hardware.kind) for name in ("windows", "markers"))
     drawn = rasterise(windows, markers, images.parameters).cpu().numpy()
-    labels, contours = images.labels.tolist(), contour_words(asked.contour)
+    labels, contours = images.labels.tolist(), contour_words(given.contour)
     path = image_grid(
         drawn,
         [ANSWERS[label] for label in labels],
         folder / "samples.png",
-        title=f"Pathfinder, side {asked.side}, {contours}: do the two discs lie on one curve?",
+        title=f"Pathfinder, side {given.side}, {contours}: do the two discs lie on one curve?",
     )
     say(f"{sum(labels)} of {len(labels)} with both discs on one curve; picture: {path}; stored set: {images.path}")
     loggers = run_loggers(settings, folder)
     log_image(loggers, "samples", path)
     close_loggers(loggers)
-    told = {"side": asked.side, "contour": asked.contour, "images": len(labels), "label_1": sum(labels)}
-    return {**planned, "status": FINISHED, **told, "seconds": round(time.time() - started, 1)}
+    columns = {"side": given.side, "contour": given.contour, "images": len(labels), "label_1": sum(labels)}
+    return {**planned, "status": FINISHED, **columns, "seconds": round(time.time() - started, 1)}
 
 
 def preview_plan(settings: Settings, hardware: Hardware) -> str:
-    """mode=plan: what would be drawn, and nothing started."""
+    """Return what mode=plan prints: what would be drawn."""
     return f"{_describe(settings)}\nnothing was started; leave out mode=plan to draw."
 
 
 def _describe(settings: Settings) -> str:
-    asked = settings.pathfinder
-    what = f"side {asked.side}, {contour_words(asked.contour)}, seed {asked.seed}"
+    given = settings.pathfinder
+    what = f"side {given.side}, {contour_words(given.contour)}, seed {given.seed}"
     return f"Pathfinder preview: {_count(settings)} images of {what}"
 
 

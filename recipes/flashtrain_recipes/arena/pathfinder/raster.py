@@ -1,10 +1,10 @@
-"""Drawing the images on any device, a batch at a time, all in whole numbers: equal to a pixel everywhere.
+"""Images are drawn on any device, a batch at a time, in whole numbers: every pixel is equal everywhere.
 
 A shape is looked up in a table of windows, one for each margin and direction of a dash and for each place of a disc.
-Windows hold levels, numbers of the few brightnesses that a pixel may have in the order of their brightness, and are put
-together by their maximum. The last step, whole images scaled so that their extremes are 0 and 255, is a table too.
+Windows hold levels, the numbers of the few brightnesses that a pixel may have, and overlapping ones are combined by
+their maximum. The last step, which scales whole images so that their extremes are 0 and 255, is a table too.
 
-Letters: B images, N dashes of an image, W width of a window.
+B images, N dashes of an image, W width of a window, D directions, M margins, L levels.
 """
 
 from __future__ import annotations
@@ -19,54 +19,53 @@ from torch import Tensor
 from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 from flashtrain_recipes.arena.pathfinder.windows import dash_windows, disc_windows, half_window
 
-# Pixels of windows at once: some hundred MB of temporary tensors, and enough work for a GPU.
-PIXELS_AT_ONCE = 8_000_000
+# Pixels of windows that are drawn at once: some hundred MB of temporary tensors, and enough work for a GPU.
+PIXEL_CHUNK = 8_000_000
 
 
 class DrawingTables(NamedTuple):
-    """On one device. dashes: (1 + 2 M D, W, W) int32 levels: nothing, then D directions of each of M margins as the
-    long curves have them, and all again as the short ones do; corners: (1 + 2 M D, 2) int64, (x, y), from a dash's tip
-    to its window's first pixel. discs: (C * C, V, V) int32 levels.
-    grey: (L, L) uint8, [an image's brightest level, level]. light: (L,) float32, each level's brightness."""
+    """The tables of images with the same parameters, on one device."""
 
+    # (1 + 2 M D, W, W) int32 levels: nothing, then each direction and margin of the long curves, then of the short ones
     dashes: Tensor
-    corners: Tensor
-    discs: Tensor
-    grey: Tensor
-    light: Tensor
+    corners: Tensor  # (1 + 2 M D, 2) int64, (x, y): from a dash's tip to its window's first pixel
+    discs: Tensor  # (places * places, V, V) int32 levels, V pixels wide
+    grey: Tensor  # (L, L) uint8: [an image's brightest level, level]
+    light: Tensor  # (L,) float32: each level's brightness
 
     @property
     def border(self) -> int:
-        """Pixels that windows reach beyond the image at most."""
+        """Pixels that windows reach beyond the image, at most."""
         return max(self.dashes.shape[-1], self.discs.shape[-1])
 
 
 def rasterise(
     windows: Tensor, markers: Tensor, parameters: PathfinderParameters, brightness: Tensor | None = None
 ) -> Tensor:
-    """(B, side, side) uint8, [row, column], on the windows' device: the pixels that the task's own program draws.
+    """Return the pixels that the task's own program draws, (B, side, side) uint8, on the windows' device.
 
-    windows, markers: of Strokes. brightness: (B, 2) float32, by how much brighter than they are the dashes of each
-    image's long curves are, and those of its short ones (None: as they are).
+    Args:
+        windows, markers: of Strokes.
+        brightness: (B, 2) float32, factors of the brightness of each image's long and short curves; None: 1.
     """
     contrasts = parameters.long_contrast, parameters.short_contrast
     if brightness is not None:
         return _in_contrasts(windows, markers, parameters, brightness * brightness.new_tensor(contrasts))
     tables = drawing_tables(parameters, contrasts, windows.device)
-    at_once = max(1, PIXELS_AT_ONCE // (windows.shape[1] * tables.dashes.shape[-1] ** 2))
+    at_once = max(1, PIXEL_CHUNK // (windows.shape[1] * tables.dashes.shape[-1] ** 2))
     parts = zip(windows.split(at_once), markers.split(at_once), strict=True)
     return torch.cat([draw(*part, parameters.side, tables) for part in parts])
 
 
 def draw(windows: Tensor, markers: Tensor, side: int, tables: DrawingTables) -> Tensor:
-    """rasterise(), all images at once."""
+    """Draw all images at once."""
     levels = drawn_levels(windows, markers, side, tables)
     brightest = levels.amax(dim=(1, 2), keepdim=True)
     return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
 
 
 def _in_contrasts(windows: Tensor, markers: Tensor, parameters: PathfinderParameters, contrasts: Tensor) -> Tensor:
-    """rasterise(), each image in contrasts of its own: (B, 2) float32, of the long curves' dashes and the short."""
+    # each image in contrasts of its own: (B, 2) float32, of the long curves' dashes and of the short
     side, tables = parameters.side, drawing_tables(parameters, (1.0, 1.0), windows.device)
     long = 2 * parameters.contour_dashes
     of_long, of_short = contrasts[:, :, None, None].unbind(dim=1)
@@ -80,7 +79,7 @@ def _in_contrasts(windows: Tensor, markers: Tensor, parameters: PathfinderParame
 
 
 def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: DrawingTables) -> Tensor:
-    """(B, side, side) int32: each pixel's level, before the image is scaled. markers: None draws no discs."""
+    """Return each pixel's level, (B, side, side) int32, before the image is scaled. markers None: without discs."""
     images, border = len(windows), tables.border
     width = side + 2 * border
     canvas = torch.zeros(images, width * width, dtype=torch.int32, device=windows.device)
@@ -96,7 +95,7 @@ def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: Dra
 
 
 def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
-    """Which of the windows.disc_windows() a coordinate takes: its distance from the first edge, or from the last."""
+    """Return which of windows.disc_windows() a coordinate takes, by its distance from the nearer edge."""
     middle = places // 2
     return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
 
@@ -105,7 +104,7 @@ def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
 def drawing_tables(
     parameters: PathfinderParameters, contrasts: tuple[float, float], device: torch.device
 ) -> DrawingTables:
-    """The tables of images with these parameters and contrasts."""
+    """Return the tables of images with these parameters and contrasts."""
     windows, corners = [], []
     for margin in parameters.margins:
         half = half_window(parameters, margin)
@@ -129,11 +128,9 @@ def drawing_tables(
 
 
 def _levels(contrasts: tuple[float, float]) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Brightness (L,) of the levels, and the level (256,) int32 of a dash's byte, at each contrast, and of a disc's.
-
-    The program keeps dashes as 32-bit fractions, times the contrast, and discs as 64-bit ones. (A later version of it
-    keeps both in 32 bits, and a few pixels that lie at a half then round to the other side: one grey level.)
-    """
+    # Brightness (L,) of the levels, and the level (256,) int32 of a dash's byte, at each contrast, and of a disc's. The
+    # program has dashes as 32-bit fractions, times the contrast, and discs as 64-bit ones. (A later version of it has
+    # both in 32 bits, and a few pixels that lie at a half then round to the other side: one grey level.)
     fractions = np.arange(256) / 255
     dashes = [(fractions * contrast).astype(np.float32).astype(np.float64) for contrast in contrasts]
     brightness = np.unique(np.concatenate([*dashes, fractions]))
@@ -142,7 +139,7 @@ def _levels(contrasts: tuple[float, float]) -> tuple[np.ndarray, list[np.ndarray
 
 
 def _cropped(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Windows (D, w, w) cut to the smallest width W that holds each, and (D, 2) what was cut off before, (x, y)."""
+    # windows (D, w, w) cut to the smallest width W that holds each, and what was cut off before, (D, 2), (x, y)
     firsts, widths = [], []
     for axis in (1, 2):  # the axis that is summed over: columns remain, then rows
         seen = windows.max(axis=axis) > 0
@@ -156,7 +153,7 @@ def _cropped(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _put(canvas: Tensor, shapes: Tensor, corner: Tensor, width: int) -> None:
-    """Combine shapes (B, N, W, W) into the canvas (B, width * width) by maximum. corner: (B, N, 2), (x, y)."""
+    # combines shapes (B, N, W, W) into the canvas (B, width * width) by maximum; corner: (B, N, 2), (x, y)
     steps = torch.arange(shapes.shape[-1], device=canvas.device)
     rows, columns = corner[..., 1:] + steps, corner[..., :1] + steps  # (B, N, W)
     place = rows[..., None] * width + columns[..., None, :]

@@ -1,6 +1,6 @@
 """Pathfinder images as they are stored: records of fixed size, and a batch of them as strokes to draw.
 
-A record ends with a checksum of the rest, so that what a crash left half written is not taken for an image.
+A record ends with a checksum, so that one that a crash left half written is not taken for an image.
 """
 
 from __future__ import annotations
@@ -18,20 +18,16 @@ from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 
 
 class Strokes(TypedDict):
-    """B images of at most N dashes, as tensors; positions are (x, y) of pixels.
+    """B images of at most N dashes; positions are (x, y) of pixels. The first dashes are the two long curves'."""
 
-    windows: (B, N, 3) int32, where each dash's window lies (x, y) and its number in the table of windows (raster), 0
-    past an image's own; the first dashes are those of the two long curves. markers: (B, 2, 2) int32, the centres of the
-    two discs. labels: (B,) int64, 1 where one long curve joins the discs.
-    """
-
+    # (B, N, 3) int32: where each dash's window lies, and its number in the table of windows (raster), 0: none
     windows: Tensor
-    markers: Tensor
-    labels: Tensor
+    markers: Tensor  # (B, 2, 2) int32: the centres of the two discs
+    labels: Tensor  # (B,) int64: 1 where one long curve joins the discs
 
 
 def together(parts: Sequence[Strokes], order: Tensor) -> Strokes:
-    """The images of several batches one after the other, whatever N each has, then in this order."""
+    """Join several batches of images, whatever N each has, and return them in this order."""
     most = max(part["windows"].shape[1] for part in parts)
     windows = [F.pad(part["windows"], (0, 0, 0, most - part["windows"].shape[1])) for part in parts]
     markers, labels = (torch.cat([part[name] for part in parts])[order] for name in ("markers", "labels"))
@@ -39,8 +35,8 @@ def together(parts: Sequence[Strokes], order: Tensor) -> Strokes:
 
 
 def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
-    """One image: its dashes, and the facts about it; checksum last."""
-    dashes = parameters.most_dashes
+    """Return the type of one image's record: its dashes, facts about it, and the checksum."""
+    dashes = parameters.max_dashes
     return np.dtype(
         [
             ("angles", "<u2", (dashes,)),  # numbers of directions (windows.directions)
@@ -55,14 +51,14 @@ def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
 
 
 def seal(records: np.ndarray) -> None:
-    """Fill in the records' checksums: CRC-32 of all of a record but the checksum."""
+    """Fill in the records' checksums: CRC-32 of the rest of a record."""
     size = records.dtype.itemsize
     data = memoryview(records.tobytes())
     records["checksum"] = [zlib.crc32(data[end - size : end - 4]) for end in range(size, len(data) + 1, size)]
 
 
 def sound(records: np.ndarray) -> int:
-    """How many records, from the first, carry their checksum."""
+    """Return how many records, from the first, have a right checksum."""
     size = records.dtype.itemsize
     data = records.view(np.uint8).data  # of the mapped file, and no copy
     for number, noted in enumerate(records["checksum"].tolist()):

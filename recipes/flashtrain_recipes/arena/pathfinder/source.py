@@ -18,17 +18,18 @@ from flashtrain_recipes.arena.pathfinder.variation import varied_brightness
 
 
 class StrokeBatch(Strokes, total=False):
-    """What a loader hands over: images that are not drawn yet. brightness: as raster.rasterise has it, of images for
-    training."""
+    """A loader's batch: images that are not drawn yet."""
 
-    brightness: Tensor
+    brightness: Tensor  # of images for training, as raster.rasterise takes it
 
 
 class StrokeSamples:
-    """The images of one or several stored sets by number (what flashtrain.data.loader calls Samples).
+    """The images of one or several stored sets by number (flashtrain.data.loader.Samples).
 
-    Of several sets the numbers go round, so that any run of them has as many of each; the first sets may have one more.
-    variation: of the brightness of their dashes (variation.varied_brightness); 0: none.
+    Numbers alternate between several sets, so that any run of numbers has as many images of each.
+
+    Args:
+        variation: of the brightness of the dashes (variation.varied_brightness); 0: none.
     """
 
     def __init__(self, *sets: PathfinderImages, variation: float = 0.0) -> None:
@@ -57,10 +58,14 @@ class StrokeSamples:
 
 
 class Pathfinder:
-    """side, contour, seed, workers, cache_dir: see PathfinderSettings. counts: images of each split. variation: of the
-    brightness of training images' dashes.
+    """Generated images as sequences.
 
-    Images are made once and kept as strokes of about 200 bytes; a batch is drawn after it has reached the device.
+    They are made once and saved as strokes of about 200 bytes; a batch is drawn after it has reached the device.
+
+    Args:
+        side, seed, contour, workers, cache_dir: see PathfinderSettings.
+        counts: images of each split.
+        variation: of the brightness of training images' dashes.
     """
 
     def __init__(
@@ -88,12 +93,12 @@ class Pathfinder:
         return f"Pathfinder-{self.side}, {contour_words(self.contour)}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
-        """Generate what is missing of every split."""
+        """Generate the missing images of every split."""
         for name in self.counts:
             self.split(name)
 
     def split(self, name: str) -> StrokeSamples:
-        """One of "train", "validation", "test"; no image is in two of them."""
+        """Return "train", "validation" or "test"; no image is in two of them."""
         contours, count = contours_in(self.contour), self.counts[name]
         sets = (
             ensure(
@@ -111,6 +116,6 @@ class Pathfinder:
         return StrokeSamples(*sets, variation=self.variation if name == "train" else 0.0)
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
-        """The images drawn, pixels in raster order: tokens (B, side * side) uint8."""
+        """Draw the images: tokens (B, side * side) uint8 are their pixels in raster order."""
         pixels = rasterise(batch["windows"], batch["markers"], self.parameters, batch.get("brightness"))
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["labels"])

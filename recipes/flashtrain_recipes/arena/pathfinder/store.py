@@ -1,7 +1,6 @@
-"""Generated Pathfinder images on disk: opened as they are, or generated first where some are missing.
+"""Generated Pathfinder images on disk: a set is one file in the cache folder, named by all that decides its images.
 
-A set is one file in the cache folder (FLASHTRAIN_CACHE), named by all that decides its images. It can be carried to
-another machine: reading and drawing need neither numba nor the generator.
+The file can be copied to another machine: reading and drawing need no numba.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ from flashtrain_recipes.arena.pathfinder.windows import directions
 
 
 class PathfinderImages:
-    """The first `count` images of a stored set, all that are whole if None.
+    """The first `count` images of a stored set; None: all that are whole.
 
-    Raises UserError where it holds fewer than `count` whole images.
+    Raises:
+        UserError: it holds fewer than `count` whole images.
     """
 
     def __init__(self, path: Path, stream: ImageStream, count: int | None = None) -> None:
@@ -40,16 +40,16 @@ class PathfinderImages:
 
     @property
     def labels(self) -> np.ndarray:
-        """(len,) uint8: 1 where one long curve joins the two discs."""
+        """Whether one long curve joins the two discs of each image, (images,) uint8."""
         return np.array(self._records["label"])
 
     @property
     def margins(self) -> np.ndarray:
-        """(len,) uint8: the free space around each image's dashes, in pixels."""
+        """The free space around the dashes of each image, in pixels, (images,) uint8."""
         return np.array(self._records["margin"])
 
     def strokes(self, indices: Sequence[int] | np.ndarray | Tensor | slice) -> Strokes:
-        """The images of these numbers, in this order."""
+        """Return the images of these numbers, in this order."""
         chosen = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         return strokes_of(np.array(self._records[chosen]), self.parameters)
 
@@ -64,12 +64,17 @@ def ensure(
     workers: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PathfinderImages:
-    """The first `count` images of a set, after generating those that its file does not hold yet.
+    """Return the first `count` images of a set, after generating those that its file does not hold yet.
 
-    The same (side, contour, seed, split) has the same images everywhere, whatever `count` and `workers`; splits share
-    none. Processes that ask at one time generate once, the others wait. workers: threads, None is one a core.
-    cache_dir: where sets are kept, FLASHTRAIN_CACHE by default.
-    Raises UserError: wrong settings, no numba where images are missing, a folder that cannot be written.
+    The same (side, contour, seed, split) has the same images everywhere; splits share none. One process generates, and
+    others that call this at the same time wait for it.
+
+    Args:
+        workers: threads; None: one a core.
+        cache_dir: where sets are saved; None: FLASHTRAIN_CACHE.
+
+    Raises:
+        UserError: wrong settings, no numba where images are missing, or a folder that cannot be written.
     """
     stream = ImageStream(of_side(side, contour), seed, split)
     path = set_path(side, seed, split=split, contour=contour, cache_dir=cache_dir)
@@ -89,7 +94,7 @@ def set_path(
     contour: str = "hard",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Where the file of a set lies, whether or not it exists yet."""
+    """Return the path of a set's file, whether or not it exists yet."""
     one, *more = contours_in(contour)
     if more:
         raise UserError(f"contour={contour} is of several sets of images: here it takes one length.")
@@ -98,7 +103,7 @@ def set_path(
 
 
 def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:
-    """The records' images as tensors."""
+    """Return the records' images as tensors."""
     tips, shapes = records["heads"].astype(np.int32), records["angles"].astype(np.int32)
     # The table of windows: an empty one, each margin's directions, and all of them again at the short curves' contrast.
     before = np.cumsum([1, *(len(directions(parameters, margin)) for margin in parameters.margins)])
@@ -115,7 +120,6 @@ def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes
 
 
 def _read(path: Path, parameters: PathfinderParameters) -> tuple[np.ndarray, int]:
-    """The file's records, mapped, and how many of them are whole, from the first."""
     kind = record_type(parameters)
     count = max(0, path.stat().st_size - HEADER_BYTES) // kind.itemsize
     if not count:
@@ -125,5 +129,4 @@ def _read(path: Path, parameters: PathfinderParameters) -> tuple[np.ndarray, int
 
 
 def _whole(path: Path, parameters: PathfinderParameters) -> int:
-    """How many whole images the file holds; 0 where there is none."""
     return _read(path, parameters)[1] if path.exists() else 0

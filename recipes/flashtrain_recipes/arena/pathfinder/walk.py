@@ -1,8 +1,7 @@
 """The random walks of the task's own program, compiled by numba: the same dashes from the same random numbers.
 
 Two long curves of dashes grow in turn, then short ones fill the room that is left. Where one of the two long curves
-cannot grow, both begin anew: what images look like depends on that. Its oddities are kept, each named where it is:
-curves and their last dashes may touch and cross.
+cannot grow, both begin anew. As in that program, curves and their last dashes may touch and cross.
 
 An image depends on its key and its number alone. Masks hold 0 (free) to 255 (occupied).
 """
@@ -16,14 +15,14 @@ from flashtrain_recipes.arena.pathfinder.random_numbers import begun, below, uni
 from flashtrain_recipes.arena.pathfinder.walk_tables import FULL
 from flashtrain_recipes.arena.pathfinder.windows import DEGREES
 
-TRIES_A_DASH = 3
-TRIES_A_TIP = 3
-TRIES_A_DISTRACTOR = 5
-LEAST_FREE = 0.01
-LEAST_TOTAL = 1e-4  # of all next heads' weights together
+DASH_TRIES = 3
+TIP_TRIES = 3
+DISTRACTOR_TRIES = 5
+MIN_FREE = 0.01  # of the image
+MIN_TOTAL = 1e-4  # of all next heads' weights together
 OCCUPIED = 77  # a mask from 0.3 on keeps a curve from beginning there
 # The hardest of the Arena's sides, 64, needs a few thousand; beyond this the curves cannot be made to fit.
-MOST_ATTEMPTS = 1_000_000
+MAX_ATTEMPTS = 1_000_000
 
 
 @njit(cache=True, inline="always")
@@ -51,7 +50,7 @@ def _occupy(mask, tables, y, x, direction):
 
 @njit(cache=True)
 def _clear(mask, tables, y, x, direction):
-    """Undo _occupy, where all else on the mask is cleared too: the pixels are the empty frame's again."""
+    # undoes _occupy, where all else on the mask is cleared too: the pixels are the empty frame's again
     at = _at(tables, y, x)
     for place in range(tables.dash_start[direction], tables.dash_start[direction + 1]):
         pixel = at + tables.dash_pixels[place]
@@ -69,7 +68,7 @@ def _fits(mask, tables, y, x, direction):
 
 @njit(cache=True)
 def _next_dash(mask, tables, side, pivot, direction, state, cumulative):
-    """The dash after the one at `pivot` as (its pivot's y, x, its head's y, x, direction); direction -1: impossible."""
+    # the dash after the one at `pivot` as (its pivot's y, x, its head's y, x, direction); direction -1: impossible
     pivot_y, pivot_x = _moved(pivot[0], pivot[1], tables.ahead[direction])
     total = 0.0
     count = len(tables.ring)
@@ -85,9 +84,9 @@ def _next_dash(mask, tables, side, pivot, direction, state, cumulative):
                     break
             total += weight * tables.open_share[highest]
         cumulative[number] = total
-    if total < LEAST_TOTAL:
+    if total < MIN_TOTAL:
         return 0, 0, 0, 0, -1
-    for _ in range(TRIES_A_DASH):
+    for _ in range(DASH_TRIES):
         wanted = uniform(state)
         number = 0
         while number < count - 1 and cumulative[number] / total <= wanted:
@@ -100,7 +99,7 @@ def _next_dash(mask, tables, side, pivot, direction, state, cumulative):
 
 @njit(cache=True)
 def _in_bounds(tables, side, y, x, degree):
-    """Whether a first dash's head and pivot lie in the image."""
+    # whether a first dash's head and pivot lie in the image
     y, x = _moved(y, x, tables.to_head[degree])
     if not _inside(side, y, x):
         return False
@@ -118,12 +117,12 @@ def _begin(tables, y, x, degree, tips, directions, pivot):
 
 @njit(cache=True)
 def _first_tips(parameters, tables, state, tips, directions, pivots):
-    """The long curves' first dashes; whether they succeeded. What the first one occupies keeps twice the seed distance
-    from every edge; the second's tip lies around the first's, wherever its dash may then lie."""
+    # Makes the long curves' first dashes, and returns whether that succeeded. What the first one occupies keeps twice
+    # the seed distance from every edge; the second's tip lies around the first's, wherever its dash may then lie.
     side, seed_distance, padding = parameters[0], parameters[1], parameters[5]
     near = max(2 * seed_distance, padding)
     found = False
-    for _ in range(TRIES_A_TIP):
+    for _ in range(TIP_TRIES):
         degree = (180 + below(state, DEGREES)) % DEGREES
         if not tables.possible[degree]:
             return False
@@ -146,7 +145,7 @@ def _first_tips(parameters, tables, state, tips, directions, pivots):
             break
     if not found:
         return False
-    for _ in range(TRIES_A_TIP):
+    for _ in range(TIP_TRIES):
         degree = (180 + below(state, DEGREES)) % DEGREES
         around = below(state, DEGREES) * np.pi / 180
         y = int(np.rint(tips[0, 0, 0] + seed_distance * np.sin(around)))
@@ -159,11 +158,9 @@ def _first_tips(parameters, tables, state, tips, directions, pivots):
 
 @njit(cache=True)
 def _grow_pair(parameters, tables, state, tips, directions, mask, cumulative):
-    """Two long curves, one attempt, on one mask that lacks the last dash of each: they may touch and cross there.
-
-    tips (2, dashes, 2), directions (2, dashes): filled; mask: the empty frame at first. Returns how many dashes of each
-    curve were placed, as (first, second): all, where it succeeded.
-    """
+    # Two long curves, one attempt, on one mask that lacks the last dash of each: they may touch and cross there. Fills
+    # tips (2, dashes, 2), directions (2, dashes) and the mask, the empty frame at first, and returns how many dashes of
+    # each curve were placed, as (first, second): all, where it succeeded.
     side, dashes = parameters[0], parameters[2]
     pivots = np.zeros((2, 2), dtype=np.int64)
     if not _first_tips(parameters, tables, state, tips, directions, pivots):
@@ -182,8 +179,8 @@ def _grow_pair(parameters, tables, state, tips, directions, mask, cumulative):
 
 @njit(cache=True)
 def _free_run(mask, side, tables, free):
-    """Fills free (as mask, int16) with how many free pixels follow to the right, itself included; outside of the image
-    all are free. Returns how many of the image are."""
+    # Fills free (as mask, int16) with how many free pixels follow to the right, itself included; outside of the image
+    # all are free. Returns how many of the image are.
     stride, border, count = tables.stride, tables.border, 0
     for row in range(len(mask) // stride):
         run = stride  # as free as can be asked for
@@ -198,7 +195,7 @@ def _free_run(mask, side, tables, free):
 
 @njit(cache=True)
 def _fitting(side, tables, free, degree, y, fits):
-    """Fills fits (side,) with whether a first dash from (y, x) touches nothing occupied; returns of how many x."""
+    # fills fits (side,) with whether a first dash from (y, x) touches nothing occupied; returns of how many x
     fits[:] = True
     for place in range(tables.run_start[degree], tables.run_start[degree + 1]):
         start = _at(tables, y + tables.runs[place, 0], tables.runs[place, 1])
@@ -211,7 +208,7 @@ def _fitting(side, tables, free, degree, y, fits):
 
 @njit(cache=True)
 def _choose_free(side, tables, free, degree, state):
-    """A tail at random, (y, x), of all whose dash touches nothing occupied; (-1, -1) where there is none."""
+    # a tail at random, (y, x), of all whose dash touches nothing occupied; (-1, -1) where there is none
     fits = np.empty(side, dtype=np.bool_)
     counts = np.empty(side, dtype=np.int64)
     for y in range(side):
@@ -229,12 +226,12 @@ def _choose_free(side, tables, free, degree, state):
 
 @njit(cache=True)
 def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, cumulative):
-    """A distractor, one attempt, its dashes into tips, directions (dashes, ...). trial: room for a copy of the mask;
-    free: _free_run's of the mask."""
+    # A distractor, one attempt, its dashes into tips, directions (dashes, ...). trial: room for a copy of the mask;
+    # free: _free_run's of the mask.
     side, dashes = parameters[0], parameters[4]
     pivot = np.zeros(2, dtype=np.int64)
     found = False
-    for _ in range(TRIES_A_TIP):
+    for _ in range(TIP_TRIES):
         degree = (180 + below(state, DEGREES)) % DEGREES
         if not tables.possible[degree]:
             return False
@@ -261,12 +258,15 @@ def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, 
 
 @njit(cache=True, nogil=True)
 def grow_images(key, first, parameters, margin_tables, out_tips, out_directions, out_facts):
-    """Images number `first`, `first` + 1, ... of the stream `key`, as many as the outputs have rows.
+    """Make images number `first`, `first` + 1, ... of the stream `key`, as many as the outputs have rows.
 
-    parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of a distractor, padding).
-    margin_tables: WalkTables of every margin that an image may have. out_tips: (n, N, 2), where each dash's window
-    lies, as (x, y); out_directions: (n, N) uint16. out_facts: (n, 5) int64: dashes, label, the curve whose first tip is
-    marked, which margin, attempts (0: none succeeded, and nothing was made from there on).
+    Args:
+        parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of a distractor, padding).
+        margin_tables: WalkTables of every margin that an image may have.
+        out_tips: (n, N, 2), where each dash's window lies, as (x, y).
+        out_directions: (n, N) uint16.
+        out_facts: (n, 5) int64: dashes, label, the curve whose first tip is marked, which margin, and attempts (0:
+            none succeeded, and nothing was made from there on).
     """
     side, _, dashes, distractors, short, _ = parameters
     for image in range(len(out_tips)):
@@ -279,7 +279,7 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
         directions = np.zeros((2, dashes), dtype=np.int64)
         mask = tables.frame.copy()
         attempts, succeeded = 0, False
-        while attempts < MOST_ATTEMPTS and not succeeded:
+        while attempts < MAX_ATTEMPTS and not succeeded:
             attempts += 1
             placed = _grow_pair(parameters, tables, state, tips, directions, mask, cumulative)
             succeeded = placed[0] == dashes and placed[1] == dashes
@@ -301,8 +301,8 @@ def grow_images(key, first, parameters, margin_tables, out_tips, out_directions,
         trial, free = mask.copy(), np.zeros(len(mask), dtype=np.int16)
         share = _free_run(mask, side, tables, free) / (side * side)
         for _ in range(distractors):
-            for _ in range(TRIES_A_DISTRACTOR):
-                if share < LEAST_FREE:
+            for _ in range(DISTRACTOR_TRIES):
+                if share < MIN_FREE:
                     below(state, DEGREES)  # the program chooses a direction before it looks
                     continue
                 if _grow_short(mask, trial, free, parameters, tables, state, tips[0], directions[0], cumulative):

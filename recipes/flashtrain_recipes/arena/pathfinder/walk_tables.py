@@ -1,4 +1,7 @@
-"""Everything the walk looks up: for each direction what a dash occupies, where the next may lie, and how likely."""
+"""The tables of the walk: for each direction the pixels of a dash, where the next may lie, and how likely.
+
+D directions (windows.directions), of which the last K are the ring's.
+"""
 
 from __future__ import annotations
 
@@ -24,42 +27,34 @@ _FRACTIONS = (np.arange(FULL + 1) / FULL).astype(np.float32).astype(np.float64) 
 
 
 class WalkTables(NamedTuple):
-    """Tables for one margin. Positions are flat indices into a mask of rows `stride` long, `border` wider on each side.
+    """Tables for one margin. Positions are flat indices into a mask; steps are (y, x), rounded up where they end.
 
-    D directions (windows.directions), of which the last K are the ring's. Steps are (y, x), rounded up where they end.
-    to_head (360, 2): from a first dash's tail to its head; to_pivot (360, 2): from there back to the pivot.
-    ahead (D, 2): from a pivot to the next. ring (K, 2): from a pivot to the possible heads; weights (D, K): how likely,
-    cos^2(c |turn|). dash_start (D + 1,): the dash of direction d occupies, relative to the tip that it starts from,
-    dash_pixels[dash_start[d]:dash_start[d + 1]] with dash_values (uint8, 1 to 255). run_start (361,): of a first dash,
-    the rows of fully occupied pixels, as (y, x, length) in runs[run_start[d]:run_start[d + 1]].
-    possible (360,) bool: whether a curve begins in this direction (_surrounded). disc: the pixels within the margin.
-    limits (256,) int64: beside a mask of this value, how much of a dash collides; open_share (256,): what is left of
-    a weight. frame (rows * stride,) uint8: an image without dashes; nothing outside of it. inside (as frame): 255 in
-    the image, 0 outside, where nothing is ever occupied.
+    The dash of direction d occupies dash_pixels[dash_start[d]:dash_start[d + 1]], relative to the tip that it starts
+    from. A first dash's fully occupied pixels are the rows (y, x, length) of runs[run_start[d]:run_start[d + 1]].
     """
 
-    to_head: np.ndarray
-    to_pivot: np.ndarray
-    ahead: np.ndarray
-    ring: np.ndarray
-    weights: np.ndarray
-    dash_start: np.ndarray
+    to_head: np.ndarray  # (360, 2): from a first dash's tail to its head
+    to_pivot: np.ndarray  # (360, 2): from there back to the pivot
+    ahead: np.ndarray  # (D, 2): from a pivot to the next
+    ring: np.ndarray  # (K, 2): from a pivot to the possible heads
+    weights: np.ndarray  # (D, K): how likely they are, cos^2(c |turn|)
+    dash_start: np.ndarray  # (D + 1,)
     dash_pixels: np.ndarray
-    dash_values: np.ndarray
-    run_start: np.ndarray
+    dash_values: np.ndarray  # uint8, 1 to 255
+    run_start: np.ndarray  # (361,)
     runs: np.ndarray
-    possible: np.ndarray
-    disc: np.ndarray
-    limits: np.ndarray
-    open_share: np.ndarray
-    frame: np.ndarray
-    inside: np.ndarray
-    stride: int
-    border: int
+    possible: np.ndarray  # (360,) bool: whether a curve begins in this direction (_surrounded)
+    disc: np.ndarray  # the pixels within the margin
+    limits: np.ndarray  # (256,) int64: at a mask of this value, the value of a dash that collides
+    open_share: np.ndarray  # (256,): at a mask of this value, the share of a weight that is left
+    frame: np.ndarray  # (rows * stride,) uint8: an image without dashes
+    inside: np.ndarray  # as frame: 255 in the image, 0 outside, where nothing is ever occupied
+    stride: int  # the length of a mask's row
+    border: int  # pixels of a mask on each side of the image
 
 
 def walk_tables(parameters: PathfinderParameters, margin: int) -> WalkTables:
-    """The tables of an image with this margin around its dashes."""
+    """Return the tables of images with this margin around their dashes."""
     length, half = parameters.dash_length, half_window(parameters, margin)
     border = half + 2 * margin + length + 1
     stride = parameters.side + 2 * border
@@ -107,10 +102,8 @@ def _weights(angles: np.ndarray, continuity: float) -> np.ndarray:
 
 
 def _runs(window: np.ndarray, reach: int) -> np.ndarray:
-    """(R, 3) rows (y, x, length) of pixels that are wholly occupied, around the first dash's tail.
-
-    The program looks at 2 reach + 1 pixels around it, and its window lies one pixel too far down and right there.
-    """
+    # (R, 3) rows (y, x, length) of pixels that are wholly occupied, around the first dash's tail. The program looks at
+    # 2 reach + 1 pixels around it, and its window lies one pixel too far down and right there.
     half = window.shape[0] // 2
     found = []
     for y in range(-reach - 1, reach):
@@ -121,11 +114,9 @@ def _runs(window: np.ndarray, reach: int) -> np.ndarray:
 
 
 def _surrounded(runs: np.ndarray) -> bool:
-    """Whether some of the pixels lie in each closed quadrant around (0, 0).
-
-    Where none does, all lie outside of the image for one of its corners. What OpenCV finds there is below zero, and the
-    program then takes the whole image for occupied: at side 32, only 30 of the 360 directions begin a curve.
-    """
+    # Whether some of the pixels lie in each closed quadrant around (0, 0). Where none does, all lie outside of the
+    # image for one of its corners. What OpenCV finds there is below zero, and the program then takes the whole image
+    # for occupied: at side 32, only 30 of the 360 directions begin a curve.
     y, first, last = runs[:, 0], runs[:, 1], runs[:, 1] + runs[:, 2] - 1
     return all(
         ((y * down >= 0) & (end * right >= 0)).any() for down in (-1, 1) for right, end in ((-1, first), (1, last))

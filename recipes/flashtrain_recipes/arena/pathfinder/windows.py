@@ -1,4 +1,6 @@
-"""What a dash and a disc look like: drawn by Pillow on a grid twice as fine, then reduced by its Lanczos filter.
+"""The pixels of a dash and of a disc, drawn by Pillow on a grid twice as fine and reduced by its Lanczos filter.
+
+D directions, K points of the ring, h pixels from a window's middle to its edge.
 
 A dash is drawn in a window around the tip that it starts from. The window is 4 h + 1 fine pixels wide and 2 h + 1 small
 ones, so that it is made a little less than half as small: the larger the window, and with it the margin, the fainter.
@@ -22,7 +24,7 @@ DEGREES = 360
 
 
 def ring(radius: int) -> np.ndarray:
-    """(K, 2) whole (x, y): where the next tip may lie around a pivot at (0, 0), by y, then x.
+    """Return where the next tip may lie around a pivot at (0, 0), (K, 2) whole (x, y), ordered by y, then x.
 
     The points of a circle, one pixel apart along it, rounded down: the circle is shifted by half a pixel up and left.
     """
@@ -32,35 +34,36 @@ def ring(radius: int) -> np.ndarray:
 
 
 def directions(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """(D,) radians from -pi to pi: 360 whole degrees that a curve may begin with (0 to 179, then -180 to -1), then
-    those of the ring's points seen from a pivot."""
+    """Return the directions of dashes, (D,) radians from -pi to pi.
+
+    First the 360 whole degrees that a curve may begin with (0 to 179, then -180 to -1), then those of the ring's points
+    seen from a pivot.
+    """
     degrees = (np.arange(DEGREES) + 180) % DEGREES - 180
     points = ring(parameters.dash_length + margin)
     return np.concatenate([degrees * np.pi / 180, np.arctan2(points[:, 1], points[:, 0])])
 
 
 def turned_back(angles: np.ndarray) -> np.ndarray:
-    """The opposite directions, again from -pi to pi."""
+    """Return the opposite directions, again from -pi to pi."""
     return np.where(angles < 0, angles + np.pi, angles - np.pi)
 
 
 def steps(length: float, angles: np.ndarray) -> np.ndarray:
-    """(D, 2) float64, (x, y): a length in each direction. A step leads to the next whole pixel right and down of it.
-
-    One that is whole but for a cosine's last bit is rounded up or not as 64 bits have it where it begins: from row 3, a
-    step of 9 to the left ends in row 4, from row 30 in row 30. So Python's cosine, which is the C library's.
-    """
+    """Return a length in each direction, (D, 2) float64, (x, y). Its end is rounded up to a whole pixel."""
+    # A step that is whole but for a cosine's last bit is rounded up or not as 64 bits have it where it begins: from row
+    # 3, a step of 9 to the left ends in row 4, from row 30 in row 30. So Python's cosine, which is the C library's.
     cosines, sines = (np.array([function(angle) for angle in angles]) for function in (math.cos, math.sin))
     return length * np.stack([cosines, sines], axis=1)
 
 
 def half_window(parameters: PathfinderParameters, margin: int) -> int:
-    """Pixels from a window's middle to its edge."""
+    """Return h, the pixels from a window's middle to its edge."""
     return parameters.dash_length + math.ceil(parameters.thickness) + margin
 
 
 def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """(D, 4 h + 1, 4 h + 1) bool: the dash of each direction on the finer grid.
+    """Return the dash of each direction on the finer grid, (D, 4 h + 1, 4 h + 1) bool.
 
     A curve's first dash starts from its tail, every other from its head, back towards its tail.
     """
@@ -77,19 +80,19 @@ def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
 
 
 def reduced(drawn: np.ndarray, size: int) -> np.ndarray:
-    """(..., size, size) uint8 of (..., fine, fine) bool."""
+    """Reduce drawings (..., fine, fine) bool to (..., size, size) uint8."""
     fine = drawn.reshape(-1, *drawn.shape[-2:]).astype(np.uint8) * 255
     images = [Image.fromarray(one).resize((size, size), Image.Resampling.LANCZOS) for one in fine]
     return np.stack([np.asarray(image) for image in images]).reshape(*drawn.shape[:-2], size, size)
 
 
 def dash_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """(D, 2 h + 1, 2 h + 1) uint8: dashes, not yet times their contrast."""
+    """Return the windows of dashes, without their contrast, (D, 2 h + 1, 2 h + 1) uint8."""
     return reduced(fine_dashes(parameters, margin), 2 * half_window(parameters, margin) + 1)
 
 
 def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """(D, 2 h + 1, 2 h + 1) uint8: what dashes keep for themselves, with the margin around them."""
+    """Return what dashes occupy with the margin around them, (D, 2 h + 1, 2 h + 1) uint8."""
     fine = fine_dashes(parameters, margin)
     reach = FINER * margin
     wide = np.zeros_like(fine)
@@ -101,7 +104,7 @@ def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
 
 
 def disc_pixels(radius: float) -> np.ndarray:
-    """(n, 2) whole (x, y) within a radius of (0, 0)."""
+    """Return the whole (x, y) within a radius of (0, 0), (n, 2)."""
     around = np.arange(-math.ceil(radius), math.ceil(radius) + 1)
     x, y = (axis.ravel() for axis in np.meshgrid(around, around))
     near = x**2 + y**2 <= radius**2
@@ -109,7 +112,7 @@ def disc_pixels(radius: float) -> np.ndarray:
 
 
 def disc_windows(radius: float) -> np.ndarray:
-    """(C, C, 2 g + 1, 2 g + 1) uint8, [place y, place x, y, x]: a disc for each place beside the image's edges.
+    """Return a disc for each place near the image's edges, (C, C, 2 g + 1, 2 g + 1) uint8, [place y, place x, y, x].
 
     Unlike dashes, discs are reduced on the whole image, whose edge cuts the filter. C = 2 (g + 3) + 1 places: as many
     pixels from the first edge, the middle one for all that are far from both, then as many from the last (disc_place).

@@ -41,7 +41,7 @@ def test_path_x_has_the_long_range_arenas_figures() -> None:
 def test_a_contour_is_a_number_of_dashes(contour: str, dashes: int, short: int) -> None:
     parameters = of_side(64, contour)
     assert (parameters.contour_dashes, parameters.distractor_dashes) == (dashes, short)
-    assert parameters.most_dashes == 2 * dashes + 5 * short
+    assert parameters.max_dashes == 2 * dashes + 5 * short
 
 
 def test_a_range_of_contours_has_each_length_once_by_the_name_that_its_images_are_kept_under() -> None:

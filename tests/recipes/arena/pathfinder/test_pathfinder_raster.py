@@ -106,7 +106,7 @@ def test_a_dash_and_a_disc_at_the_edge_are_cut_off() -> None:
 def test_portions_do_not_show(images_of: ImagesOf, monkeypatch: pytest.MonkeyPatch) -> None:
     images = images_of(32, "hard", 40)
     whole = drawn(images)
-    monkeypatch.setattr(raster, "PIXELS_AT_ONCE", 12_000)
+    monkeypatch.setattr(raster, "PIXEL_CHUNK", 12_000)
     assert torch.equal(drawn(images), whole)
     assert torch.equal(drawn(images, [7, 8]), whole[7:9])
     assert drawn(images, []).shape == (0, 32, 32)

@@ -11,7 +11,7 @@ from torch import Tensor
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.pathfinder.source import Pathfinder
-from flashtrain_recipes.arena.pathfinder.variation import MOST_CONTRAST, varied, varied_brightness
+from flashtrain_recipes.arena.pathfinder.variation import MAX_CONTRAST, varied, varied_brightness
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def test_half_of_the_images_have_dashes_of_other_brightness_the_same_ones_each_t
     found = varied_brightness(1.0, 5, np.arange(1000))
     assert torch.equal(found[300:400], varied_brightness(1.0, 5, np.arange(300, 400)))
     assert 440 < int((found == 1).all(dim=1).sum()) < 560
-    assert 1.2 < found.max() <= MOST_CONTRAST
-    assert 1 / MOST_CONTRAST <= found.min() < 0.8
+    assert 1.2 < found.max() <= MAX_CONTRAST
+    assert 1 / MAX_CONTRAST <= found.min() < 0.8
     others = found[(found != 1).all(dim=1)]
     assert abs(float(torch.corrcoef(others.T)[0, 1])) < 0.2
     assert not torch.equal(found, varied_brightness(1.0, 6, np.arange(1000)))

@@ -1,0 +1,75 @@
+"""The checkpoint that a training of classifiers goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, find_checkpoint
+from flashtrain.models.classifier_config import ClassifierConfig
+from flashtrain.settings.settings import Settings
+from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain.training.resuming import check_resumable
+from flashtrain_recipes.arena.build import TASK
+from flashtrain_recipes.arena.learning_curve import LearningCurve
+from flashtrain_recipes.arena.stages import Stage
+from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier
+
+# Of a model's configuration, what may change in a training that goes on: nothing of it has weights.
+_FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_globals")
+
+
+@dataclass
+class Resumed:
+    """A checkpoint to go on from."""
+
+    checkpoint: Path
+    stage: int  # its number, from 0
+    step: int  # optimiser steps of that stage that are done
+    curve: dict[str, Any] | None  # the learning curve's state
+    saved: SavedClassifier  # to start the next stage from where this one is done
+
+
+def is_carried(given: str) -> bool:
+    """Whether resume=... names a checkpoint file outside of any run folder: a new run folder goes on from it."""
+    path = Path(given).expanduser()
+    return path.is_file() and not (path.parent.parent / CONFIG_FILE).is_file()
+
+
+def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> Resumed | None:
+    """Return what `resume` names: the folder's own checkpoint (auto), a run's, or a file; None to start anew.
+
+    Raises:
+        UserError: the checkpoint is of another task, or of a stage that this training has not.
+    """
+    if settings.resume is None:
+        return None
+    own = folder / CHECKPOINTS / LAST
+    if own.exists():  # a run that was begun from a carried file, and goes on
+        checkpoint = own
+    elif settings.resume == "auto":
+        return None
+    elif is_carried(settings.resume):
+        checkpoint = Path(settings.resume).expanduser()
+    else:
+        _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
+    saved = read_classifier(checkpoint)
+    stage = int(saved.notes.get("stage", 0))
+    if saved.notes.get("task") != TASK or stage >= len(stages):
+        raise UserError(f"{checkpoint} is of stage {stage + 1}, and this training has {len(stages)}.")
+    whole = read_checkpoint(checkpoint, mmap=True)
+    check_resumable(whole, checkpoint)
+    curve = whole.get("callbacks", {}).get(LearningCurve.__qualname__)
+    return Resumed(checkpoint, stage, int(saved.notes["step"]), curve, saved)
+
+
+def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
+    """Raise UserError unless the checkpoint holds the stage's model, naming what differs."""
+    here, there = asdict(config), asdict(resumed.saved.config)
+    differing = [name for name in here if name not in _FREE and here[name] != there[name]]
+    if differing:
+        parts = ", ".join(f"{name} is {there[name]} there and {here[name]} here" for name in differing)
+        raise UserError(f"{resumed.checkpoint} is a checkpoint of another model: {parts}.")

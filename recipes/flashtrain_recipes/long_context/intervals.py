@@ -1,0 +1,44 @@
+"""Intervals of mean losses by drawing whole documents again and again (the bootstrap: Efron 1979, percentiles).
+
+N windows, T scored tokens of a window, U units (documents, or windows), R resamples.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+LEVEL = 0.95
+
+
+class Interval(NamedTuple):
+    """A value and its 95% interval. low and high are None where there are no two units to draw among."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def draws(units: int, resamples: int, seed: int) -> np.ndarray:
+    """Return the units that each resample takes, with replacement, (R, U) int64; the same for equal arguments."""
+    # RandomState's stream is frozen: a published interval stays the same under every version of numpy.
+    return np.random.RandomState(seed).randint(0, units, size=(resamples, units))
+
+
+def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sum and count of each unit's losses, both (U,). losses: (N, T); units: (N,), each window's unit."""
+    _, place = np.unique(units, return_inverse=True)
+    sums = np.bincount(place, weights=losses.sum(axis=1, dtype=np.float64))
+    counts = np.bincount(place) * losses.shape[1]
+    return sums, counts
+
+
+def mean_interval(sums: np.ndarray, counts: np.ndarray, drawn: np.ndarray) -> Interval:
+    """Return the mean over all tokens, with the interval of the resampled means. sums, counts: (U,); drawn: (R, U)."""
+    value = float(sums.sum() / counts.sum())
+    if len(sums) < 2:
+        return Interval(value, None, None)
+    means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value, float(low), float(high))
