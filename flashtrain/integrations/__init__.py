@@ -12,12 +12,12 @@ from flashtrain import import_when_used
 if TYPE_CHECKING:
     from flashtrain.integrations.decoder_weights import load_decoder as load_decoder
     from flashtrain.integrations.decoder_weights import save_decoder as save_decoder
-    from flashtrain.integrations.huggingface_attention import document_lengths as document_lengths
     from flashtrain.integrations.huggingface_attention import register_with_transformers as register_with_transformers
     from flashtrain.integrations.huggingface_bert import load_bert as load_bert
     from flashtrain.integrations.huggingface_bert import save_bert as save_bert
     from flashtrain.integrations.huggingface_bert_classifiers import save_bert_classifier as save_bert_classifier
     from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
+    from flashtrain.integrations.huggingface_documents import document_lengths as document_lengths
     from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
     from flashtrain.integrations.own_weights import save_weights as save_weights
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "load_decoder": "decoder_weights",
     "save_decoder": "decoder_weights",
-    "document_lengths": "huggingface_attention",
+    "document_lengths": "huggingface_documents",
     "register_with_transformers": "huggingface_attention",
     "load_bert": "huggingface_bert",
     "save_bert": "huggingface_bert",

@@ -12,14 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations.decoder_layouts import LAYOUTS, Layout
 from flashtrain.integrations.own_weights import own_config, save_weights
 from flashtrain.integrations.weight_files import (
     CONFIG,
-    SHARD_BYTES,
     check_architecture,
     converted,
     read_folder,
@@ -30,14 +29,11 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import GPT2Config
 
 
-def save_decoder(
-    model: nn.Module, folder: str | Path, *, end_of_text: int | None = None, shard_bytes: int = SHARD_BYTES
-) -> str:
+def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = None) -> str:
     """Save a decoder in the first of transformers' layouts that can store it (GPT-2, Llama, Starcoder2), else in ours.
 
     Args:
         end_of_text: The token's id, for the configuration (None: none).
-        shard_bytes: Largest size of a weights file; larger models get several, with an index.
 
     Returns:
         The layout, in words.
@@ -46,12 +42,12 @@ def save_decoder(
         UserError: A model that is not flashtrain's.
         OSError: An unwritable folder.
     """
-    if not isinstance(model, GPT2):
-        raise UserError(f"{type(model).__name__} cannot be exported: expected one of flashtrain's own models.")
-    config = model.config
-    kind = next((name for name, layout in LAYOUTS.items() if layout.holds(config)), None)
+    kind = None
+    if isinstance(model, GPT2):
+        kind = next((name for name, layout in LAYOUTS.items() if layout.holds(model.config)), None)
     if kind is None:
         return save_weights(model, folder)
+    config: GPT2Config = model.config
     layout, tensors = LAYOUTS[kind], {}
     for name, tensor in model.state_dict().items():
         parts = layout.parts(name, len(tensor), config)
@@ -61,7 +57,7 @@ def save_decoder(
             tensors[theirs if theirs.startswith("lm_head.") else layout.prefix + theirs] = whole
     content = _content(kind, layout, config, end_of_text)
     content["dtype"] = str(model.token_embedding.weight.dtype).removeprefix("torch.")
-    write_folder(folder, content, tensors, end_of_text=end_of_text, shard_bytes=shard_bytes)
+    write_folder(folder, content, tensors, end_of_text=end_of_text)
     return f"Hugging Face's {kind} layout: transformers.AutoModelForCausalLM.from_pretrained reads it"
 
 

@@ -1,49 +1,81 @@
-"""Refusal of transformers models that do not take their attention from transformers' AttentionInterface.
-
-transformers sets any registered name on any model, which then gets our masks. A model with attention of its own (BLOOM,
-MPT, CodeGen) would read "no mask" where we mean "causal", or select from a table without our name (Falcon, GPT-J, GIT).
-transformers' flags do not identify these models: in 5.23 is_backend_compatible() is wrong for 37 of 189 causal classes,
-and _can_set_attn_implementation() for GIT. So one forward of the model is run without weights, and its calls counted.
-"""
+"""Refusal of transformers models whose tokens see each other by anything but the registered attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashtrain.errors import UserError
-from flashtrain.integrations.huggingface_context import share_inputs
+from flashtrain.integrations.huggingface_context import other_mixers, share_inputs
+from flashtrain.integrations.huggingface_layers import body_of
 
+# transformers sets any registered name on any model, which then gets our masks. A model with attention of its own
+# (BLOOM, MPT, CodeGen) would read "no mask" where we mean "causal", or select from a table without our name (Falcon,
+# GPT-J, GIT). transformers' flags do not identify these models: in 5.23 is_backend_compatible() is wrong for 37 of 189
+# causal classes, and _can_set_attn_implementation() for GIT. So the calls in one forward without weights are counted.
 COUNTED = "counted_attention"
 
-_names: set[str] = set()
 _calls: dict[tuple[type, str], int | None] = {}  # by class and configuration
 
 
 def refuse_other_architectures(name: str) -> None:
-    """Make transformers raise UserError when a model that does not call the interface is built for, or set to, the
-    attention of this name; other models are prepared for sequences sharded over devices."""
+    """Make transformers raise UserError for a model that has attention of its own and is built for, or set to, a name.
+
+    Other models are prepared for sequences sharded over devices.
+
+    Args:
+        name: Of a registered attention.
+    """
     from transformers import PreTrainedModel
 
     # transformers has no hook for this, so a method of its PreTrainedModel is wrapped; other names are not affected.
-    if not _names:
-        kind: Any = PreTrainedModel
-        kind.get_correct_attn_implementation = _checked(kind.get_correct_attn_implementation)
-    _names.add(name)
+    kind: Any = PreTrainedModel
+    if not hasattr(kind.get_correct_attn_implementation, "checks"):
+        kind.get_correct_attn_implementation = _checked(kind.get_correct_attn_implementation, name)
 
 
 def attention_calls(model_class: Any, config: Any) -> int | None:
-    """How often a model's forward calls a registered attention; None where the model has no attention, or where its
-    forward needs more than tokens and the shapes of weights and transformers reports that it accepts one."""
+    """Count the calls of a registered attention in a forward, from a trial without weights.
+
+    Args:
+        model_class: One of transformers' models.
+        config: Its configuration.
+
+    Returns:
+        The number of calls. None where the model has no attention, or where its forward needs more than tokens and the
+        shapes of weights and transformers reports that the model accepts a registered attention.
+    """
     key = model_class, config.to_json_string()
     if key not in _calls:
         _calls[key] = _counted(model_class, config)
     return _calls[key]
+
+
+def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> None:
+    """Raise UserError unless every layer of a decoder mixes tokens only by the registered attention.
+
+    Args:
+        model: The decoder.
+        layers: Its layers.
+        path: Where it was read from, for the message.
+    """
+    calls = attention_calls(type(model), model.config)
+    if calls is not None and (calls == 0 or calls % len(layers)):
+        raise UserError(
+            f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
+            f"{len(layers)} layers: expected a model whose every layer is such attention."
+        )
+    other = other_mixers(body_of(model)[1])
+    if other:
+        raise UserError(
+            f"{path}: {type(model).__name__} mixes tokens by {other}, which does not support packed documents and "
+            "context parallelism: expected a model whose every layer is attention."
+        )
 
 
 def _counted(model_class: Any, config: Any) -> int | None:
@@ -76,12 +108,12 @@ def _counted(model_class: Any, config: Any) -> int | None:
     return calls if calls or any("Attention" in type(one).__name__ for one in model.modules()) else None
 
 
-def _checked(original: Callable[..., str]) -> Callable[..., str]:
+def _checked(original: Callable[..., str], checked: str) -> Callable[..., str]:
     from transformers import PreTrainedModel
 
     @wraps(original)
     def get_correct_attn_implementation(self: Any, requested_attention: str | None, *rest: Any, **named: Any) -> str:
-        if requested_attention in _names:
+        if requested_attention == checked:
             if attention_calls(type(self), self.config) == 0:
                 raise UserError(
                     f"{type(self).__name__} calls transformers' registered attention 0 times in a forward, so that "
@@ -93,4 +125,5 @@ def _checked(original: Callable[..., str]) -> Callable[..., str]:
                     share_inputs(model)
         return original(self, requested_attention, *rest, **named)
 
+    get_correct_attn_implementation.checks = checked  # type: ignore[attr-defined]
     return get_correct_attn_implementation

@@ -1,9 +1,7 @@
-"""transformers' models under context parallelism, called as on one device.
+"""Hooks by which transformers' models compute with a shard of a sequence as with the whole (context parallelism).
 
-A model receives this device's tokens (sharded_sequence.py). By itself it would count positions from 0, search packed
-documents and the largest position (dynamic rotary scaling) among these tokens alone, and shift labels within them. A
-hook before the forward of every model that is built for our attention, one around such rotary embeddings, and a loss
-function correct this. Without a sharded sequence they do nothing.
+By itself a model would count positions from 0, search packed documents and the largest position (dynamic rotary
+scaling) among this device's tokens alone, and shift labels within them. Without a sharded sequence hooks do nothing.
 
 Shapes: B batch, S sequence, n tokens of it on this device.
 """
@@ -11,7 +9,7 @@ Shapes: B batch, S sequence, n tokens of it on this device.
 from __future__ import annotations
 
 import inspect
-import threading
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
@@ -23,41 +21,21 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_document_search import begin_forward, end_forward, found_once
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 
 UNDER = "under context parallelism"
-# Layers whose tokens see each other by attention alone.
-ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+OTHER_MIXERS = r"^Conv1d$|Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 COUNT_FROM_0 = ("gpt2", "gpt_bigcode", "ctrl", "distilbert")  # and all models with rotary positions
 SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothing
 
 
-class _Forward:
-    """A running forward of a model. counts: whether the model makes its positions 0, 1, 2, ... itself. seen: positions
-    that were searched for documents, which synchronizes the device, with the results."""
-
-    def __init__(self, model: nn.Module, counts: bool) -> None:
-        self.model, self.counts = model, counts
-        self.seen: list[tuple[Tensor, Tensor | None]] = []
-
-
-class _Running(threading.local):
-    """This thread's running forwards, the innermost last. Recomputation in a backward is in none."""
-
-    def __init__(self) -> None:
-        self.forwards: list[_Forward] = []
-
-
-_running = _Running()
-
-
 class Inputs(NamedTuple):
-    """The latest inputs of a model, of the whole sequence. positions: (B or 1, S) (None: 0, 1, ...). padding: (B, S), 0
-    for padded keys (None: not passed)."""
+    """The latest inputs of a model, of the whole sequence."""
 
-    positions: Tensor | None
-    padding: Tensor | None
+    positions: Tensor | None  # (B or 1, S); None: 0, 1, ...
+    padding: Tensor | None  # (B, S), 0 for padded keys; None: not passed
 
 
 _INPUTS: WeakKeyDictionary[Any, Inputs] = WeakKeyDictionary()
@@ -66,21 +44,21 @@ _WHOLE: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _CHECKED: WeakSet[nn.Module] = WeakSet()
 
 
-def inputs_of(spread: ShardedSequence) -> Inputs | None:
+def inputs_of(sequence: ShardedSequence) -> Inputs | None:
     """The latest model's inputs; None where no model was called since the batch was sharded."""
-    return _INPUTS.get(spread)
+    return _INPUTS.get(sequence)
 
 
-def whole_of(spread: ShardedSequence, part: Tensor) -> Tensor | None:
-    """All devices' parts (B, n) as (B, S); None for positions 0, 1, ..."""
-    known = _WHOLE.setdefault(spread, WeakTensorKeyDictionary())
+def whole_of(sequence: ShardedSequence, part: Tensor) -> Tensor | None:
+    """Gather the shards (B, n) of all devices as (B, S); None for positions 0, 1, ..."""
+    known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
     if part not in known:
-        known[part] = spread.gathered(part)
+        known[part] = sequence.gathered(part)
     return known[part]
 
 
 def share_inputs(model: nn.Module) -> None:
-    """Let a transformers model compute with this device's shard of a sequence as with the whole."""
+    """Let a transformers model compute with this device's shard of a sequence as with the whole sequence."""
     if _share not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_share, with_kwargs=True)
         model.register_forward_hook(_leave, always_call=True)
@@ -101,25 +79,24 @@ def share_sequences() -> None:
 
 
 def _share(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
-    spread = sharded_sequence()
+    sequence = sharded_sequence()
     if not torch.compiler.is_compiling():
         given = len(args) > 1 or any(x is not None for name, x in kwargs.items() if "position_ids" in name)
         # A user's own forward may make positions of packed documents.
         theirs = "forward" not in vars(model) and type(model).forward.__module__.startswith("transformers.")
-        counts = not given and spread is None and theirs
-        _running.forwards.append(_Forward(model, counts))
-    return None if spread is None else _shared(spread, model, args, kwargs)
+        counts = not given and sequence is None and theirs
+        begin_forward(model, counts)
+    return None if sequence is None else _shared(sequence, model, args, kwargs)
 
 
 def _leave(model: nn.Module, args: Any, output: Any) -> None:
-    forwards = [] if torch.compiler.is_compiling() else _running.forwards
-    if forwards and forwards[-1].model is model:  # a hook before ours may have failed
-        forwards.pop()
+    if not torch.compiler.is_compiling():
+        end_forward(model)
 
 
 @torch.compiler.disable
 def _shared(
-    spread: ShardedSequence, model: Any, args: tuple, kwargs: dict[str, Any]
+    sequence: ShardedSequence, model: Any, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
     """The arguments of a model's forward as keywords, with this device's positions added."""
     names = list(inspect.signature(model.forward).parameters)
@@ -127,45 +104,50 @@ def _shared(
     tokens = given.get("input_ids")
     tokens = given.get("inputs_embeds") if tokens is None else tokens
     # A model of other tokens computes on these alone: an encoder of images, a reward model of its own text.
-    if "position_ids" not in names or not isinstance(tokens, Tensor) or tokens.shape[1] != spread.held:
+    if "position_ids" not in names or not isinstance(tokens, Tensor) or tokens.shape[1] != sequence.held:
         return None
-    _check(model, spread, given)
-    known = _WHOLE.setdefault(spread, WeakTensorKeyDictionary())
-    positions = _part_and_whole(spread, given.get("position_ids"), "position_ids", tokens)
+    _check(model, sequence, given)
+    known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
+    positions = _part_and_whole(sequence, given.get("position_ids"), "position_ids", tokens)
     if positions is None:
         _check_counting(model)
-        positions = spread.positions(spread.held, tokens.device), None
+        positions = sequence.positions(sequence.held, tokens.device), None
         known[positions[0]] = None
-    padding = _part_and_whole(spread, given.get("attention_mask"), "attention_mask", tokens)
+    padding = _part_and_whole(sequence, given.get("attention_mask"), "attention_mask", tokens)
     given["position_ids"] = positions[0]
     if padding is not None:
         given["attention_mask"] = padding[0]
-    _INPUTS[spread] = Inputs(positions[1], None if padding is None else padding[1])
+    _INPUTS[sequence] = Inputs(positions[1], None if padding is None else padding[1])
     return (), given
 
 
 def _part_and_whole(
-    spread: ShardedSequence, given: Any, name: str, tokens: Tensor
+    sequence: ShardedSequence, given: Any, name: str, tokens: Tensor
 ) -> tuple[Tensor, Tensor | None] | None:
     """This device's shard of an argument, and the whole; None where the argument is None."""
     if given is None:
         return None
-    if not isinstance(given, Tensor) or given.dim() != 2 or given.shape[1] not in (spread.held, spread.length):
+    if not isinstance(given, Tensor) or given.dim() != 2 or given.shape[1] not in (sequence.held, sequence.length):
         what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
         raise UserError(
             f"{name} {what} {UNDER}: expected a tensor (B, S) of the batch, sharded as its tokens are, or none."
         )
-    if given.shape[1] == spread.held:
-        return given, whole_of(spread, given)
-    part = spread.shard(given)  # (1, S), which the strategy does not shard in a batch of several rows
-    _WHOLE[spread][part] = given
+    if given.shape[1] == sequence.held:
+        return given, whole_of(sequence, given)
+    part = sequence.shard(given)  # (1, S), which the strategy does not shard in a batch of several rows
+    _WHOLE[sequence][part] = given
     return part, given
 
 
-def _check(model: nn.Module, spread: ShardedSequence, given: dict[str, Any]) -> None:
+def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -> None:
     """Raise UserError for inputs that a shard of a sequence does not support."""
     if model not in _CHECKED:
-        _check_layers(model)
+        other = other_mixers(model)
+        if other:
+            raise UserError(
+                f"{type(model).__name__} mixes tokens by {other}, which is not supported {UNDER}. Use a model of "
+                "attention layers, or another strategy (fsdp, ddp)."
+            )
         for module in model.modules():
             if _scales_with_length(module) and _add_longest not in module._forward_pre_hooks.values():
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
@@ -177,30 +159,23 @@ def _check(model: nn.Module, spread: ShardedSequence, given: dict[str, Any]) -> 
     if given.get("labels") is not None:
         _check_loss(model)
     scale = getattr(model.config, "floor_scale", None)
-    if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and spread.length >= scale:
+    if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and sequence.length >= scale:
         raise UserError(
             f"{type(model).__name__} scales its queries by positions that it counts on each device itself {UNDER}. "
             f"Set attn_temperature_tuning=False in its configuration, or use less than {scale} tokens."
         )
 
 
-def _check_layers(model: nn.Module) -> None:
-    """Raise UserError for a model that mixes tokens by anything but attention."""
+def other_mixers(model: nn.Module) -> str:
+    """The layers by which a transformers model mixes tokens besides attention, in words; "" where there are none."""
     from transformers import PreTrainedModel
 
-    config: Any = model.config
-    kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())}
-    other = ", ".join(sorted(map(str, kinds - ATTENDING)))
-    innermost = not any(isinstance(module, PreTrainedModel) and module is not model for module in model.modules())
-    convolves = innermost and any(isinstance(module, nn.Conv1d) for module in model.modules())
-    if other or convolves or getattr(model, "_is_stateful", False):
-        raise UserError(
-            f"{type(model).__name__} mixes tokens by {other or 'states or convolutions'}, which is not supported "
-            f"{UNDER}. Use a model of attention layers, or another strategy (fsdp, ddp)."
-        )
-
-
-# --- positions --------------------------------------------------------------------------------------------------------
+    parts = list(model.modules())
+    if any(isinstance(part, PreTrainedModel) for part in parts[1:]):
+        parts = []  # each model inside is checked by itself
+    names = {type(part).__name__ for part in parts}
+    found = sorted(name for name in names if re.search(OTHER_MIXERS, name))
+    return ", ".join(found) or ("recurrent states" if getattr(model, "_is_stateful", False) else "")
 
 
 def _check_counting(model: Any) -> None:
@@ -222,13 +197,13 @@ def _scales_with_length(module: nn.Module) -> bool:
 
 def _add_longest(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
     """Append the whole sequence's largest position to the arguments of rotary embeddings (x, position_ids, ...)."""
-    spread = sharded_sequence()
-    if spread is None:
+    sequence = sharded_sequence()
+    if sequence is None:
         return None
     by_name = "position_ids" in kwargs
     part: Tensor = kwargs["position_ids"] if by_name else args[1]
-    whole = whole_of(spread, part)
-    last = part.new_tensor(spread.length - 1) if whole is None else whole.max()
+    whole = whole_of(sequence, part)
+    last = part.new_tensor(sequence.length - 1) if whole is None else whole.max()
     longer = torch.cat((part, last.to(part).expand(part.shape[0], 1)), 1)
     if by_name:
         return args, {**kwargs, "position_ids": longer}
@@ -239,69 +214,20 @@ def _drop_longest(module: nn.Module, args: tuple, output: Any) -> Any:
     return None if sharded_sequence() is None else tree_map(lambda x: x[:, :-1], output)
 
 
-# --- documents --------------------------------------------------------------------------------------------------------
-
-
-def documents_of(positions: Tensor) -> Tensor | None:
-    """(B, S) ids of the documents that transformers finds in positions (B, S); None where each row is one."""
-    from transformers.masking_utils import find_packed_sequence_indices as found
-
-    whole: Any = getattr(found, "of_whole", found)
-    return whole(positions)
-
-
-def holds_no_documents(positions: Tensor) -> bool:
-    """Whether positions (B or 1, S) are known to be of one document per row without reading them. Meta tensors count as
-    such."""
-    if positions.is_meta:
-        return True
-    forwards = _running.forwards
-    if not forwards:
-        return False
-    return forwards[-1].counts or any(found is None and _is_same(x, positions) for x, found in forwards[-1].seen)
-
-
-def _found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Tensor | None:
-    """`find`'s result for positions (B, S), computed once per forward, since it synchronizes; None for meta tensors."""
-    if positions.is_meta:
-        return None
-    forwards = _running.forwards
-    if not forwards or torch.compiler.is_compiling():
-        return find(positions)
-    if forwards[-1].counts:
-        return None
-    for x, found in forwards[-1].seen:
-        if _is_same(x, positions):
-            return found
-    forwards[-1].seen.append((positions, found := find(positions)))
-    return found
-
-
-def _is_same(x: Tensor, y: Tensor) -> bool:
-    """Whether positions (B or 1, S) share memory; a row may be expanded to a batch. x must be alive."""
-    repeated = all(each.shape[0] == 1 or each.stride(0) == 0 for each in (x, y))
-    rows = repeated or (x.shape[0] == y.shape[0] and x.stride(0) == y.stride(0))
-    return rows and x.data_ptr() == y.data_ptr() and x.shape[1] == y.shape[1] and x.stride(1) == y.stride(1)
-
-
 def _finds_in_whole(find: Callable[[Tensor], Tensor | None]) -> Callable[[Tensor], Tensor | None]:
-    """transformers' search for documents, which for a shard looks whether the whole sequence has any. transformers
-    skips it where there is a cache or a padding mask."""
+    """transformers' search for documents, which for a shard looks whether the whole sequence has any."""
 
     @wraps(find)
     def in_whole(position_ids: Tensor) -> Tensor | None:
-        spread = sharded_sequence()
-        inputs = None if spread is None else inputs_of(spread)
-        if spread is None or inputs is None or position_ids.shape[1] != spread.held:
-            return _found_once(position_ids, find)
+        sequence = sharded_sequence()
+        inputs = None if sequence is None else inputs_of(sequence)
+        if sequence is None or inputs is None or position_ids.shape[1] != sequence.held:
+            return found_once(position_ids, find)
         packed = inputs.positions is not None and find(inputs.positions) is not None
         return torch.zeros_like(position_ids) if packed else None
 
     in_whole.of_whole = find  # type: ignore[attr-defined]
     return in_whole
-
-
-# --- losses -----------------------------------------------------------------------------------------------------------
 
 
 def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -310,8 +236,8 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(loss)
     def of_whole(*args: Any, **kwargs: Any) -> Tensor:
-        spread = sharded_sequence()
-        if spread is None:
+        sequence = sharded_sequence()
+        if sequence is None:
             return loss(*args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("num_items_in_batch") is not None:
@@ -320,7 +246,7 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 "over this device's labels."
             )
         if given.get("shift_labels") is None:
-            given["shift_labels"] = spread.next_labels(given["labels"])
+            given["shift_labels"] = sequence.next_labels(given["labels"])
         return loss(**given)
 
     of_whole.of_whole = True  # type: ignore[attr-defined]

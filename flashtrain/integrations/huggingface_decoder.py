@@ -68,10 +68,6 @@ class HuggingFaceDecoder(Trainable):
             module.get_input_embeddings().register_forward_hook(_in_compute_type)
         self.register_state_dict_post_hook(_trained_alone)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set a plain attribute: modules set here are not registered as submodules."""
-        object.__setattr__(self, name, value)
-
     @property
     def config(self) -> Any:
         """transformers' configuration, the text model's where there are several."""
@@ -131,7 +127,8 @@ class HuggingFaceDecoder(Trainable):
         """Compile each layer by torch.compile with these options; transformers' own code may break the graph."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        from flashtrain.integrations.huggingface_attention import attention, settled
+        from flashtrain.integrations.huggingface_attention import attention
+        from flashtrain.integrations.huggingface_documents import settled
 
         # Without a mask a layer is causal only if its is_causal says so; other models are not changed.
         causal = all(getattr(one, "is_causal", True) for one in self.module.modules())
@@ -210,10 +207,6 @@ class HuggingFaceDecoder(Trainable):
             logits_to_keep=int(last_only),
             **options,
         ).logits
-
-    def hidden(self, tokens: Tensor, *, positions: Tensor | None = None) -> Tensor:
-        """The states (B, S, E) that lm_head reads; packed documents begin where positions (B, S) restart."""
-        return self._states(tokens, positions).last_hidden_state
 
     def _states(self, tokens: Tensor, positions: Tensor | None) -> Any:
         positions = _counted(tokens) if positions is None else positions

@@ -21,48 +21,55 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import read_json
 from flashtrain.integrations.weight_files import CONFIG, GENERATION, INDEX, cut_off, files_of_weights
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model")  # a repository's files without its weights
-OTHER_MIXERS = r"^Conv1d$|Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 ROTARY = "rope_parameters"
 OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries in older files, now in ROTARY
 HUB_TIMEOUT = 3  # seconds
 
 
 def folder_of(path: str, *weights: str) -> Path:
-    """A model's local folder: `path` itself, or a hub name's downloaded files.
+    """A model's local folder: the path itself, or the downloaded files of a name on the hub.
 
-    weights: Patterns of further files to download, such as "*.safetensors". UserError: no such folder or hub name.
+    Args:
+        path: Folder, or name on the hub.
+        weights: Patterns of further files to download, such as "*.safetensors".
+
+    Raises:
+        UserError: No such folder or name.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
-    if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
-        raise UserError(f"model.path={path}: no such folder. Expected a folder with {CONFIG}, or a name on the hub.")
     from huggingface_hub import errors, snapshot_download
 
     try:
         return Path(snapshot_download(path, allow_patterns=[*DESCRIPTIONS, *weights], etag_timeout=HUB_TIMEOUT))
     except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise UserError(f"model.path={path}: no such folder, and the hub reports: {error}") from error
+        raise UserError(f"model.path={path}: no such folder, and the hub reports: {first_line(error)}.") from error
 
 
 def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
-    """A model's tokenizer; begin_of_text: see huggingface_tokenizer. UserError where there is none."""
+    """The tokenizer of a model's folder or hub name; for begin_of_text see huggingface_tokenizer."""
     if path is None:
         raise UserError("data.tokenizer=huggingface is the tokenizer of model.path. Set model.path=FOLDER_OR_HUB_NAME.")
     return huggingface_tokenizer(folder_of(path), begin_of_text=begin_of_text)
 
 
 def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:
-    """The transformers configuration in a folder or a config.json, or a model type's default one ("llama").
+    """Read a transformers configuration.
 
-    changes: Entries that replace the file's; rotary ones that they leave out stay the model's. UserError: no
-    configuration, a model that is not a decoder or has its own code, or a change of an unknown entry.
+    Args:
+        path: A folder, a config.json, or a model type ("llama") for its default configuration.
+        changes: Entries that replace the file's; rotary entries that they leave out stay the model's.
+        setting: The path's setting, for messages.
+
+    Raises:
+        UserError: A model that is not a decoder of transformers, or a change of an unknown entry.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
@@ -75,13 +82,8 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     else:
         content = {"model_type": path}
     kind: Any = content.get("model_type")
-    if kind not in DECODERS:
-        if "auto_map" in content or kind is None:
-            what = "the model needs its own code, never run" if "auto_map" in content else f"{CONFIG} has no model_type"
-            raise UserError(
-                f"{setting}={path}: {what}: expected one of transformers' decoders, such as llama or qwen3."
-            )
-        raise unknown("kind of decoder in transformers", kind, DECODERS, listed=["llama", "qwen3", "..."])
+    if kind not in DECODERS:  # a model's own code (auto_map) is never run
+        raise unknown(f"kind of decoder in {setting}", str(kind), DECODERS, listed=["llama", "qwen3", "..."])
     _check_names(kind, content, changes)
     if {**content, **changes}.get("quantization_config") is not None:
         raise UserError(
@@ -94,8 +96,7 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
 
 
 def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) -> None:
-    """Raise UserError for a change of an entry that neither the file nor its configuration class has: transformers
-    accepts any name and ignores unknown ones."""
+    """Raise UserError for a change of an unknown entry: transformers accepts any name and ignores unknown ones."""
     from transformers import PreTrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -113,8 +114,7 @@ def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) 
 
 
 def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[dict, dict]:
-    """(content, changes) with all rotary entries in the changes' rope_parameters, completed by the model's own: its
-    base, and its trained length."""
+    """(content, changes) with all rotary entries in the changes, completed by the model's own base and length."""
     from transformers import AutoConfig
 
     others = {name: value for name, value in changes.items() if name != ROTARY}
@@ -138,7 +138,7 @@ def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def end_ids(folder: Path) -> list[int]:
-    """eos_token_id as a list, from generation_config.json, or from config.json where that has none."""
+    """The token ids that end a model's text, from generation_config.json, or from config.json where that has none."""
     for file in (folder / GENERATION, folder / CONFIG):
         given = read_json(file).get("eos_token_id") if file.is_file() else None
         if given is not None:
@@ -147,7 +147,7 @@ def end_ids(folder: Path) -> list[int]:
 
 
 def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
-    """Add ids at which transformers and vLLM end an exported model's text."""
+    """Add token ids at which transformers and vLLM end the text of a model that was exported to the folder."""
     file = folder / GENERATION
     if ids and file.is_file():  # an export for transformers
         content = read_json(file)
@@ -280,25 +280,6 @@ def _part(value: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(
         sharded.to_local().clone(), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )
-
-
-def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> None:
-    """Raise UserError unless every layer mixes tokens only by attention through transformers' interface."""
-    from flashtrain.integrations.huggingface_architectures import attention_calls
-
-    calls = attention_calls(type(model), model.config)
-    if calls is not None and (calls == 0 or calls % len(layers)):
-        raise UserError(
-            f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
-            f"{len(layers)} layers: expected a model whose every layer is such attention."
-        )
-    names = {type(one).__name__ for layer in layers for one in layer.modules()}
-    other = sorted(name for name in names if re.search(OTHER_MIXERS, name))
-    if other or not any("Attention" in name for name in names):
-        raise UserError(
-            f"{path}: {type(model).__name__} mixes tokens by {', '.join(other) or 'no attention'}, which does not "
-            "support packed documents and context parallelism: expected a model whose every layer is attention."
-        )
 
 
 def save_folder(model: Any, folder: Path, origin: Path | None) -> None:

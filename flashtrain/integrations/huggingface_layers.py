@@ -139,8 +139,9 @@ class Pieces:
             by_pieces = not torch.compiler.is_compiling()
             return (self.in_pieces if by_pieces else self.compute)(x, *rest, **named)
         gate, up, down = gated
-        inner: Any = _Joined(gate, up)
-        return chunked_feed_forward(x, inner, down, "swiglu", self.chunk)
+        weight = torch.cat((gate.weight, up.weight))  # as in our gated feed-forward
+        bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
+        return chunked_feed_forward(x, weight, bias, down.weight, down.bias, activation="swiglu", chunk=self.chunk)
 
     @torch.compiler.disable
     def in_pieces(self, x: Tensor, *rest: Any, **named: Any) -> Any:
@@ -247,14 +248,6 @@ def _autocast_of(x: Tensor) -> dict[str, Any]:
 
 def _random_states(devices: Sequence[torch.device]) -> list[Tensor]:
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-
-
-class _Joined:
-    """Two matrices that read the same input, joined as in our gated feed-forward."""
-
-    def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
-        self.weight = torch.cat((gate.weight, up.weight))
-        self.bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
 
 
 def _joined(pieces: Any, like: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_mask_rules as mask_rules
-from flashtrain.integrations.huggingface_context import UNDER, documents_of, inputs_of
+from flashtrain.integrations.huggingface_context import UNDER, inputs_of
+from flashtrain.integrations.huggingface_document_search import documents_of
 from flashtrain.integrations.huggingface_mask_rules import Rules
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels.environment import autocast_dtype
@@ -90,9 +91,9 @@ def attention_mask(
     if isinstance(attention_mask, AttentionMask):
         return attention_mask
     function: MaskFunction = causal_mask_function if mask_function is None else mask_function
-    spread = sharded_sequence()
-    if spread is not None and q_length == kv_length:
-        found = _of_whole(spread, None if use_vmap else function, batch_size, q_length, device)
+    sequence = sharded_sequence()
+    if sequence is not None and q_length == kv_length:
+        found = _of_whole(sequence, None if use_vmap else function, batch_size, q_length, device)
         if found is not None:
             return found
     rules = mask_rules.read(function)
@@ -123,12 +124,12 @@ def attention_mask(
 
 @torch.compiler.disable
 def _of_whole(
-    spread: ShardedSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
+    sequence: ShardedSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
 ) -> AttentionMask | None:
     """The mask of all tokens of a sharded sequence, where transformers describes this device's; None for other tokens.
     function: None for the caller's own."""
-    inputs = inputs_of(spread)
-    if inputs is None or tokens != spread.held:
+    inputs = inputs_of(sequence)
+    if inputs is None or tokens != sequence.held:
         return None
     rules = None if function is None else mask_rules.read(function)
     if function is None or rules is None:
@@ -136,7 +137,7 @@ def _of_whole(
             f"mask function of the model's or caller's own {UNDER}: expected causal, window, chunk and document rules. "
             "Use another strategy (fsdp, ddp)."
         )
-    length, padding = spread.length, inputs.padding
+    length, padding = sequence.length, inputs.padding
     # The rules' tensors describe this device's tokens: they are made again for all, as transformers does.
     if rules.documents is not None and inputs.positions is not None:
         positions = inputs.positions.expand(batch, -1)

@@ -12,6 +12,7 @@ import torch
 from flashtrain.announce import say
 from flashtrain.errors import UserError, first_line, one_of, unknown
 from flashtrain.integrations import huggingface_folder as folders
+from flashtrain.integrations.huggingface_architectures import check_architecture
 from flashtrain.integrations.huggingface_attention import register_with_transformers
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
@@ -74,7 +75,7 @@ def transformers_decoder(
         module = transformers.AutoModelForCausalLM.from_config(
             described, attn_implementation=name, dtype=torch.float32, **own
         )
-    folders.check_architecture(module, decoder_layers(module), given)
+    check_architecture(module, decoder_layers(module), given)
     if lora is not None:
         _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
     if quantize is not None:
@@ -162,8 +163,8 @@ def _say_once(line: str) -> None:
     say(line)  # once, although settings are first checked and later built
 
 
-def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> HuggingFaceDecoder:
-    """Build model=huggingface from its settings. vocab_size: The tokenizer's, at most the model's."""
+def build(settings: Any, *, vocab_size: int, context: int, attention: str = "flash") -> HuggingFaceDecoder:
+    """Build model=huggingface from its settings; vocab_size is the tokenizer's, at most the model's."""
     if settings.path is None and settings.config is None:
         raise UserError("model=huggingface needs model.path=FOLDER_OR_HUB_NAME.")
     lora = None
@@ -196,9 +197,4 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str) -> Hu
     return model
 
 
-def check(settings: Any, *, vocab_size: int, context: int) -> None:
-    """Raise build's errors before any text is read."""
-    build(settings, vocab_size=vocab_size, context=context, attention="flash")
-
-
-build.check = check  # type: ignore[attr-defined]
+build.check = build  # type: ignore[attr-defined]  # raises the same errors before any text is read

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
 from flashtrain.models.sharded_sequence import sharded_sequence
+from flashtrain.models.trainable import DecoderShape
 
 
 @dataclass(frozen=True)
-class HuggingFaceShape:
+class HuggingFaceShape(DecoderShape):
     """The sizes of a transformers model from which memory and communication are estimated.
 
     Args:

@@ -28,9 +28,14 @@ Part = tuple[str, int]  # a tensor's name and its rows
 
 
 def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and every tensor, on the CPU, of a folder (one weights file, or shards and their index) or a file.
+    """Read config.json and every tensor, onto the CPU.
 
-    UserError: nothing there, or a truncated file. OSError: no config.json next to the weights.
+    Args:
+        folder_or_file: A folder with one weights file, or with shards and their index; or a weights file.
+
+    Raises:
+        UserError: Nothing there, or a truncated file.
+        OSError: No config.json next to the weights.
     """
     path = Path(folder_or_file).expanduser()
     if not path.exists():
@@ -65,18 +70,25 @@ def write_folder(
     tensors: Mapping[str, Tensor],
     *,
     end_of_text: int | None = None,
-    shard_bytes: int = SHARD_BYTES,
-) -> Path:
-    """Write config.json and the weights (from any device), all or nothing; returns the folder.
+) -> None:
+    """Write config.json and the weights, all or nothing.
 
-    The weights are model.safetensors, or files of at most shard_bytes each (a larger tensor gets its own) with an
-    index, as in transformers. end_of_text: For generation_config.json (None: no such file). OSError: an unwritable
-    folder or a full disk; earlier files then stay as they were.
+    The weights are model.safetensors, or files of at most SHARD_BYTES each (a larger tensor gets its own) with an
+    index, as in transformers.
+
+    Args:
+        folder: Made where it is missing.
+        config: Content of config.json.
+        tensors: On any device.
+        end_of_text: A token's id, for generation_config.json (None: no such file).
+
+    Raises:
+        OSError: An unwritable folder or a full disk; earlier files then stay as they were.
     """
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, one in tensors.items()}
-    split = split_torch_state_dict_into_shards(sizes, max_shard_size=shard_bytes)
+    split = split_torch_state_dict_into_shards(sizes, max_shard_size=SHARD_BYTES)
     texts = {CONFIG: config}
     if end_of_text is not None:
         texts[GENERATION] = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
@@ -93,7 +105,6 @@ def write_folder(
             earlier.unlink(missing_ok=True)
         for name in (*split.filename_to_tensors, *reversed(texts)):
             Path(unfinished, name).replace(folder / name)
-    return folder
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -123,7 +134,11 @@ def check_architecture(
 ) -> None:
     """Raise UserError for a transformers config.json of another architecture or another computation.
 
-    kinds: The supported model_types. computation: Accepted values by entry, the first where an entry is left out.
+    Args:
+        content: Of config.json.
+        kinds: The supported model_types.
+        computation: Accepted values of further entries, the first where an entry is left out.
+        where: The file or folder, for messages.
     """
     given = content.get("model_type", "no model_type")
     if given not in kinds:
@@ -142,15 +157,26 @@ def converted(
     parts_of: Callable[[str, int], Sequence[Part]],
     where: str | Path,
 ) -> dict[str, Tensor]:
-    """The state dict of the model that `make` builds, from transformers' tensors.
+    """Make the state dict of our model from transformers' tensors.
 
-    parts_of: Maps our tensor's name and rows to the tensors that it consists of, one below the other. Our further rows,
-    of an embedding table, are zero. UserError: a missing tensor (shape None), an unknown one, or one of another shape.
+    Args:
+        tensors: By transformers' names.
+        make: Builds our model.
+        parts_of: Maps the name and the rows of one of our tensors to the tensors that it consists of, one below the
+            other. Further rows, of an embedding table, become zero.
+        where: The file or folder, for messages.
+
+    Raises:
+        UserError: A missing tensor (shape None), an unknown one, or one of another shape.
     """
     with torch.device("meta"):  # takes no memory
         ours = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
     parts = {name: parts_of(name, shape[0]) for name, shape in ours.items()}
-    _check_shapes(tensors, {part: (rows, *ours[name][1:]) for name in ours for part, rows in parts[name]}, where)
+    expected = {part: (rows, *ours[name][1:]) for name in ours for part, rows in parts[name]}
+    for name in (*expected, *tensors):
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != expected.get(name):
+            raise UserError(f"{where}: '{name}' has the shape {found}: {CONFIG} expects {expected.get(name)}.")
     state = {}
     for name, shape in ours.items():
         pieces = [tensors[part] for part, _ in parts[name]]
@@ -158,12 +184,3 @@ def converted(
         pieces += [pieces[0].new_zeros(added, *shape[1:])] if added else []
         state[name] = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
     return state
-
-
-def _check_shapes(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], where: str | Path) -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    for name in [*expected, *sorted(shapes)]:
-        if shapes.get(name) != expected.get(name):
-            raise UserError(
-                f"{where}: '{name}' has the shape {shapes.get(name)}: {CONFIG} expects {expected.get(name)}."
-            )

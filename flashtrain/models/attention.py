@@ -10,7 +10,6 @@ Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -23,7 +22,6 @@ from flashtrain.models.attention_functions import (
 )
 from flashtrain.models.key_value_cache import LayerCache
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
-from flashtrain_kernels import BlockMask
 
 MAX_HEAD_DIM = 256  # of the kernels
 
@@ -105,45 +103,28 @@ class Attention(nn.Module):
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
         options = {"causal": self.causal, "scale": self.scale, "dropout": self.active_dropout}
-        plain = self.rotary is None and self.kv_heads == self.heads and cache is None and sharded_sequence() is None
+        sequence = sharded_sequence() if cache is None else None
+        plain = self.rotary is None and self.kv_heads == self.heads and cache is None and sequence is None
         if self.attention == "flash" and plain and not isinstance(mask, PackedSequences):
             out = flash_packed_attention(qkv.unflatten(2, (3, self.heads)), mask=mask, **options)
+            return self.output(out.flatten(2))
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        if self.rotary is not None:
+            qk = self.rotary(qk, next_positions(tokens, cache, x.device) if positions is None else positions)
+        q, k = qk.split((self.heads, self.kv_heads), dim=2)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if isinstance(mask, PackedSequences) and sequence is None:
+            out = mask.attend(partial(self.inner, **options), q, k, v)
         else:
-            out = self._inner_separate(qkv, positions, mask, cache, options)
+            attend = self.inner if sequence is None else sequence.attention
+            out = attend(q, k, v, mask=mask, **options)
         return self.output(out.flatten(2))
 
     @property
     def active_dropout(self) -> float:
         """The current probability of dropping an attention weight: 0 in evaluation."""
         return self.dropout if self.training else 0.0
-
-    def _inner_separate(
-        self,
-        qkv: Tensor,
-        positions: Tensor | None,
-        mask: AnyMask | PackedSequences | None,
-        cache: LayerCache | None,
-        options: dict[str, Any],
-    ) -> Tensor:
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        if self.rotary is not None:
-            if positions is None:
-                positions = next_positions(qkv.shape[1], cache, qkv.device)
-            qk = self.rotary(qk, positions)
-        q, k = qk.split((self.heads, self.kv_heads), dim=2)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        sequence = sharded_sequence() if cache is None else None
-        if sequence is not None:
-            if isinstance(mask, PackedSequences | BlockMask):
-                raise UserError(
-                    f"mask of type {type(mask).__name__} is not supported under context parallelism. Use a mask of "
-                    "flashtrain_kernels.masks."
-                )
-            return sequence.attention(q, k, v, mask=mask, **options)
-        if isinstance(mask, PackedSequences):
-            return mask.attend(partial(self.inner, **options), q, k, v)
-        return self.inner(q, k, v, mask=mask, **options)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, causal={self.causal}, attention={self.attention}"

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.errors import UserError, one_of
-from flashtrain_kernels import BlockMask, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
+from flashtrain_kernels import BlockMask, Documents, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 from flashtrain_kernels.environment import autocast_dtype
 
 InnerAttention = Callable[..., Tensor]
@@ -56,9 +56,9 @@ def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
         return False
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
-    shared = mask.query_rows.shape[:2] == (1, 1)
+    fits = mask.query_rows.shape[:2] == (1, 1) and (mask.seqlen_q, mask.seqlen_k) == (q.shape[1], k.shape[1])
     whole = mask.seqlen_q % mask.block_size[0] == 0 and mask.seqlen_k % mask.block_size[1] == 0
-    return shared and whole and mask.left is None and mask.right is None
+    return fits and whole and mask.left is None and mask.right is None
 
 
 def block_rows_attention(
@@ -110,7 +110,6 @@ def sdpa_attention(
 ) -> Tensor:
     """torch's scaled_dot_product_attention, which picks its own kernel (an S x S mask is built only where needed)."""
     if takes_block_rows(q, k, v, mask):
-        _check_mask(mask, q, k)
         return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
     queries, keys = q.shape[1], k.shape[1]
     # torch aligns is_causal top-left, which is bottom-right only for as many queries as keys.
@@ -190,28 +189,28 @@ def plan_mask(
     return mask.planned(head_dim, dtype, rich=dropout > 0)
 
 
+def padding_mask(length: int, lengths: Tensor) -> Mask:
+    """The mask of padded rows, without a causal rule: padding sees nothing and is not seen.
+
+    Args:
+        length: S.
+        lengths: (B,), the real tokens of each row.
+    """
+    index = torch.arange(length, device=lengths.device)
+    ends = torch.where(index < lengths[:, None], lengths[:, None], 0).int()
+    return masks.document(Documents(torch.zeros_like(ends), ends), causal=False)
+
+
 def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None) -> Tensor | None:
     """Which keys each query sees, (B or 1, 1 or H, Sq, Sk) bool; None where every query sees every key."""
-    _check_mask(mask, q, k)
     if mask is None:
         if not causal or q.shape[1] == 1:
             return None
         mask = masks.causal(q.shape[1], k.shape[1], device=q.device)
-    return mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
-
-
-def _check_mask(mask: AnyMask | None, q: Tensor, k: Tensor) -> None:
-    if mask is None:
-        return
-    if isinstance(mask, BlockMask):
-        rows, queries = mask.query_rows.shape[0], mask.seqlen_q
-    else:
-        rows, queries = mask.queries.shape[1], mask.queries.shape[2]
-    if queries != q.shape[1] or mask.seqlen_k != k.shape[1] or (rows != 1 and rows != q.shape[0]):
-        raise UserError(
-            f"mask of {rows} rows, {queries} queries and {mask.seqlen_k} keys does not match q and k: expected 1 or "
-            f"{q.shape[0]} rows, {q.shape[1]} queries and {k.shape[1]} keys."
-        )
+    visible = mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
+    if visible.shape[2:] != (q.shape[1], k.shape[1]):
+        raise UserError(f"mask of {tuple(visible.shape[2:])} queries and keys: expected {(q.shape[1], k.shape[1])}.")
+    return visible
 
 
 def _queries_without_keys(visible: Tensor | None, q: Tensor, k: Tensor, mask: AnyMask | None) -> Tensor | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
-from flashtrain.errors import UserError, one_of
+from flashtrain.errors import one_of
 from flashtrain.models.attention import check_heads
 from flashtrain.models.block import check_shape, round_up
 from flashtrain.models.feed_forward import ACTIVATIONS, GATED
@@ -51,7 +51,7 @@ class BertConfig:
         epsilon: Of every LayerNorm.
         masked_head: Whether there is a head that predicts masked tokens.
         pooler: Whether the first token's state passes a layer with tanh.
-        next_sentence: Whether a head on the pooler predicts if the second segment followed the first.
+        next_sentence: Whether a head on the pooler, which it needs, predicts if the second segment followed the first.
 
     Raises:
         UserError: Sizes that do not fit together, or an unknown name.
@@ -82,8 +82,6 @@ class BertConfig:
         head_dim = check_heads(self.embed, self.heads, self.heads)
         if self.positions == "rotary":
             check_rotary(head_dim, self.rope_base)
-        if self.next_sentence and not (self.pooler and self.segments > 1):
-            raise UserError("next_sentence needs a pooler and two segments. Set pooler=True and segments=2.")
 
     @property
     def head_dim(self) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, one_of
-from flashtrain.models.attention_functions import AnyMask, PackedSequences, plan_mask
+from flashtrain.errors import one_of
+from flashtrain.models.attention_functions import AnyMask, PackedSequences, padding_mask, plan_mask
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.block import Block, PostNormBlock, normalization, start_normal
+from flashtrain.models.block import Block, PostNormBlock, make_blocks, normalization, start_normal
 from flashtrain.models.positions import LearnedPositions, RotaryPositions
-from flashtrain_kernels import Documents, Mask, dispatch, documents_from_cu_seqlens, masks
+from flashtrain_kernels import Mask, dispatch, documents_from_cu_seqlens, masks
 from flashtrain_kernels.environment import autocast_dtype
 
 
@@ -41,21 +41,8 @@ class BertEncoder(nn.Module):
         self.embedding_norm = self._norm() if post else None
         self.dropout = nn.Dropout(config.dropout)
         rotary = None if learned else RotaryPositions(config.head_dim, config.rope_base)
-        self.blocks = nn.ModuleList(
-            (PostNormBlock if post else Block)(
-                config.embed,
-                config.heads,
-                ffn=config.ffn,
-                activation=config.activation,
-                bias=config.bias,
-                dropout=config.dropout,
-                causal=False,
-                attention=attention,
-                rotary=rotary,
-                epsilon=config.epsilon,
-            )
-            for _ in range(config.layers)
-        )
+        kind = PostNormBlock if post else Block
+        self.blocks = make_blocks(config, causal=False, attention=attention, rotary=rotary, kind=kind)
         self.final_norm = None if post else self._norm()
         start_normal(self)
 
@@ -85,21 +72,17 @@ class BertEncoder(nn.Module):
             positions: Shaped as tokens (None: counted from each sequence's first token).
 
         Raises:
-            UserError: Positions past the context, or packed tokens without cu_seqlens.
+            UserError: Positions past the context.
         """
         packed = tokens.dim() == 1
-        if packed != (cu_seqlens is not None) or (packed and lengths is not None):
-            raise UserError(
-                f"tokens of shape {tuple(tokens.shape)} {'with' if cu_seqlens is not None else 'without'} cu_seqlens: "
-                "expected (B, S) with or without lengths, or (T,) with cu_seqlens alone."
-            )
         rows = tokens[None] if packed else tokens
         dropout = self.config.dropout if self.training else 0.0
         mask: Mask | PackedSequences | None
         if cu_seqlens is not None:
             mask, counted = self._packed(cu_seqlens, tokens, dropout > 0)
         else:
-            mask, counted = _padded(lengths, tokens)
+            mask = None if lengths is None else padding_mask(tokens.shape[1], lengths)
+            counted = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.int32)[None]
         if positions is not None:
             counted = positions[None] if packed else positions
         x = self._embed(rows, segments[None] if packed and segments is not None else segments, counted, packed)
@@ -138,12 +121,3 @@ class BertEncoder(nn.Module):
                 return masks.varlen(cu_seqlens, cu_seqlens, tokens.shape[0], tokens.shape[0]), positions
             return masks.document(documents, causal=False), positions
         return PackedSequences(tuple(cu_seqlens.diff().tolist())), positions
-
-
-def _padded(lengths: Tensor | None, tokens: Tensor) -> tuple[Mask | None, Tensor]:
-    """The mask of padded rows, None where all are full, and positions (1, S) int32."""
-    index = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.int32)[None]
-    if lengths is None:
-        return None, index
-    end = torch.where(index < lengths[:, None], lengths[:, None], 0).to(torch.int32)
-    return masks.document(Documents(torch.zeros_like(end), end), causal=False), index

@@ -149,3 +149,31 @@ class PostNormBlock(Block):
         dtype = x.dtype
         x = self.attention_norm(x + self.dropout(self.attention(x, **options))).to(dtype)
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(dtype)
+
+
+def make_blocks(
+    config: Any, *, causal: bool, attention: str, rotary: nn.Module | None, kind: type[Block] = Block
+) -> nn.ModuleList:
+    """The blocks of a model.
+
+    Args:
+        config: Has layers and Block's arguments; those that it lacks have Block's defaults.
+        causal, attention, rotary: See Attention.
+        kind: Block or PostNormBlock.
+    """
+    names = ("kv_heads", "norm", "bias", "epsilon")
+    given = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return nn.ModuleList(
+        kind(
+            config.embed,
+            config.heads,
+            ffn=config.ffn,
+            activation=config.activation,
+            dropout=config.dropout,
+            causal=causal,
+            attention=attention,
+            rotary=rotary,
+            **given,
+        )
+        for _ in range(config.layers)
+    )

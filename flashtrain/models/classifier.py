@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import MemorySavings
-from flashtrain.models.attention_functions import AnyMask, plan_mask
-from flashtrain.models.block import Block, normalization
+from flashtrain.models.attention_functions import AnyMask, padding_mask, plan_mask
+from flashtrain.models.block import make_blocks, normalization
 from flashtrain.models.block_pattern import DENSE, BlockPattern
 from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
 from flashtrain.models.positions import AxialRotaryPositions, LearnedPositions, RotaryPositions
-from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens, real_tokens
-from flashtrain_kernels import Documents, linear_cross_entropy, masks
+from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens
+from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.loss_head import IGNORED
 
 INITIAL_STD = 0.1  # of embeddings
@@ -74,21 +74,7 @@ class Classifier(nn.Module):
         self.position_embedding = LearnedPositions(config.length, embed) if config.positions == "learned" else None
         self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
         self.dropout = nn.Dropout(config.dropout)
-        rotary = _rotary(config)
-        self.blocks = nn.ModuleList(
-            Block(
-                embed,
-                config.heads,
-                ffn=config.ffn,
-                norm=config.norm,
-                activation=config.activation,
-                dropout=config.dropout,
-                causal=False,
-                attention=attention,
-                rotary=rotary,
-            )
-            for _ in range(config.layers)
-        )
+        self.blocks = make_blocks(config, causal=False, attention=attention, rotary=_rotary(config))
         self.final_norm = normalization(config.norm, embed, True)
         self.head = nn.Sequential(
             nn.Linear(embed if config.towers == 1 else 4 * embed, embed), nn.GELU(), nn.Linear(embed, config.classes)
@@ -256,7 +242,7 @@ class Classifier(nn.Module):
 
     def _mask(self, tokens: Tensor, lengths: Tensor | None) -> AnyMask | None:
         if self.pattern is None:
-            return None if lengths is None else _padding_mask(tokens.shape[1], lengths)
+            return None if lengths is None else padding_mask(tokens.shape[1], lengths)
         if lengths is not None:
             raise UserError("block-sparse patterns need rows of equal length. Use pattern=dense.")
         return self.pattern()
@@ -275,9 +261,3 @@ def _rows(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None
     if tokens.dim() == 2:
         return tokens, lengths
     return tokens.flatten(0, 1), None if lengths is None else lengths.flatten()
-
-
-def _padding_mask(length: int, lengths: Tensor) -> AnyMask:
-    """The mask under which padding sees nothing and is not seen: O(B S) memory, and padded tiles are skipped."""
-    ends = torch.where(real_tokens(length, lengths), lengths[:, None], 0).int()
-    return masks.document(Documents(torch.zeros_like(ends), ends), causal=False)

@@ -57,7 +57,9 @@ class FeedForward(nn.Module):
         up, down = self.up, self.down
         plain = type(up) is nn.Linear and type(down) is nn.Linear  # adapters and quantized layers compute differently
         if plain and self.chunk is not None and x.shape[:-1].numel() > self.chunk:
-            return chunked_feed_forward(x, up, down, self.activation, self.chunk)
+            return chunked_feed_forward(
+                x, up.weight, up.bias, down.weight, down.bias, activation=self.activation, chunk=self.chunk
+            )
         if plain and self.activation == "gelu" and up.bias is not None and down.bias is not None:
             return gelu_feed_forward(x, up.weight, up.bias, down.weight, down.bias)
         activate = ACTIVATIONS[self.activation]
@@ -67,7 +69,16 @@ class FeedForward(nn.Module):
         return down(activate(gate) * value)
 
 
-def chunked_feed_forward(x: Tensor, up: nn.Linear, down: nn.Linear, activation: str, chunk: int) -> Tensor:
+def chunked_feed_forward(
+    x: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    *,
+    activation: str,
+    chunk: int,
+) -> Tensor:
     """Compute a feed-forward chunk by chunk, so that F is never stored for all tokens.
 
     The result equals the whole computation up to rounding and is differentiable once. The backward recomputes the up
@@ -76,15 +87,15 @@ def chunked_feed_forward(x: Tensor, up: nn.Linear, down: nn.Linear, activation: 
 
     Args:
         x: (..., E).
-        up: E -> U.
-        down: F -> E.
+        up: (U, E), with a bias (U,) or None.
+        down: (E, F), with a bias (E,) or None.
         activation: A name in ACTIVATIONS.
         chunk: Tokens of a chunk.
 
     Returns:
         (..., E).
     """
-    tensors: tuple[Tensor | None, ...] = (x.reshape(-1, x.shape[-1]), up.weight, up.bias, down.weight, down.bias)
+    tensors: tuple[Tensor | None, ...] = (x.reshape(-1, x.shape[-1]), up, up_bias, down, down_bias)
     dtype = autocast_dtype(x.device.type)
     if dtype is not None and x.dtype != torch.float64:  # autocast leaves float64 alone
         tensors = tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)

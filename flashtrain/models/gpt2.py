@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from flashtrain.errors import one_of
 from flashtrain.models.attention_functions import AnyMask, plan_mask
-from flashtrain.models.block import INITIAL_STD, Block, normalization, start_normal
+from flashtrain.models.block import INITIAL_STD, Block, make_blocks, normalization, start_normal
 from flashtrain.models.gpt2_config import GPT2Config
 from flashtrain.models.key_value_cache import KeyValueCache
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
@@ -54,22 +54,7 @@ class GPT2(Trainable):
         self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
         rotary = None if learned else RotaryPositions(config.head_dim, config.scaled_rope_base)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
-            Block(
-                config.embed,
-                config.heads,
-                config.kv_heads,
-                ffn=config.ffn,
-                norm=config.norm,
-                activation=config.activation,
-                bias=config.bias,
-                dropout=config.dropout,
-                causal=True,
-                attention=attention,
-                rotary=rotary,
-            )
-            for _ in range(config.layers)
-        )
+        self.blocks = make_blocks(config, causal=True, attention=attention, rotary=rotary)
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
         self.reset_parameters()

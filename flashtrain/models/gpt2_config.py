@@ -11,6 +11,7 @@ from flashtrain.models.attention import check_heads
 from flashtrain.models.block import NORMS, check_shape, round_up
 from flashtrain.models.feed_forward import ACTIVATIONS
 from flashtrain.models.positions import check_rotary, rotary_base_for
+from flashtrain.models.trainable import DecoderShape
 from flashtrain.settings import options
 
 POSITIONS = get_args(options.Positions)
@@ -37,7 +38,7 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class GPT2Config:
+class GPT2Config(DecoderShape):
     """The shape of a model; with the weights it is enough to rebuild it.
 
     Args:
@@ -83,7 +84,7 @@ class GPT2Config:
             raise UserError(f"rope_factor={self.rope_factor:g} with learned positions. Set positions=rotary.")
 
     @property
-    def head_dim(self) -> int:
+    def head_dim(self) -> int:  # type: ignore[override]
         """D, the width of one head."""
         return self.embed // self.heads
 

@@ -5,11 +5,10 @@ Shapes: B batch, S sequence, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -25,31 +24,20 @@ if TYPE_CHECKING:
     from flashtrain_kernels import Mask
 
 
-class DecoderShape(Protocol):
+class DecoderShape:
     """The sizes from which a decoder's memory and communication are estimated; GPT2Config has them."""
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def embed(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def ffn(self) -> int: ...
-    @property
-    def vocab_rows(self) -> int: ...
-    @property
-    def activation(self) -> str: ...
-    @property
-    def positions(self) -> str: ...
-    @property
-    def head_dim(self) -> int: ...
+    vocab_size: int
+    vocab_rows: int  # of the embedding table
+    context: int
+    layers: int
+    embed: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int  # width inside the feed-forward
+    activation: str  # of the feed-forward, a name in feed_forward.ACTIVATIONS
+    positions: str  # "learned" or "rotary"
 
 
 # Methods that every model needs, with their signatures for messages.
@@ -193,9 +181,7 @@ def as_trainable(model: nn.Module) -> Trainable:
 
     Args:
         model: A Trainable; or a module with its own `loss`, or whose forward maps tokens (B, S) to logits (B, S, V).
-
-    Raises:
-        UserError: Any other module.
+            Either takes the keywords positions and mask where the run's settings need them.
     """
     return model if isinstance(model, Trainable) else _Wrapped(model)
 
@@ -210,12 +196,7 @@ class _Wrapped(Trainable):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        if not callable(getattr(module, "loss", None)) and type(module).forward is nn.Module.forward:
-            raise UserError(f"{type(module).__name__} has neither forward(tokens) -> logits nor {NEEDED['loss']}.")
         self.module = module
-        known = inspect.signature(module.loss if hasattr(module, "loss") else module.forward).parameters  # type: ignore[arg-type]
-        self._takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
-        self._known = frozenset(known)
         self.register_state_dict_post_hook(_without_prefix)
         self.register_load_state_dict_pre_hook(_with_prefix)
 
@@ -226,12 +207,6 @@ class _Wrapped(Trainable):
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
         given = {name: one for name, one in (("positions", positions), ("mask", mask)) if one is not None}
-        refused = [name for name in given if not self._takes_any and name not in self._known]
-        if refused:
-            raise UserError(
-                f"{type(self.module).__name__} takes no {' and no '.join(refused)}, which the settings' mask needs. "
-                "Set data.document_mask=false and mask=causal, or add them to its signature."
-            )
         own = getattr(self.module, "loss", None)
         if callable(own):
             return own(tokens, labels, **given)

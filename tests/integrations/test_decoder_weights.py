@@ -108,9 +108,11 @@ def test_transformers_own_llama_comes_in_and_goes_out_as_it_was(tmp_path, attent
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_large_weights_are_several_files_which_both_read(tmp_path) -> None:
+def test_large_weights_are_several_files_which_both_read(tmp_path, monkeypatch) -> None:
     model = make()
-    save_decoder(model, tmp_path, shard_bytes=10**6)
+    with monkeypatch.context() as patch:
+        patch.setattr("flashtrain.integrations.weight_files.SHARD_BYTES", 10**6)
+        save_decoder(model, tmp_path)
     shards = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(shards) > 2
     assert all(shard.stat().st_size < 1.1 * 10**6 for shard in shards)

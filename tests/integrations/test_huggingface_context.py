@@ -105,10 +105,9 @@ SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 
 def test_a_model_whose_layers_mix_tokens_in_other_ways_is_refused() -> None:
     config = transformers.Qwen3NextConfig(**SIZES, num_key_value_heads=2, layer_types=["linear_attention"] * 2)
-    said = refused(Part(), of_config(config))
-    assert "Qwen3NextForCausalLM mixes tokens by linear_attention" in said
+    assert "Qwen3NextForCausalLM mixes tokens by" in refused(Part(), of_config(config))
     jamba = transformers.JambaConfig(**SIZES, num_key_value_heads=2, use_mamba_kernels=False, num_experts=2)
-    assert "JambaForCausalLM mixes tokens" in refused(Part(), of_config(jamba))
+    assert "JambaForCausalLM mixes tokens by" in refused(Part(), of_config(jamba))
 
 
 def test_positions_and_losses_of_a_models_own_making_are_refused() -> None:

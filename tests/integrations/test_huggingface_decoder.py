@@ -425,9 +425,9 @@ def save_config(folder: Path, **content) -> str:
     [
         ({"model_type": "bloom"}, "BloomForCausalLM calls .* 0 times"),
         ({"model_type": "mamba", "num_hidden_layers": 1, "hidden_size": 8}, "mixes tokens by Conv1d, Mamba"),
-        ({"model_type": "lama"}, "unknown kind of decoder in transformers 'lama'. Did you mean 'llama'"),
-        ({"model_type": "mine", "auto_map": {}}, "its own code, never run"),
-        ({}, "config.json has no model_type"),
+        ({"model_type": "lama"}, "unknown kind of decoder in model.config 'lama'. Did you mean 'llama'"),
+        ({"model_type": "mine", "auto_map": {}}, "unknown kind of decoder in model.config 'mine'"),
+        ({}, "unknown kind of decoder in model.config 'None'"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantized weights"),
     ],
 )

@@ -191,7 +191,6 @@ def test_flops_count_real_tokens_pairs_and_labels():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda model: model.encoder(torch.zeros(4, dtype=torch.int64)), r"without cu_seqlens"),
         (lambda model: model.encoder(torch.zeros(1, 33, dtype=torch.int64)), r"33 positions for a model with 32"),
         (
             lambda model: model.encoder(torch.zeros(40, dtype=torch.int64), cu_seqlens=torch.tensor([0, 40]).int()),
