@@ -16,7 +16,7 @@ CEILINGS = {
     "flashtrain/distributed": 3_290,
     "flashtrain/files": 440,
     "flashtrain/folders": 440,
-    "flashtrain/integrations": 3_600,
+    "flashtrain/integrations": 3_610,
     "flashtrain/models": 3_520,
     "flashtrain/report": 1_920,
     "flashtrain/run": 510,

@@ -170,7 +170,7 @@ def _within(requested: AttentionMask, documents: Documents, query: Tensor) -> At
         rows, keys = requested.mask.queries, requested.mask.keys
         low, high = torch.maximum(rows[LOW], start), torch.minimum(rows[HIGH], end)
         position, begin = rows[POSITION], torch.maximum(rows[START], start)
-    number = ordinals(documents).to(torch.int32)
+    number = ordinals(start).to(torch.int32)
     mask = Mask(torch.stack((low, high, position, begin, number)), keys, requested.seqlen_k)
     planned = mask.planned(query.shape[3], query.dtype) if sharded_sequence() is None else mask
     # Field by field: torch.compile (2.11) does not follow a slice of a tuple's subclass.
