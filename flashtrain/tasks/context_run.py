@@ -71,14 +71,6 @@ def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShap
     return exchange_bytes(attention_choice(settings, hardware, shape, micro_batch))
 
 
-def describe_context(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> str:
-    """Return the words on context parallelism in the line that announces a training; "" without it."""
-    if not settings.shares_sequences:
-        return ""
-    method = context_columns(settings, hardware, model, micro_batch)["context_way"]
-    return f", each sequence over {settings.context_degree} devices ({method})"
-
-
 def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
     """Return the summary row's columns on context parallelism; none without it.
 

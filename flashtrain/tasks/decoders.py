@@ -17,17 +17,9 @@ if TYPE_CHECKING:
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
     """Return the shape of flashtrain's own decoder of a family, such as "gpt2", with the settings' size."""
-    return GPT2Config.of_size(
-        settings.size,
-        family,
-        vocab_size=vocab_size,
-        context=context,
-        vocab_rows=settings.vocab_rows,
-        positions=settings.positions,
-        dropout=settings.dropout,
-        rope_base=settings.rope_base,
-        rope_factor=settings.rope_factor,
-    )
+    names = ("vocab_rows", "positions", "dropout", "rope_base", "rope_factor")
+    own = {name: getattr(settings, name) for name in names}
+    return GPT2Config.of_size(settings.size, family, vocab_size=vocab_size, context=context, **own)
 
 
 def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:

@@ -1,4 +1,4 @@
-"""What every training task shares: its optimiser and schedule, clipping, its losses' record, its checkpoints' notes."""
+"""The LightningModule that every task derives from."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ T = TypeVar("T")
 
 
 def replayed(compute: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """What a compiled function gives whose launches are recorded and replayed (mode="reduce-overhead"), for a new step.
-
-    A replay writes its results where the last one did: what outlives the step is copied.
-    """
+    """Call a compiled function whose launches are recorded and replayed (mode="reduce-overhead"), in a new step."""
+    # A replay writes its results where the last one did: what outlives the step is copied.
     torch.compiler.cudagraph_mark_step_begin()
     return tree_map(torch.clone, compute(*arguments, **named))
 
@@ -38,12 +36,13 @@ def replayed(compute: Callable[..., T], *arguments: Any, **named: Any) -> T:
 class TrainingTask(pl.LightningModule):
     """A LightningModule around one model; its tasks add the loss.
 
-    make_optimizer, make_schedule: called with the model, then with the optimiser; the schedule is stepped each
-        optimiser step. Defaults: AdamW at 6e-4, constant.
-    gradient_clip: bound of the global L2 norm of the gradients, 0 for none.
-    description: plain values saved in every checkpoint, that rebuild the model.
-
     Logs `gradient_norm` (before clipping).
+
+    Args:
+        make_optimizer: returns the model's optimiser; None: AdamW at 6e-4.
+        make_schedule: returns the optimiser's schedule, which is stepped at each optimiser step; None: constant.
+        gradient_clip: bound of the global L2 norm of the gradients; 0 for none.
+        description: plain values that rebuild the model, saved in every checkpoint.
     """
 
     def __init__(
@@ -66,12 +65,12 @@ class TrainingTask(pl.LightningModule):
         self._last_loss: Tensor | None = None
 
     def configure_model(self) -> None:
-        """UserError: a strategy that shards models, which LanguageModel alone does; nothing would add up gradients."""
+        """Raise UserError under a strategy that shards the model: without support, gradients would not be added up."""
         if self.device_mesh is not None:
-            raise UserError(f"{type(self).__name__} trains whole models on each device: choose trainer.strategy=ddp.")
+            raise UserError(f"{type(self).__name__} trains whole models on each device. Use trainer.strategy=ddp.")
 
     def configure_optimizers(self) -> Any:
-        """The optimiser, and the schedule stepped at each optimiser step."""
+        """Return the optimiser, and the schedule if there is one, in Lightning's form."""
         optimizer = self._make_optimizer(self.model)
         if self._make_schedule is None:
             return optimizer
@@ -90,7 +89,7 @@ class TrainingTask(pl.LightningModule):
             self.log("gradient_norm", norm)
 
     def record_loss(self, loss: Tensor, batch_idx: int) -> Tensor | None:
-        """Keep a micro-batch's loss. After the last one of an optimiser step: the step's mean loss, else None."""
+        """Record a micro-batch's loss; return the optimiser step's mean loss after its last micro-batch, else None."""
         self._step_losses.append(loss.detach())
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return None
@@ -102,7 +101,7 @@ class TrainingTask(pl.LightningModule):
         return step_loss
 
     def on_train_end(self) -> None:
-        """Make the last loss that of all ranks: each computed another part of the step."""
+        """Average the last loss over all ranks."""
         if self._last_loss is not None:
             self._last_loss = self._over_ranks(self._last_loss)
 
@@ -111,16 +110,13 @@ class TrainingTask(pl.LightningModule):
         return losses if self.trainer.world_size == 1 else self.trainer.strategy.reduce(losses, reduce_op="mean")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what rebuilds the model next to its weights, and the first and the last loss for the run's summary.
-
-        Every rank calls this: the last loss is saved as the mean over all.
-        """
+        """Save what rebuilds the model, and the first and the last loss of the run; every rank calls this."""
         checkpoint["flashtrain"] = self.description
         checkpoint["first_loss"] = self.first_loss
         checkpoint["last_loss"] = None if self._last_loss is None else float(self._over_ranks(self._last_loss))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the losses of the run that this one continues."""
+        """Restore the losses of the run that this one continues."""
         losses = checkpoint.get("first_loss"), checkpoint.get("last_loss")
         self._first_loss, self._last_loss = (
             None if loss is None else torch.tensor(loss, device=self.device) for loss in losses
@@ -128,7 +124,7 @@ class TrainingTask(pl.LightningModule):
 
     @property
     def first_loss(self) -> float | None:
-        """The loss of the run's first step, before any update, over all ranks; None before it."""
+        """The loss of the run's first step, before any update, over all ranks; None before that step."""
         return None if self._first_loss is None else float(self._first_loss)
 
     @property
@@ -137,16 +133,14 @@ class TrainingTask(pl.LightningModule):
         return None if self._last_loss is None else float(self._last_loss)
 
     def is_logged_step(self) -> bool:
-        """Whether this step's values are looked at: averaging over ranks and self.log cost time at each step.
-
-        The loggers take every so many steps; the progress lines begin with the first.
-        """
+        """Return whether this step's values are logged: the first step's, and those at the trainer's log interval."""
+        # Averaging over ranks and self.log cost time at each step.
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step == 0 or (self.global_step + 1) % max(1, every) == 0
 
 
 def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
-    """Lightning's Trainer for one evaluation on one device, which writes nothing."""
+    """Return Lightning's Trainer for one evaluation on one device, which writes nothing."""
     return pl.Trainer(
         accelerator="gpu" if hardware.kind == "cuda" else "cpu",
         devices=1,
@@ -159,6 +153,6 @@ def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
 
 
 def metric(trainer: pl.Trainer, name: str) -> float | None:
-    """What was logged under this name last; None where nothing was."""
+    """Return the value that was logged last under a name; None if there is none."""
     value = trainer.callback_metrics.get(name)
     return None if value is None else float(value)

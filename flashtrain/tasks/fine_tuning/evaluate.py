@@ -56,9 +56,7 @@ def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
     own = read_settings(trained.folder).finetune
     others = any(getattr(requested, name) != getattr(own, name) for name in ("path", "name", "config"))
     source = make_source(
-        requested,
-        settings.data,
-        settings.context,
+        trained.settings,
         tokenizer=trained.tokenizer,
         label_names=trained.labels,
         only_test=others and requested.data != "cues",

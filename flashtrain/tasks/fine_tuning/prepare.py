@@ -53,7 +53,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     """Build BERT with a head, its data and its task; see Task.prepare."""
     start = starting_bert(settings)
     tokenizer = None if start is None else tokenizer_of(start)  # in whose tokens the weights know texts
-    source = make_source(settings.finetune, settings.data, settings.context, tokenizer=tokenizer)
+    source = make_source(settings, tokenizer=tokenizer)
     config = encoder_config(settings, source.special.vocab_size, start)
     model = make_head(settings, hardware, config, len(source.label_names))
     if start is not None:  # their pooler too, if both have one

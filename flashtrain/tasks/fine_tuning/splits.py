@@ -18,7 +18,7 @@ from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.errors import UserError
 from flashtrain.registry import component
-from flashtrain.settings.data import DataSettings
+from flashtrain.settings.settings import Settings
 from flashtrain.tasks.masked_language.trained import special_tokens
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ class LabelledSource:
 
 
 def make_source(
-    own: FineTuningSettings,
-    data: DataSettings,
-    context: int,
+    settings: Settings,
     *,
     tokenizer: Tokenizer | None = None,
     label_names: Sequence[str] | None = None,
@@ -81,7 +79,6 @@ def make_source(
     """Read the texts that `finetune.*` names, cut to the context.
 
     Args:
-        context: S, the longest sample in tokens.
         tokenizer: of trained weights; None: data.tokenizer, a bpe trained on the training texts.
         label_names: of a trained model; None: those of the texts to train on, before some are held out.
         only_test: nothing is trained on. The test texts are read or, if none are called so, all texts as test texts.
@@ -89,6 +86,7 @@ def make_source(
     Raises:
         UserError: there is nothing to read, or a text has a label that was not trained on.
     """
+    own, data, context = settings.finetune, settings.data, settings.context
     if own.data not in ("files", "hub"):
         return component("documents", "synthetic")(own, context)
     rows = read_rows(own)

@@ -18,10 +18,9 @@ from flashtrain.tasks.language.ends import generation_ends
 
 
 def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
-    """Return the prompt with what the model writes after it, under the settings' mask.
+    """Return the prompt with what the model writes after it; of a conversation the answer alone, without the template.
 
-    A prompt that is a conversation, as every prompt is where the data are conversations, is answered: the answer is
-    returned alone, without the chat template's tokens.
+    Every prompt is a conversation where the data are conversations.
 
     Raises:
         UserError: the model cannot generate text, or the prompt's file holds no conversation.
@@ -54,16 +53,10 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
 
 
 def conversation_of(prompt: str) -> dict[str, Any] | None:
-    """Return the conversation that a prompt is.
+    """Return the conversation that a prompt is, an object with `messages` and perhaps `tools`; None if it is a text.
 
     Args:
-        prompt: a .json file's path, or JSON: a list of messages, or an object with `messages` and perhaps `tools`.
-
-    Returns:
-        The object with `messages`; None if the prompt is a text.
-
-    Raises:
-        UserError: the file cannot be read.
+        prompt: the path of a .json file, or JSON: a conversation, or its list of messages.
     """
     named = prompt.endswith(".json") and (" " not in prompt or Path(prompt).expanduser().is_file())
     try:

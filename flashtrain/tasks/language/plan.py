@@ -12,7 +12,7 @@ from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.attention_masks import attended_context
 from flashtrain.tasks.batching import Batching, fit_memory, memory_plan, memory_words, plan_text
-from flashtrain.tasks.context_run import describe_context, plan_lines
+from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
@@ -44,7 +44,9 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
-    shared = describe_context(settings, hardware, model, batching.micro_batch)
+    shared, columns = "", context_columns(settings, hardware, model, batching.micro_batch)
+    if columns:
+        shared = f", each sequence over {columns['context_parallel']} devices ({columns['context_way']})"
     return (
         f"{settings.named(settings.model.label)}: {model.parameter_count() / 1e6:.1f}M parameters, "
         f"context {settings.context}, attention {hardware.attention}; "

@@ -110,23 +110,15 @@ def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = No
 
 def _module(data: DataSettings) -> Callable[..., TextDataModule]:
     """The data module of a source, with the settings that only it uses."""
-    if data.source != "chat" and not data.streaming:
-        return TextDataModule
     if data.source != "chat":
         from flashtrain.data.streaming import StreamingDataModule
 
-        return StreamingDataModule
+        return StreamingDataModule if data.streaming else TextDataModule
     from flashtrain.data.chat_datamodule import ChatDataModule
     from flashtrain.data.chat_rendering import read_template
 
-    return partial(
-        ChatDataModule,
-        template=read_template(data.chat_template),
-        train_on=data.train_on,
-        text_column=data.text_column,
-        too_long=data.too_long,
-        skip_broken=data.skip_broken,
-    )
+    own = {name: getattr(data, name) for name in ("train_on", "text_column", "too_long", "skip_broken")}
+    return partial(ChatDataModule, template=read_template(data.chat_template), **own)
 
 
 def model_builder(settings: Settings) -> Callable[..., Trainable]:

@@ -1,6 +1,6 @@
-"""The language-modelling task: next-token prediction as a LightningModule around any decoder of flashtrain.models.
+"""Next-token prediction, as a LightningModule around a decoder.
 
-B batch, S sequence.
+B batch, S sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from flashtrain_kernels import Mask, masks
 class LanguageModel(TrainingTask):
     """Trains a decoder on batches of packed text (flashtrain.data.packing.Batch, or ChatBatch).
 
-    model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as GPT2 does; or any module whose forward
-        gives logits (B, S, V) of tokens (B, S).
-    document_mask: attention stays within each document of a packed row, and positions restart there.
-    mask: which tokens each token sees, in place of that and of the causal rule: called by name with a batch's documents
-        and positions (B, S), seqlen S and their device, it returns a flashtrain_kernels Mask, or None for the model's
-        own rule. A label that its own token sees is not scored.
-    compile: run the loss through torch.compile (one graph, static shapes).
-    cuda_graphs: record the compiled loss's launches, forward and backward, once and replay them: for models so small
-        that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
-    The others: see TrainingTask.
+    Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token. The `train_loss` of a
+    model of experts includes their balancing loss, which is logged too, of a step's last micro-batch.
 
-    Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token; of a model of experts
-    that balances them, `train_loss` is with their balancing loss, and that of a step's last micro-batch is logged too.
+    Args:
+        model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as GPT2 does; or any module whose
+            forward gives logits (B, S, V) of tokens (B, S).
+        document_mask: attention stays within each document of a packed row, and positions restart there.
+        mask: returns each batch's mask, in place of document_mask and of the causal rule: called by name with documents
+            and positions (B, S), seqlen S and device, it returns a flashtrain_kernels Mask, or None for the model's own
+            rule. A label that its own token sees is not scored.
+        compile: run the loss through torch.compile (one graph, static shapes).
+        cuda_graphs: record the launches of the compiled loss once, forward and backward, and replay them: for models so
+            small that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
+        options: see TrainingTask.
     """
 
     def __init__(
@@ -62,13 +63,7 @@ class LanguageModel(TrainingTask):
         self._shard_mesh_seen = False
 
     def configure_model(self) -> None:
-        """Shard the weights when the strategy brings a device mesh (FSDP2), then compile.
-
-        Under full checkpointing each block is compiled by itself, and not the loss as a whole: what moves checkpoints
-        to host memory must run between the blocks, and only then it is certain that one block at a time is computed
-        again (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more than that on an H200). Where devices share a
-        sequence, blocks are compiled in the parts before and behind their attention, which is communication in between.
-        """
+        """Shard the weights if the strategy brings a device mesh (FSDP2), then compile."""
         if self.device_mesh is not None and not self._shard_mesh_seen:
             from flashtrain.distributed.sharding import shard
 
@@ -78,6 +73,9 @@ class LanguageModel(TrainingTask):
         if self._trainer is not None:
             self.model.materialise(self.trainer.strategy.root_device)
         shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
+        # Under full checkpointing each block is compiled by itself: offloading runs between blocks, and one block at a
+        # time is computed again (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more on an H200). Under
+        # context parallelism blocks are compiled in parts before and behind their attention, which communicates.
         apart = self._compile and (self.model.recomputes_blocks or shares)
         if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
             self._replays = False
@@ -91,17 +89,13 @@ class LanguageModel(TrainingTask):
             )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, S, vocabulary rows) of tokens (B, S)."""
+        """Return logits (B, S, vocabulary rows) of tokens (B, S)."""
         return self.model(tokens)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The micro-batch's mean loss. What is logged is the mean over the optimiser step's micro-batches.
-
-        Of conversations (ChatBatch) the mean is over the labels of the whole step, on all devices: its micro-batches
-        have different numbers of them, and a mean of their means would count the labels of some more than others'.
-        """
+        """Return the micro-batch's mean loss; the mean over the optimiser step's micro-batches is logged."""
         loss = self.batch_loss(batch)
-        if "weight" in batch:
+        if "weight" in batch:  # of conversations, whose micro-batches have different numbers of labels
             loss = loss * cast(ChatBatch, batch)["weight"]
         step_loss = self.record_loss(loss, batch_idx)
         if step_loss is not None and self.is_logged_step():
@@ -111,15 +105,14 @@ class LanguageModel(TrainingTask):
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Adds the micro-batch to the held-out loss, a mean over all labels that are held out, on all ranks."""
+        """Add the micro-batch to the held-out loss, the mean over all held-out labels of all ranks."""
         loss = self.batch_loss(batch)
         given = cast(ChatBatch, batch)["label_count"] if "label_count" in batch else None
         count = int((whole(batch, "labels") != IGNORED_LABEL).sum()) if given is None else given
         self.log("validation_loss", loss, prog_bar=True, sync_dist=True, batch_size=count)
 
     def _score_unseen(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """The batch, before devices share it, without the labels that the mask shows to the tokens they follow: those
-        of a prefix. UserError: none is left."""
+        """The batch, before it is sharded, without the labels that their own tokens see, as in a prefix."""
         mask, labels = self._mask(batch["documents"], batch["positions"]), batch["labels"]
         shown = None if mask is None else next_shown(mask)
         if shown is None or not bool(shown.any()):
@@ -135,11 +128,11 @@ class LanguageModel(TrainingTask):
         return self.mask(documents=documents, positions=positions, seqlen=documents.shape[1], device=documents.device)
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """The mean loss of a micro-batch in nats, with the gradient's graph; nothing is logged."""
+        """Return the mean loss of a micro-batch in nats, with the gradient's graph; nothing is logged."""
         positions = batch["positions"] if self.document_mask else None
         mask: Mask | None = None
         if self.document_mask or self.mask is not None:
-            # Of a sequence that several devices share, all of it: a mask says what all tokens see.
+            # The mask is of the whole sequence, also where devices share it.
             mask = self._mask(whole(batch, "documents"), whole(batch, "positions"))
         if not self._replays:
             return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
@@ -147,7 +140,7 @@ class LanguageModel(TrainingTask):
 
 
 def next_shown(mask: Mask) -> Tensor:
-    """(B or 1, S) bool: whether a token sees the one after it, of a mask in sequence order."""
+    """Return (B or 1, S) bool: whether each token sees the next one, under a mask in sequence order."""
     rows = mask.queries
     following = torch.arange(1, rows.shape[2] + 1, device=rows.device)
     shown = (rows[masks.LOW] <= following) & (following < rows[masks.HIGH])

@@ -53,12 +53,6 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
 
 
 def move(model: Any, kind: str, precision: str) -> Any:
-    """Move a model to a device, and to the dtype of a precision that is not a mixed one.
-
-    Args:
-        model: any torch module.
-        kind: "cuda" or "cpu".
-        precision: as Lightning names it, such as "bf16-true".
-    """
+    """Move a torch module to a kind of device, and to the dtype of an unmixed precision such as "bf16-true"."""
     dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision)
     return model.to(device=kind, dtype=dtype)

@@ -17,21 +17,10 @@ from flashtrain.training.hardware import Hardware
 
 
 def bert_config(settings: Settings, vocab_size: int) -> BertConfig:
-    """Return the shape that `bert.*` names.
-
-    Args:
-        vocab_size: tokens, the special ones included.
-    """
+    """Return the shape that `bert.*` names, for so many tokens, the special ones included."""
     bert = settings.bert
-    return BertConfig.of_size(
-        bert.size,
-        bert.family,
-        vocab_size=vocab_size,
-        context=settings.context,
-        vocab_rows=bert.vocab_rows,
-        dropout=bert.dropout,
-        activation=bert.activation,
-    )
+    own = {name: getattr(bert, name) for name in ("vocab_rows", "dropout", "activation")}
+    return BertConfig.of_size(bert.size, bert.family, vocab_size=vocab_size, context=settings.context, **own)
 
 
 def plan_masked(settings: Settings, hardware: Hardware) -> str:

@@ -1,4 +1,4 @@
-"""Masked-language training: finding the masked tokens of a text, as a LightningModule around BERT."""
+"""The prediction of masked tokens, as a LightningModule around BERT."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flashtrain.tasks.training_task import replayed
 class MaskedLanguageModel(LanguageModel):
     """Trains a BERT on batches of masked samples (flashtrain.data.masking.MaskedBatch), packed or padded.
 
-    model: has .loss and .score as Bert does. The other arguments are LanguageModel's, without document_mask: a sample
-    never sees another.
+    Logs `train_loss`, the mean over the labels of a step, `gradient_norm` (before clipping), and over the whole
+    held-out set `validation_loss`, in nats a label, and `validation_accuracy`: the share of masked positions at which
+    the original token has the highest score, which is MLPerf's masked-language accuracy.
 
-    Logs `train_loss`, `gradient_norm` (before clipping), and over the whole held-out set `validation_loss`, in nats a
-    label (without the next-sentence loss), and `validation_accuracy`: the share of masked positions at which the token
-    that stood there has the highest score, which is MLPerf's masked-language accuracy.
-    The mean loss of a step's micro-batches is that of its labels, whatever row and device each label came to lie in.
+    Args:
+        model: has `.loss` and `.score` as Bert does.
+        options: see LanguageModel, without document_mask: a sample never sees another.
     """
 
     def __init__(self, model: Bert, **options: Any) -> None:
@@ -32,26 +32,25 @@ class MaskedLanguageModel(LanguageModel):
         self.sequences_done = 0
         self._step_work: list[tuple[int, int, float]] = []
         self._scores: list[MaskedScore] = []
-        self._accuracy: float | None = None
 
     @property
     def bert(self) -> Bert:
-        """The model, by its own type."""
+        """The model as a Bert."""
         return cast(Bert, self.model)
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits of every token; arguments as Bert's."""
+        """Return logits of every token; for the arguments see Bert."""
         return self.bert(tokens, **layout)
 
     def batch_loss(self, batch: MaskedBatch) -> Tensor:  # type: ignore[override]
-        """The micro-batch's share of the step's mean loss in nats, with the gradient's graph; nothing is logged."""
+        """Return the micro-batch's share of the step's mean loss in nats, with the gradient's graph."""
         arguments = loss_arguments(batch)
         if not self._replays:
             return self._loss(**arguments)
         return replayed(self._loss, **arguments)
 
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
-        """As LanguageModel's; also counts this device's work in tokens_done (real), sequences_done and flops_done."""
+        """Train as LanguageModel does, and count this device's tokens (without padding), sequences and FLOPs."""
         tokens, sequences = batch["real_tokens"], batch["sequences"]
         flops = self.bert.config.flops_of(tokens, batch["pairs"], sequences, batch["scored"])
         self._step_work.append((tokens, sequences, flops))
@@ -66,26 +65,22 @@ class MaskedLanguageModel(LanguageModel):
         self._step_work.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """As every task, and what has been done so far (on the device that writes)."""
+        """Save what every task saves, and what has been done so far (on the device that writes)."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["done"] = [self.tokens_done, self.sequences_done, self.flops_done]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Count on from what on_save_checkpoint kept."""
+        """Restore what on_save_checkpoint saved."""
         super().on_load_checkpoint(checkpoint)
         if "done" in checkpoint:
             self.tokens_done, self.sequences_done, self.flops_done = checkpoint["done"]
 
-    def on_validation_epoch_start(self) -> None:
-        """Forget an earlier validation's sums."""
-        self._scores.clear()
-
     def validation_step(self, batch: MaskedBatch, batch_idx: int) -> None:  # type: ignore[override]
-        """Adds the micro-batch to the held-out sums."""
+        """Add the micro-batch to the held-out sums."""
         self._scores.append(self.bert.score(**score_arguments(batch)))
 
     def on_validation_epoch_end(self) -> None:
-        """Logs loss and accuracy over all held-out labels of all devices."""
+        """Log loss and accuracy over all held-out labels of all devices."""
         if not self._scores:
             return
         sums = torch.stack([torch.stack([part.double() for part in score]) for score in self._scores]).sum(0)
@@ -93,11 +88,5 @@ class MaskedLanguageModel(LanguageModel):
         loss, correct, labels = sums.tolist()
         self._scores.clear()
         if labels:
-            self._accuracy = correct / labels
             self.log("validation_loss", loss / labels, prog_bar=True)
             self.log("validation_accuracy", correct / labels, prog_bar=True)
-
-    @property
-    def validation_accuracy(self) -> float | None:
-        """Of the latest validation; None before the first."""
-        return self._accuracy

@@ -9,7 +9,7 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain.settings.data import DataSettings
-from flashtrain.tasks.fine_tuning.settings import FineTuningSettings
+from flashtrain.tasks.fine_tuning.settings import FineTuningSettings, LabelledSettings
 from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
 
 
@@ -18,8 +18,8 @@ def write(path: Path, labels: str, count: int = 10) -> None:
 
 
 def source_of(path: Path, **options) -> LabelledSource:
-    asked = FineTuningSettings(data="files", path=str(path), target="class", layout="padded")
-    return make_source(asked, DataSettings(tokenizer="bytes"), 16, **options)
+    own = FineTuningSettings(data="files", path=str(path), target="class", layout="padded")
+    return make_source(LabelledSettings(data=DataSettings(tokenizer="bytes"), context=16, finetune=own), **options)
 
 
 def counts(source: LabelledSource) -> dict[str, int]:
