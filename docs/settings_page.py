@@ -20,7 +20,7 @@ from flashtrain.settings.settings import Settings
 
 # Too long for the line of their setting, where all others have their words.
 WORDS = {
-    "model.name": "gpt2, modern or plain, or one that your program registered; model=NAME also takes conf/model's file",
+    "model.name": "gpt2, llama or plain, or one that your program registered; model=NAME also takes conf/model's file",
     "model.options": "of a model that your program registered: +model.options.NAME=VALUE",
     "data.source": "stdlib, files or hub, or one that your program registered; data=NAME also takes conf/data's file",
     "benchmark.name": "what is measured; recipes set it",

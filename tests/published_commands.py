@@ -84,7 +84,7 @@ RUN_OF = {
     "language_model": "gpt2",
     "classification": "pathx",
     "masked_language_model": "bert",
-    "fine_tuning": "finetune",
+    "fine_tuning": "bert-finetune",
 }
 
 

@@ -20,7 +20,7 @@ from flashtrain.command import compose
 from flashtrain.command.compose import compose_settings
 from flashtrain.settings.settings import Settings
 
-GROUPS = {"model": "name", "optimizer": "name", "attention": "name", "memory": "checkpointing"}
+GROUPS = {"model": "name", "optimizer": "name", "attention": "name"}
 
 
 @functools.cache

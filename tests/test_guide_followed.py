@@ -25,7 +25,7 @@ TRAINING = {
     "trainer.checkpoint_every": "1",
     "trainer.tokens_per_step": "2048",
     "data.validation_tokens": "512",
-    "generate.tokens": "4",
+    "generate.max_new_tokens": "4",
     "data": "files",
     "data.path": "novels",
     "data.validation_fraction": "0.2",
@@ -87,7 +87,7 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
     keys = {word.split("=", 1)[0] for word in words}
     if not keys & {"mode", "checkpoint"}:
         small = {name: value for name, value in TRAINING.items() if "recipe=sft" not in words or name[:4] != "data"}
-        small = FINE_TUNING if "recipe=finetune" in words else small
+        small = FINE_TUNING if "recipe=bert-finetune" in words else small
         keys |= {"data.path"} & small.keys() if "data" in keys else set()
         words += [f"{key}={value}" for key, value in small.items() if key not in keys]
         if "recipe=sft" in words and "context" not in keys:
@@ -97,7 +97,7 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
         if "resume" in keys:  # further each time
             words[words.index("trainer.steps=2")] = f"trainer.steps={2 + 2 * next(RESUMED)}"
     elif "mode=generate" in words:
-        words.append("generate.tokens=4")
+        words.append("generate.max_new_tokens=4")
     environment = dict(word.split("=", 1) for word in found[1].split())
     return {name: value.replace("~", str(Path.cwd())) for name, value in environment.items()}, words
 

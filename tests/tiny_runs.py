@@ -35,7 +35,7 @@ TINY = (
     "trainer.checkpoint_every=3",
     "optimizer.learning_rate=0.003",
     "logger=csv",
-    "generate.tokens=8",
+    "generate.max_new_tokens=8",
 )
 
 

@@ -45,7 +45,11 @@ from flashtrain.spec import TrainedModel, is_of_checkpoint, mode_of, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 
-_OF_WRITING = {"max_new_tokens": "generate.tokens", "temperature": "generate.temperature", "top_k": "generate.top_k"}
+_OF_WRITING = {
+    "max_new_tokens": "generate.max_new_tokens",
+    "temperature": "generate.temperature",
+    "top_k": "generate.top_k",
+}
 
 
 @dataclass(frozen=True)

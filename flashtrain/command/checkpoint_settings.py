@@ -23,7 +23,7 @@ WITHOUT_A_RUN = ("evaluate", "generate")  # what also takes a language model tha
 
 # Groups of conf/ that the command line may name here too, and the setting that each name stands for. Hydra composes
 # nothing in these modes: the run's own settings are the ground.
-GROUPS = {group: CHOOSES.get(group, "name") for group in ("attention", "data", "hardware", "logger", "mask", "memory")}
+GROUPS = {group: CHOOSES.get(group, "name") for group in ("attention", "data", "hardware", "logger", "mask")}
 # Settings of one choice of a group: with another choice than the run's they start from their defaults.
 _OF_A_CHOICE = {
     "data": ("path", "validation_path", "name", "config", "mixture", "split", "dtype", "end_of_text", "options"),

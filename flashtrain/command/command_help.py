@@ -20,7 +20,7 @@ Modes
              a fresh process a job, then one table and one figure
 
 Model and text
-  model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=modern for RMSNorm, SwiGLU, rotary, GQA
+  model.size=355m                 demo, 124m, 355m, 774m, 1.3b, 1.5b; model=llama for RMSNorm, SwiGLU, rotary, GQA
   model.path=FOLDER               recipe=hf: a transformers decoder, or a hub name; model.adapter=lora trains LoRA
   context=2048                    tokens a sample
   data=files data.path=FOLDER     your own .txt, .md, .jsonl, .parquet; data=hub data.name=... for a hub dataset
@@ -30,9 +30,10 @@ Model and text
 
 Machine and memory
   attention=flash                 flash (our kernels), sdpa (torch's), standard (stores the S x S matrix)
-  memory=auto                     none, selective, full: how much of a block stays for the backward; auto: what fits
+  memory.activation_checkpointing=auto
+                                  none, selective, full: how much of a block stays for the backward; auto: what fits
   trainer.devices=8               with trainer.strategy=ddp|fsdp, trainer.nodes=2
-  context_parallel=8              each sequence over 8 of the devices (trainer.strategy=context)
+  context_parallel=8              each sequence over 8 of the devices (trainer.strategy=context_parallel)
   hardware.demo=never             the recipe in full where there is no GPU; hardware=cpu leaves a GPU alone
 
 The run
@@ -42,14 +43,14 @@ The run
   output=runs seed=0              where run folders are made; of the weights, the order of samples and dropout
 
 Of some recipes
-  bert.size=base                  recipe=bert: with .family=bert, masked.unit=sentence .layout=padded,
+  bert.size=base                  recipe=bert: with .family=bert, masked.sample_unit=sentence .layout=padded,
                                   masked.token_budget=32768, optimizer=lamb, target_accuracy=0.7
-  finetune.data=files             recipe=finetune weights=BERT: with .path=FOLDER .target=labels|class|tokens
+  finetune.data=files             recipe=bert-finetune weights=BERT: with .path=FOLDER .target=labels|class|tokens
   benchmark.models=[124m]         recipe=gpt2-speed and context-speed, with .contexts=[1024,4096] .batches=[16,32]
                                   .weights=[fp32,bf16] .implementations=[flashtrain,pytorch,hf-eager] .max_seconds=540
-  benchmark.rows=anchors          recipe=attention-benchmark: grid, anchors, paper, features, block-sparse; with
+  benchmark.rows=core             recipe=attention-benchmark: grid, core, paper, features, block-sparse; with
                                   benchmark.seqlens=[1024,4096] .masks=[causal,window-1024] .max_seconds=420 ...
-  benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .ways=[ring] .layouts=[balanced]
+  benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .methods=[ring] .layouts=[balanced]
   pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
 
 Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/settings.md.
@@ -61,7 +62,7 @@ EXAMPLES = {
     "train": ("recipe=gpt2", "train; a folder below runs/ has the settings, the metrics, checkpoints and a summary"),
     "plan": ("recipe=gpt2 mode=plan", "parameters, memory and time; nothing is started"),
     "evaluate": ("mode=evaluate checkpoint=RUN", "the held-out loss, or accuracy"),
-    "generate": ('mode=generate checkpoint=RUN prompt="def main"', "text, with generate.tokens=120"),
+    "generate": ('mode=generate checkpoint=RUN prompt="def main"', "text, with generate.max_new_tokens=120"),
     "export": ("mode=export checkpoint=RUN", "weights and tokenizer that transformers reads"),
     "benchmark": ("recipe=gpt2-speed", "a recipe that measures: one table, baselines in turns"),
     "lengths": ("recipe=gpt2-long lengths.contexts=[1024,4096]", "trains each, scores all on the same held-out tokens"),

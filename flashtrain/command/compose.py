@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.files.yaml_files import literal
+from flashtrain.settings.aliases import renamed
 from flashtrain.settings.schema import (
     schema_of,
     setting_names,
@@ -36,7 +37,7 @@ from flashtrain.settings.schema import (
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, task_of
 
-CHOOSES = {"data": "source", "hardware": "accelerator", "memory": "checkpointing"}  # group -> its choice, if not `name`
+CHOOSES = {"data": "source", "hardware": "accelerator"}  # group -> its choice, if not `name`
 _PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
 
@@ -117,9 +118,16 @@ def check_settings(settings: Settings) -> None:
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """The command line's `key=value` words, parsed by Hydra's grammar. Raises UserError for a word it refuses."""
+    """The command line's `key=value` words, parsed by Hydra's grammar.
+
+    Raises UserError for a word that the grammar refuses, or an older name of a setting.
+    """
     with readable_errors():
-        return OverridesParser.create().parse_overrides(list(words))
+        parsed = OverridesParser.create().parse_overrides(list(words))
+    for override in parsed:
+        if line := renamed(key_of(override), None if override.is_sweep_override() else override.value()):
+            raise UserError(line)
+    return parsed
 
 
 def as_value(text: str) -> str:
@@ -185,6 +193,8 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
         yield
     except MissingConfigException as error:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if line := renamed(group, name):
+            raise UserError(line) from error
         raise unknown(group or "configuration", name, error.options or ()) from error
     except OverrideParseException as error:
         raise UserError(
@@ -213,6 +223,9 @@ def _composition_error(error: ConfigCompositionException, task: str) -> UserErro
         return UserError(
             f"{given} lists several values. Add -m to sweep over them, or use brackets for a list: [one,another]."
         )
+    chosen = re.search(r"Could not override '(\w+)'", text)  # in the defaults of a recipe
+    if chosen and (line := renamed(chosen[1], "")):
+        return UserError(line)
     cause = error.__cause__ or error.__context__  # of a recipe's own lines
     if isinstance(cause, OmegaConfBaseException):
         return wrong_value(cause, task)

@@ -107,8 +107,8 @@ def _for_context(hardware: Hardware) -> Hardware:
     """The machine, with the attention that devices can share: ours, on a CPU too. UserError: a GPU without it."""
     if hardware.kind == "cuda" and hardware.attention != "flash":
         raise UserError(
-            "trainer.strategy=context needs attention=flash, so GPUs of sm_80 or later and Triton, and this is "
-            f"{_name(hardware)}. Use trainer.strategy=ddp or fsdp."
+            "trainer.strategy=context_parallel needs attention=flash, so GPUs of sm_80 or later and Triton, and this "
+            f"is {_name(hardware)}. Use trainer.strategy=ddp or fsdp."
         )
     return replace(hardware, attention="flash")
 
@@ -257,7 +257,10 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         note(STOPPED, line)
         raise KeyboardInterrupt(line) from None
     except torch.OutOfMemoryError as error:
-        line = f"out of memory: {first_line(error)}. Try memory=full, a smaller trainer.micro_batch or context."
+        line = (
+            f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, a smaller "
+            "trainer.micro_batch or context."
+        )
         note(OUT_OF_MEMORY, line)
         raise OutOfMemory(line) from error
     except Exception as error:

@@ -69,7 +69,7 @@ class ShardedCheckpoints(ModelParallelStrategy):
         plain, tensors = sharded.split(checkpoint, _tied(self._whole_module))
         odd = next((name for name, tensor in tensors.items() if not _is_plain(tensor)), None)
         if odd is not None:
-            raise UserError(f"{odd} cannot be saved in a sharded checkpoint. Use trainer.checkpoint=file.")
+            raise UserError(f"{odd} cannot be saved in a sharded checkpoint. Use trainer.checkpoint_format=file.")
         generation = self.broadcast(sharded.next_generation(path, checkpoint.get("global_step", 0)))
         self._writer.start(plain, tensors, path, generation)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None

@@ -40,9 +40,9 @@ def make_strategy(name: str, checkpoint: str = "file", **options: Any) -> Strate
 
     Args:
         name: "ddp", as "auto", has a copy of the model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards the
-            model (FSDP2); "context" also shards every sequence.
-        checkpoint: of "fsdp" and "context", a key of CHECKPOINTS.
-        options: of "context", ContextParallelStrategy's.
+            model (FSDP2); "context_parallel" also shards every sequence.
+        checkpoint: of "fsdp" and "context_parallel", a key of CHECKPOINTS.
+        options: of "context_parallel", ContextParallelStrategy's.
     """
     if name in ("auto", "ddp"):
         return DataParallelStrategy()

@@ -24,6 +24,7 @@ from flashtrain.files.disk import write_atomically
 from flashtrain.files.yaml_files import literal, read_yaml
 from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job, try_hold
 from flashtrain.registry import component, registered
+from flashtrain.settings.aliases import updated
 from flashtrain.settings.schema import setting_names, typed_settings
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
@@ -96,6 +97,8 @@ def write_config(settings: Settings, folder: Path) -> None:
 def read_settings(folder: Path) -> Settings:
     """The settings of the run in `folder`. Interpolations are not resolved: `${oc.env:NAME}` is a text.
 
+    Older names of settings are read as ours (aliases.py).
+
     Raises UserError if it is not a run folder, or its settings are unknown or invalid.
     """
     path = folder / CONFIG_FILE
@@ -103,7 +106,7 @@ def read_settings(folder: Path) -> Settings:
         raise UserError(f"{folder} is not a run folder: it has no {CONFIG_FILE}.")
     content = read_yaml(path)
     try:
-        return typed_settings(OmegaConf.create(literal(_own(content))))
+        return typed_settings(OmegaConf.create(literal(_own(updated(content)))))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 

@@ -18,7 +18,7 @@ from flashtrain.errors import at_least, one_of
 from flashtrain.settings import options
 from flashtrain_kernels import FORWARDS
 
-CHECKPOINTING = get_args(options.Checkpointing)[:-1]  # without auto
+CHECKPOINTING = get_args(options.ActivationCheckpointing)[:-1]  # without auto
 HOST_PIECE = 2**28  # bytes: the allocator of pinned memory rounds each piece up to a power of two
 
 _OURS = set(FORWARDS)  # attention operators whose outputs selective checkpointing stores

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) and, from the same block, a Llama-style decoder ("modern").
+"""GPT-2 (Radford et al. 2019) and, from the same block, a Llama-style decoder ("llama").
 
     config = GPT2Config.of_size("124m", vocab_size=50257, context=1024)
     model = GPT2(config, attention="flash")

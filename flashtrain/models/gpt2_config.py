@@ -15,7 +15,7 @@ from flashtrain.models.trainable import DecoderShape
 from flashtrain.settings import options
 
 POSITIONS = get_args(options.Positions)
-FAMILIES = ("gpt2", "modern")
+FAMILIES = ("gpt2", "llama")
 
 
 class Size(NamedTuple):
@@ -111,7 +111,7 @@ class GPT2Config(DecoderShape):
 
         Args:
             size: A name in SIZES.
-            family: "gpt2", or "modern" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
+            family: "gpt2", or "llama" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
             vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
             positions: "learned" or "rotary" (None: the family's).
             rope_base, rope_factor: For rotary positions only (None: 10000 and 1).
@@ -121,7 +121,7 @@ class GPT2Config(DecoderShape):
         """
         one_of("model size", size, SIZES)
         one_of("model family", family, FAMILIES)
-        modern = family == "modern"
+        modern = family == "llama"
         row = SIZES[size]
         positions = positions or ("rotary" if modern else "learned")
         if rope_base is not None and positions != "rotary":

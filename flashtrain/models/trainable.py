@@ -98,7 +98,7 @@ class Trainable(nn.Module):
         """Use these options from now on; UserError for a model that is not made of flashtrain's blocks."""
         blocks = self._blocks()
         if savings != MemorySavings() and not blocks:
-            raise UserError(f"{type(self).__name__} has no memory savings. Set memory=none.")
+            raise UserError(f"{type(self).__name__} has no memory savings. Set memory.activation_checkpointing=none.")
         self.savings = savings
         for block in blocks:
             block.save_memory(savings)

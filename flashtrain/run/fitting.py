@@ -181,7 +181,7 @@ def strategy_for(settings: Settings, folder: Path) -> Strategy | str:
         return "auto"
     from flashtrain.distributed.strategies import make_strategy
 
-    return make_strategy(settings.strategy, settings.trainer.checkpoint, **strategy_options(settings, folder))
+    return make_strategy(settings.strategy, settings.trainer.checkpoint_format, **strategy_options(settings, folder))
 
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
         return {}
     return {
         "context_parallel_size": settings.context_degree,
-        "method": settings.trainer.context_way,
-        "layout": settings.trainer.context_layout,
+        "method": settings.trainer.context_parallel_method,
+        "layout": settings.trainer.context_parallel_layout,
         # Without a document mask a row is one causal sequence, even if it packs several documents.
         "documents": "documents" if settings.within_documents else None,
         "timeout_seconds": settings.trainer.timeout_seconds,

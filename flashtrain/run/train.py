@@ -24,6 +24,7 @@ from flashtrain.folders.run_folder import (
     write_summary,
 )
 from flashtrain.run.fitting import fit
+from flashtrain.settings.aliases import current_value
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Task, TrainingSetup, mode_of, task_of
 from flashtrain.tasks.batching import memory_columns
@@ -56,7 +57,7 @@ def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: di
     """Raise UserError, with the differences, unless the checkpoint belongs to the described model."""
     notes = saved.get("flashtrain", {})
     here = {"name": description["name"], **description["shape"]}
-    there = {"name": notes.get("name"), **notes.get("shape", {})}
+    there = {"name": current_value("model.name", notes.get("name")), **notes.get("shape", {})}
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)}, expected {here[key]}" for key in differing)

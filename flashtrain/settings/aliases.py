@@ -1,18 +1,49 @@
-"""Names of settings in other programs, and their names here, for the line about an unknown setting."""
+"""Names that settings do not have here, with ours: older ones, and those of other programs."""
 
 from __future__ import annotations
 
-OURS = {
+from collections.abc import Sequence
+from typing import Any
+
+# Older names of settings ("memory" stands for a value given to the group itself), and older values. A command line or a
+# recipe that has one is told ours; the saved configuration of an older run is read with ours in their place.
+RENAMED = {
+    "benchmark.units": "benchmark.sample_units",
+    "benchmark.updates": "benchmark.optimizer_step",
+    "benchmark.ways": "benchmark.methods",
+    "generate.tokens": "generate.max_new_tokens",
+    "masked.share": "masked.mlm_probability",
+    "masked.unit": "masked.sample_unit",
+    "memory": "memory.activation_checkpointing",
+    "memory.checkpointing": "memory.activation_checkpointing",
+    "trainer.checkpoint": "trainer.checkpoint_format",
+    "trainer.context_layout": "trainer.context_parallel_layout",
+    "trainer.context_way": "trainer.context_parallel_method",
+    "until": "stop_at_accuracy",  # of a stage in curriculum.stages
+}
+RENAMED_VALUES = {
+    "benchmark.layouts": {"head-tail": "zigzag"},
+    "benchmark.methods": {"all-to-all": "ulysses"},
+    "benchmark.rows": {"anchors": "core"},
+    "finetune.data": {"cues": "synthetic"},
+    "model.name": {"modern": "llama"},
+    "recipe": {"finetune": "bert-finetune"},
+    "trainer.context_parallel_layout": {"head-tail": "zigzag"},
+    "trainer.context_parallel_method": {"all-to-all": "ulysses"},
+    "trainer.strategy": {"context": "context_parallel"},
+}
+# Settings of other programs.
+OTHERS = {
     # transformers' TrainingArguments
     "adam_epsilon": "optimizer.epsilon",
     "attn_implementation": "attention.name",
     "eval_steps": "trainer.validate_every",
     "gradient_accumulation_steps": "trainer.tokens_per_step",
-    "gradient_checkpointing": "memory.checkpointing",
+    "gradient_checkpointing": "memory.activation_checkpointing",
     "logging_steps": "trainer.log_every",
     "lr_scheduler_type": "schedule.name",
     "max_grad_norm": "optimizer.gradient_clip",
-    "max_new_tokens": "generate.tokens",
+    "max_new_tokens": "generate.max_new_tokens",
     "max_steps": "trainer.steps",
     "model_name_or_path": "model.path",
     "optim": "optimizer.name",
@@ -39,3 +70,40 @@ OURS = {
     "seq_len": "context",
     "val_check_interval": "trainer.validate_every",
 }
+
+
+def renamed(name: str, value: Any = None) -> str | None:
+    """The line about an older name of a setting, or an older value of one; None if both are ours.
+
+    Args:
+        name: a dotted name, a group (`model`, whose value chooses its `name`), or a name in an entry of a list.
+        value: what the setting is given, if it is known.
+    """
+    given = [value] if isinstance(value, str) else value if isinstance(value, Sequence) else []
+    texts = [one for one in given if isinstance(one, str)]
+    if name in RENAMED and (name != "memory" or texts):
+        return f"{name} is now {RENAMED[name]}."
+    values = RENAMED_VALUES.get(name) or RENAMED_VALUES.get(f"{name}.name", {})
+    return next((f"{name}={text} is now {name}={values[text]}." for text in texts if text in values), None)
+
+
+def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
+    """A saved configuration, or a `group.` of one, with our names and values in the place of older ones."""
+    made = {}
+    for key, value in content.items():
+        name = f"{group}{key}"
+        inner = "" if name == "demo" else f"{name}."  # a demo's names are whole
+        if isinstance(value, dict):
+            value = updated(value, inner)
+        elif isinstance(value, list):
+            value = [updated(one) if isinstance(one, dict) else current_value(name, one) for one in value]
+        else:
+            name = RENAMED.get(name, name)
+            value = current_value(name, value)
+        made[name.removeprefix(group)] = value
+    return made
+
+
+def current_value(setting: str, value: Any) -> Any:
+    """The value of a setting that an older run saved, as it is called now."""
+    return RENAMED_VALUES.get(setting, {}).get(value, value) if isinstance(value, str) else value

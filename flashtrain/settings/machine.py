@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashtrain.errors import UserError, above, at_least
-from flashtrain.settings.options import Accelerator, Attention, Checkpointing, Demo, Precision, option
+from flashtrain.settings.options import Accelerator, ActivationCheckpointing, Attention, Demo, Precision, option
 
 
 @dataclass
@@ -17,23 +17,25 @@ class AttentionSettings:
 
 @dataclass
 class MemorySettings:
-    """conf/memory: what is done to need less memory for activations. Same losses and gradients, more time.
+    """What is done to need less memory for activations. Same losses and gradients, more time.
 
-    `checkpointing`: what of a block stays for its backward: none leaves nothing out, selective keeps its input and
-    attention's output, full its input; auto takes the cheapest that is estimated to fit. `offload`: those inputs wait
-    in host memory. `ffn_chunk`, `loss_chunk`: tokens at once in the feed-forward and in the loss; None: auto or all.
+    `activation_checkpointing`: what of a block stays for its backward: none leaves nothing out, selective keeps its
+    input and attention's output, full its input; auto takes the cheapest that is estimated to fit. `offload`: those
+    inputs wait in host memory. `ffn_chunk`, `loss_chunk`: tokens at once in the feed-forward and in the loss; None:
+    auto or all.
     """
 
-    checkpointing: str = option("auto", Checkpointing)
+    activation_checkpointing: str = option("auto", ActivationCheckpointing)
     offload: bool = False
     ffn_chunk: int | None = None
     loss_chunk: int | None = None
 
     def check(self) -> None:
-        if self.offload and self.checkpointing == "none":
+        if self.offload and self.activation_checkpointing == "none":
             raise UserError(
-                "memory.offload=true moves the inputs of blocks to host memory; memory=none saves all of a block. "
-                "Use memory=selective, memory=full or memory=auto."
+                "memory.offload=true moves the inputs of blocks to host memory, and "
+                "memory.activation_checkpointing=none saves all of a block. "
+                "Use memory.activation_checkpointing=selective, full or auto."
             )
         for name in ("ffn_chunk", "loss_chunk"):
             value = getattr(self, name)

@@ -13,19 +13,19 @@ from flashtrain.errors import one_of
 # machine and memory
 Accelerator = Literal["auto", "cpu", "gpu"]
 Attention = Literal["flash", "sdpa", "standard"]
-Checkpointing = Literal["none", "selective", "full", "auto"]
+ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 Demo = Literal["auto", "always", "never"]
 Logger = Literal["none", "csv", "tensorboard", "wandb"]  # csv: an older name of none, which published commands have
 LoggerMode = Literal["auto", "online", "offline"]
 Precision = Literal["bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true"]
 # the training
-CheckpointForm = Literal["auto", "file", "sharded"]
-ContextLayout = Literal["balanced", "head-tail", "contiguous"]
-ContextWay = Literal["auto", "all-to-all", "all-gather", "ring", "hybrid"]
+CheckpointFormat = Literal["auto", "file", "sharded"]
+ContextLayout = Literal["balanced", "zigzag", "contiguous"]
+ContextMethod = Literal["auto", "ulysses", "all-gather", "ring", "hybrid"]
 Optimizer = Literal["adamw", "lamb", "muon"]  # flashtrain's own; a program may register others
 OptimizerStates = Literal["full", "8bit", "host"]
 Schedule = Literal["constant", "cosine", "linear"]  # likewise
-Strategy = Literal["auto", "ddp", "fsdp", "context"]
+Strategy = Literal["auto", "ddp", "fsdp", "context_parallel"]
 # text
 EncodingErrors = Literal["strict", "replace"]
 Source = Literal["stdlib", "files", "hub", "tokens", "mixture", "chat"]  # likewise
@@ -35,7 +35,7 @@ TooLong = Literal["cut", "drop", "refuse"]
 TrainOn = Literal["assistant", "all"]
 # decoders
 Adapter = Literal["lora"]
-Decoder = Literal["gpt2", "modern", "plain"]  # likewise
+Decoder = Literal["gpt2", "llama", "plain"]  # likewise
 DecoderSize = Literal["demo", "124m", "355m", "774m", "1.3b", "1.5b"]  # of these decoders
 Mask = Literal["causal", "document", "window", "prefix", "chunked"]  # likewise
 Positions = Literal["learned", "rotary"]
@@ -44,11 +44,11 @@ Residual = Literal["weights", "compute"]
 # BERT
 BertFamily = Literal["bert", "modern"]
 BertSize = Literal["tiny", "base", "large"]
-LabelledData = Literal["cues", "files", "hub"]
+LabelledData = Literal["synthetic", "files", "hub"]
 Layout = Literal["packed", "padded"]
 Pooling = Literal["first", "mean", "max"]
 Target = Literal["labels", "class", "tokens"]
-Unit = Literal["sentence", "paragraph", "document"]
+SampleUnit = Literal["sentence", "paragraph", "document"]
 
 
 def option(default: str | None, kind: Any, *, others: bool = False) -> Any:

@@ -17,6 +17,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.yaml_files import literal
 from flashtrain.registry import component, registered
+from flashtrain.settings.aliases import OTHERS, RENAMED_VALUES, renamed
 from flashtrain.settings.settings import Settings
 
 INTERNAL = ("is_demo",)  # settings that the command sets itself
@@ -53,6 +54,9 @@ def typed_settings(config: DictConfig) -> Settings:
     Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
     """
     task = str(config.get("task", Settings.task))
+    for name in RENAMED_VALUES:
+        if line := renamed(name, OmegaConf.select(config, name)):
+            raise UserError(line)
     try:
         merged = OmegaConf.merge(_structured(schema_of(task)), config)
         _check_lists(merged, task)
@@ -94,14 +98,14 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 def unknown_setting(given: str, task: str) -> UserError:
     """The error for a setting that the task does not have: near matches from all, a list of those in its group."""
-    from flashtrain.settings.aliases import OURS  # which a command without a mistake does not need
-
     group, _, last = given.rpartition(".")
     names = [name for name in setting_names(task) if name not in INTERNAL]
     if group.endswith(".options") and group in names:
         return UserError(f"{given} is an option of a registered component. Add a plus: +{given}=...")
-    if OURS.get(last) in names:
-        return UserError(f"unknown setting of task={task} '{given}'. Use {OURS[last]}.")
+    if line := renamed(given):
+        return UserError(line)
+    if OTHERS.get(last) in names:
+        return UserError(f"unknown setting of task={task} '{given}'. Use {OTHERS[last]}.")
     while group and group not in {name.rpartition(".")[0] for name in names}:  # no group, or one inside a setting
         group = group.rpartition(".")[0]
     siblings = [name for name in names if name.rpartition(".")[0] == group]

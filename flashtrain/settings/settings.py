@@ -20,7 +20,7 @@ from flashtrain.settings.training import OptimizerSettings, ScheduleSettings, Tr
 
 OF_A_CHECKPOINT = ("evaluate", "generate", "export")
 TASK_MODES = ("train", "plan", *OF_A_CHECKPOINT)  # what a task may have; others are registered
-CONTEXT = "context"
+CONTEXT = "context_parallel"
 LARGEST_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
 
 
@@ -116,14 +116,15 @@ class Settings:
                 f"hardware.precision=64-true needs whole weights on each device, and trainer.strategy={self.strategy} "
                 "shards them. Use hardware.precision=32-true, or trainer.strategy=ddp."
             )
-        if self.trainer.checkpoint == "sharded" and not self.shards_weights:
+        if self.trainer.checkpoint_format == "sharded" and not self.shards_weights:
             raise UserError(
-                f"trainer.checkpoint=sharded needs sharded weights, and trainer.strategy={self.strategy} has none. "
-                "Use trainer.strategy=fsdp or context, or trainer.checkpoint=file."
+                f"trainer.checkpoint_format=sharded needs sharded weights, and trainer.strategy={self.strategy} has "
+                "none. Use trainer.strategy=fsdp or context_parallel, or trainer.checkpoint_format=file."
             )
-        if self.trainer.checkpoint == "sharded" and self.optimizer.states == "8bit":
+        if self.trainer.checkpoint_format == "sharded" and self.optimizer.states == "8bit":
             raise UserError(
-                "trainer.checkpoint=sharded does not support optimizer.states=8bit. Use trainer.checkpoint=file."
+                "trainer.checkpoint_format=sharded does not support optimizer.states=8bit. "
+                "Use trainer.checkpoint_format=file."
             )
 
 

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from flashtrain.errors import UserError, above, at_least, between
 from flashtrain.settings.options import (
-    CheckpointForm,
+    CheckpointFormat,
     ContextLayout,
-    ContextWay,
+    ContextMethod,
     Optimizer,
     OptimizerStates,
     Schedule,
@@ -81,13 +81,14 @@ class TrainerSettings:
 
     validation_micro_batch: samples at once in a language model's validation, which keeps nothing for a backward (None:
     micro_batch, for which compiled code is there already).
-    checkpoint: of strategy=fsdp and context, "file" (one, gathered and written by the first device's process while
-    training waits), "sharded" (a folder to which every process writes its part while training goes on; several machines
-    need a disk that all of them see) or "auto" (sharded from a thousand million parameters on).
+    checkpoint_format: of strategy=fsdp and context_parallel, "file" (one, gathered and written by the first device's
+    process while training waits), "sharded" (a folder to which every process writes its part while training goes on;
+    several machines need a disk that all of them see) or "auto" (sharded from a thousand million parameters on).
     max_minutes: after so long (from the command's start) the run writes its checkpoint and ends; resume=auto goes on.
-    context_way, context_layout, timeout_seconds: of strategy=context, one sequence over several devices: how attention
-    is shared (flashtrain/distributed/context/methods.py), who holds which tokens (layouts.py), and after how long
-    without progress a stuck device ends the job (None: never), more than a step, an evaluation or a checkpoint takes.
+    context_parallel_method, context_parallel_layout, timeout_seconds: of strategy=context_parallel, one sequence over
+    several devices: how attention is shared (flashtrain/distributed/context/methods.py), who holds which tokens
+    (layouts.py), and after how long without progress a stuck device ends the job (None: never), more than a step, an
+    evaluation or a checkpoint takes.
     """
 
     steps: int = 500  # optimiser steps
@@ -97,15 +98,15 @@ class TrainerSettings:
     devices: int = 1  # per node
     nodes: int = 1  # machines
     strategy: str = option("auto", Strategy)
-    context_way: str = option("auto", ContextWay)
-    context_layout: str = option("balanced", ContextLayout)
+    context_parallel_method: str = option("auto", ContextMethod)
+    context_parallel_layout: str = option("balanced", ContextLayout)
     timeout_seconds: float | None = 1800.0
     compile: bool | None = None  # torch.compile; null: on GPUs only
     cuda_graphs: bool = False
     log_every: int = 10  # steps between two logged rows
     validate_every: int = 100  # steps between two validations
     checkpoint_every: int = 100  # steps between two checkpoints
-    checkpoint: str = option("auto", CheckpointForm)
+    checkpoint_format: str = option("auto", CheckpointFormat)
     max_minutes: float | None = None
     callbacks: list[str] = field(default_factory=list)  # names registered with flashtrain.register("callback", ...)
 

@@ -106,8 +106,8 @@ def choose_micro_batch(
             f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB "
             f"({fixed / GIB:.1f} of them weights, gradients and optimiser states), and "
             f"{FREE_SHARE * free.device / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used. Use "
-            "memory=auto, a smaller model, shorter samples, attention=flash, or trainer.strategy=fsdp (or context) on "
-            "more devices."
+            "memory.activation_checkpointing=auto, a smaller model, shorter samples, attention=flash, or "
+            "trainer.strategy=fsdp (or context_parallel) on more devices."
         )
     ladder = _candidates(settings, hardware, checkpointing=AUTO)
     smaller = [size for size in divisors(share) if size < chosen.micro_batch][-1:]
@@ -180,9 +180,9 @@ def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> 
 
 
 def _candidates(settings: Settings, hardware: Hardware, checkpointing: str | None = None) -> list[MemorySavings]:
-    """The savings that the settings, or another `memory.checkpointing`, allow."""
+    """The savings that the settings, or another `memory.activation_checkpointing`, allow."""
     memory = settings.memory
-    kind = checkpointing or memory.checkpointing
+    kind = checkpointing or memory.activation_checkpointing
     offload = memory.offload and checkpointing is None
     tried = candidates(kind, offload=offload, ffn_chunk=memory.ffn_chunk, loss_chunk=memory.loss_chunk)
     resident = [savings for savings in tried if not savings.offload]

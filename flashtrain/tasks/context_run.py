@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def check_heads(settings: Settings) -> None:
-    """Check, before anything is built, that trainer.context_way can shard the heads of a model of flashtrain's own.
+    """Check, before anything is built, that trainer.context_parallel_method can shard the heads of our models.
 
     Models that start from weights, and those of a user's program, are checked once they are there (check_model).
 
@@ -36,7 +36,7 @@ def check_heads(settings: Settings) -> None:
 
 
 def check_shape(settings: Settings, shape: DecoderShape) -> None:
-    """Raise UserError if trainer.context_way cannot shard the heads of this shape."""
+    """Raise UserError if trainer.context_parallel_method cannot shard the heads of this shape."""
     if settings.shares_sequences:
         _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, 1)
 
@@ -48,7 +48,7 @@ def check_model(settings: Settings, model: Trainable) -> None:
     if not model.shares_sequences:
         raise UserError(
             f"model={settings.model.name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
-            "be sharded over devices. Use model=gpt2, modern or huggingface, or trainer.strategy=fsdp."
+            "be sharded over devices. Use model=gpt2, llama or huggingface, or trainer.strategy=fsdp."
         )
     for attention in (module for module in model.modules() if isinstance(module, Attention)):
         _choice(settings, attention.heads, attention.kv_heads, attention.head_dim, 1)
@@ -74,11 +74,11 @@ def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShap
 def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
     """Return the summary row's columns on context parallelism; none without it.
 
-    The method is the one that is used or, if the model's shape is unknown, trainer.context_way as it was given.
+    The method is the one that is used or, if the model's shape is unknown, trainer.context_parallel_method.
     """
     if not settings.shares_sequences:
         return {}
-    method = settings.trainer.context_way
+    method = settings.trainer.context_parallel_method
     if model.shape is not None:
         method = attention_choice(settings, hardware, model.shape, micro_batch).method
     return {"context_parallel": settings.context_degree, "context_way": method}
@@ -107,16 +107,16 @@ def _layout_lines(settings: Settings) -> list[str]:
     from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 
     causal = masks.causal(settings.context)
-    layout = LAYOUTS[settings.trainer.context_layout](causal, settings.context_degree)  # which shards the rows
+    layout = LAYOUTS[settings.trainer.context_parallel_layout](causal, settings.context_degree)
     make = make_mask(settings)
     mask = (None if make is None else row_mask(make, settings.context, causal.queries.device)) or causal
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
     needed = max(sum(map(len, of_rank)) for of_rank in needed_keys(layout, mask))
     of_what, most = ("a row of one document", "at most ") if settings.within_documents else ("a row", "")
     return [
-        f"layout: {settings.trainer.context_layout}, {layout.held:,} tokens a device in blocks of {layout.block:,}; "
-        f"for {of_what} the busiest device attends {uneven:.2f} times the mean and needs the keys and values of "
-        f"{most}{needed:,} tokens of others",
+        f"layout: {settings.trainer.context_parallel_layout}, {layout.held:,} tokens a device in blocks of "
+        f"{layout.block:,}; for {of_what} the busiest device attends {uneven:.2f} times the mean and needs the keys "
+        f"and values of {most}{needed:,} tokens of others",
     ]
 
 
@@ -125,7 +125,7 @@ def _choice(settings: Settings, heads: int, kv_heads: int, head_dim: int, held: 
     from flashtrain.distributed.context.traffic import Sizes
 
     sizes = Sizes(settings.context_degree, heads, kv_heads, head_dim, held, bytes_each)
-    return choose_method(settings.trainer.context_way, sizes)
+    return choose_method(settings.trainer.context_parallel_method, sizes)
 
 
 def _size(count: int) -> str:

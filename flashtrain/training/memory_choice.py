@@ -104,8 +104,8 @@ def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
 
 
 def option_words(savings: MemorySavings) -> str:
-    """The settings of these savings, such as "memory=full memory.ffn_chunk=16384"."""
-    words = [f"memory={savings.checkpointing}"]
+    """The settings of these savings, such as "memory.activation_checkpointing=full memory.ffn_chunk=16384"."""
+    words = [f"memory.activation_checkpointing={savings.checkpointing}"]
     words += ["memory.offload=true"] if savings.offload else []
     words += [f"memory.ffn_chunk={savings.ffn_chunk}"] if savings.ffn_chunk else []
     words += [f"memory.loss_chunk={savings.loss_chunk}"] if savings.loss_chunk else []

@@ -35,7 +35,7 @@ class DocumentsStudy(ContextStudy):
         super().__init__(settings, hardware, overrides)
         for context in settings.lengths.contexts or []:
             check_fine_tuning_step(settings.having(context=context))
-        if settings.finetune.data != "cues":
+        if settings.finetune.data != "synthetic":
             check_trainable(read_rows(settings.finetune), settings.finetune)
 
     def rows(self, folder: Path) -> list[Row]:

@@ -141,7 +141,10 @@ def test_what_came_of_a_run_is_evaluated_written_with_loaded_and_exported(
         ({"optimizer": {"name": "lamb", "learning_rate": 1e-5}}, ["optimizer=lamb", "optimizer.learning_rate=1e-05"]),
         ({"data": {"source": "files", "path": Path("a b/c.txt")}}, ["data=files", "data.path='a b/c.txt'"]),
         ({"data": {"text_column": "null"}}, ["data.text_column='null'"]),
-        ({"memory": {"checkpointing": "full"}, "hardware": {"demo": "never"}}, ["memory=full", "hardware.demo=never"]),
+        (
+            {"memory": {"checkpointing": "full"}, "hardware": {"demo": "never"}},
+            ["memory.activation_checkpointing=full", "hardware.demo=never"],
+        ),
         ({"model.options.width": 8}, ["++model.options.width=8"]),
         ({"resume": None, "optimizer": {"betas": (0.9, 0.95)}}, ["resume=null", "optimizer.betas=[0.9,0.95]"]),
         ({"prompt": "it's ${HOME}"}, ["prompt='it\\'s \\${HOME}'"]),

@@ -103,4 +103,4 @@ def test_cfg_job_shows_every_setting_of_a_recipe(tiny_runs) -> None:
     done = tiny_runs.command("recipe=gpt2", "--cfg", "job")
     assert done.returncode == 0, done.stderr
     assert "recipe: gpt2\n" in done.stdout
-    assert "\ngenerate:\n  tokens: 8\n" in done.stdout
+    assert "\ngenerate:\n  max_new_tokens: 8\n" in done.stdout

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import hydra
 import pytest
-from omegaconf import OmegaConf
 
 from flashtrain.command import compose
 from flashtrain.command.compose import apply_demo, compose_settings
 from flashtrain.errors import UserError
-from flashtrain.files.shipped import conf_folder
-from flashtrain.settings.options import Checkpointing
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +44,11 @@ def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
         (["recipe=gpt2", "data=files"], r"data=files needs data\.path"),
         (["recipe=gpt2", "data.vocab=v.json"], r"data\.vocab and data\.merges belong together"),
         (["recipe=gpt2", "optimizer.betas=[0.9]"], r"optimizer\.betas=\[0\.9\] must be two numbers"),
-        (["recipe=gpt2", "memory.checkpointing=ful"], r"unknown memory\.checkpointing 'ful'\. Did you mean .*'full'"),
-        (["recipe=gpt2", "memory=none", "memory.offload=true"], "memory.offload"),
+        (
+            ["recipe=gpt2", "memory.activation_checkpointing=ful"],
+            r"unknown memory\.activation_checkpointing 'ful'\. Did you mean .*'full'",
+        ),
+        (["recipe=gpt2", "memory.activation_checkpointing=none", "memory.offload=true"], "memory.offload"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_is_possible(words: list[str], message: str) -> None:
@@ -70,11 +68,6 @@ def test_a_mistake_is_one_line_that_says_what_is_possible(words: list[str], mess
 def test_a_step_that_is_not_whole_samples_is_refused_with_what_would_do(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         compose_settings(words).check_step()
-
-
-def test_each_kind_of_checkpointing_is_a_file_of_memory() -> None:
-    files = {path.stem: OmegaConf.load(path).checkpointing for path in (conf_folder() / "memory").glob("*.yaml")}
-    assert files == {name: name for name in get_args(Checkpointing)}
 
 
 @pytest.mark.parametrize("text", ["context: [1\n", "- a\n"], ids=["no YAML", "no settings"])

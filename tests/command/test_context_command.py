@@ -36,7 +36,7 @@ def one_process(tiny_runs: TinyRuns) -> dict:
 def two_ranks(tiny_runs: TinyRuns, tmp_path_factory) -> tuple[Path, str]:
     """The folder of a run that torchrun started, and what it printed."""
     out = tmp_path_factory.mktemp("two-ranks")
-    words = ("trainer.devices=2", "trainer.strategy=context", f"output={out}", "trainer.checkpoint_every=5")
+    words = ("trainer.devices=2", "trainer.strategy=context_parallel", f"output={out}", "trainer.checkpoint_every=5")
     done = tiny_runs.command(*STEPS, *words, launcher=TORCHRUN)
     assert done.returncode == 0, done.stdout + done.stderr
     (summary,) = out.glob("gpt2/*/summary.json")
@@ -67,7 +67,7 @@ def test_its_checkpoint_is_evaluated_and_generated_with_and_exported_on_one_devi
         assert run_mode("mode=evaluate", f"checkpoint={last}") == 0
     reported = read_summary(folder)["validation_loss"]
     assert f"held-out loss {reported:.4f}"[:-1] in caplog.text
-    assert run_mode("mode=generate", f"checkpoint={last}", 'prompt="the quick"', "generate.tokens=5") == 0
+    assert run_mode("mode=generate", f"checkpoint={last}", 'prompt="the quick"', "generate.max_new_tokens=5") == 0
     assert capsys.readouterr().out.startswith("the quick")
     assert run_mode("mode=export", f"checkpoint={last}") == 0
     assert (folder / "export" / "model.safetensors").is_file()
@@ -84,7 +84,7 @@ def test_ranks_stop_together_when_time_is_up_and_one_process_goes_on(
 ) -> None:
     done = tiny_runs.command(
         *STEPS, f"output={tmp_path}", "trainer.devices=2", "context_parallel=2", "trainer.max_minutes=1e-6",
-        "trainer.checkpoint=sharded",
+        "trainer.checkpoint_format=sharded",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 1 (trainer.max_minutes)" in done.stdout + done.stderr
@@ -92,10 +92,10 @@ def test_ranks_stop_together_when_time_is_up_and_one_process_goes_on(
     assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
     assert (folder / "checkpoints" / "last.ckpt" / "current.json").is_file()  # a folder that both ranks wrote
     assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == 1
-    one_device = compose_settings([*tiny_runs.settings_words(*STEPS), "trainer.strategy=context"])
+    one_device = compose_settings([*tiny_runs.settings_words(*STEPS), "trainer.strategy=context_parallel"])
     assert find_unfinished(tmp_path / "gpt2", one_device) == folder  # what resume=auto goes on with
     # At degree 1, and in a folder of its own: the run that stopped stays as it is.
-    status, resumed = tiny_runs.run("resumed", *STEPS, f"resume={folder}", "trainer.strategy=context")
+    status, resumed = tiny_runs.run("resumed", *STEPS, f"resume={folder}", "trainer.strategy=context_parallel")
     assert status == 0
     row = read_summary(resumed)
     for name in ("train_loss_first", "validation_loss"):

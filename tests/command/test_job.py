@@ -93,7 +93,7 @@ def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:
     assert (row["batch"], row["micro_batch"], row["tokens"]) == (1, 1, 4096)
 
 
-@pytest.mark.parametrize("word", ["trainer.steps=6", "trainer.steps=3", "model=modern"])
+@pytest.mark.parametrize("word", ["trainer.steps=6", "trainer.steps=3", "model=llama"])
 def test_a_run_that_cannot_be_continued_keeps_its_settings_and_its_row(tiny_runs: TinyRuns, trained, word) -> None:
     folder = shutil.copytree(trained, tiny_runs.folder / f"kept-{word.replace('=', '-')}")
     before = {name: (folder / name).read_text() for name in ("config.yaml", "summary.json")}
@@ -135,11 +135,18 @@ def test_a_training_run_that_runs_out_of_memory_tells_its_estimate_and_keeps_its
     assert status == 3
     row = json.loads((folder / "summary.json").read_text())
     assert row["status"] == "out of memory"
-    for part in ("2.00 GiB more were requested", "The estimate was", "memory=selective", f"resume={folder}"):
+    for part in (
+        "2.00 GiB more were requested",
+        "The estimate was",
+        "memory.activation_checkpointing=selective",
+        f"resume={folder}",
+    ):
         assert part in row["error"]
     assert "\n" not in row["error"]
 
-    status, _ = tiny_runs.run("full", f"resume={folder}", "memory=selective")  # in less memory the run is the same
+    status, _ = tiny_runs.run(
+        "full", f"resume={folder}", "memory.activation_checkpointing=selective"
+    )  # in less memory the run is the same
     assert status == 0
     expected, got = weights(trained), weights(folder)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
@@ -147,7 +154,9 @@ def test_a_training_run_that_runs_out_of_memory_tells_its_estimate_and_keeps_its
 
 def test_the_row_says_what_memory_was_saved_and_estimated(tiny_runs: TinyRuns, trained) -> None:
     assert json.loads((trained / "summary.json").read_text())["memory"] == "none"
-    status, folder = tiny_runs.run("saved", "memory=full", "memory.ffn_chunk=16", "trainer.steps=2")
+    status, folder = tiny_runs.run(
+        "saved", "memory.activation_checkpointing=full", "memory.ffn_chunk=16", "trainer.steps=2"
+    )
     assert status == 0
     row = json.loads((folder / "summary.json").read_text())
     assert row["memory"] == "full checkpointing, feed-forward by 16 tokens"

@@ -53,7 +53,7 @@ def test_a_machine_without_a_gpu_trains_the_demo_and_says_so_in_one_line(settle)
     assert "gpt2-124m" in line  # what one would get with a GPU
 
 
-@pytest.mark.parametrize("word", ["model.size=355m", "model=modern", "hardware.demo=never"])
+@pytest.mark.parametrize("word", ["model.size=355m", "model=llama", "hardware.demo=never"])
 def test_who_asks_for_a_model_gets_it_on_a_cpu_too(settle, word) -> None:
     settings, _, said = settle(cpu(), word)
     assert not settings.is_demo

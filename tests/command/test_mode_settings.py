@@ -13,7 +13,7 @@ from flashtrain.command.request import settings_of
 from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipe_files
-from flashtrain.settings.aliases import OURS
+from flashtrain.settings.aliases import OTHERS
 from flashtrain.settings.schema import all_settings
 from flashtrain.spec import modes, tasks
 
@@ -35,7 +35,7 @@ def refused(*words: str) -> str:
     [
         ["recipe=gpt2", "recipe=bert"],
         ["trainer.steps=1", "++trainer.steps=2"],
-        ["model=gpt2", "model=modern"],
+        ["model=gpt2", "model=llama"],
         ["+model.options.a=1", "model.options.a=2"],
         ["prompt=a", "~prompt"],
     ],
@@ -77,7 +77,7 @@ def test_so_is_one_that_a_recipe_names(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "mine.yaml").write_text("# Mine\nbert: {size: base}\n")
     monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
     assert "bert" in refused("recipe=mine")
-    (tmp_path / "yours.yaml").write_text("# Yours\ntask: classification\ndefaults: [override /model: modern]\n")
+    (tmp_path / "yours.yaml").write_text("# Yours\ntask: classification\ndefaults: [override /model: llama]\n")
     assert "model" in refused("recipe=yours")
 
 
@@ -98,7 +98,7 @@ def test_so_is_one_that_a_recipe_names(tmp_path: Path, monkeypatch) -> None:
         "recipe=pathfinder-preview trainer.steps=3",
         "recipe=gpt2-long mode=train context=4096 lengths.window=64",
         "recipe=gpt2 model.size=355m weights=x",
-        "recipe=finetune bert.size=base weights=x",
+        "recipe=bert-finetune bert.size=base weights=x",
     ],
 )
 def test_a_setting_that_the_mode_does_not_use_is_refused(words: str) -> None:
@@ -123,7 +123,7 @@ def test_a_recipe_that_measures_is_not_trained_or_evaluated(recipe: str, mode: s
         ("language_model", "mode=evaluate model.size=355m"),
         ("language_model", "mode=evaluate trainer.steps=1"),
         ("language_model", "mode=export output=x"),
-        ("language_model", "mode=passkey generate.tokens=3"),
+        ("language_model", "mode=passkey generate.max_new_tokens=3"),
         ("classification", "mode=evaluate classifier.layers=8"),
         ("classification", "mode=export pathfinder.side=64"),
         ("masked_language_model", "mode=evaluate bert.size=tiny"),
@@ -149,7 +149,7 @@ def test_a_recipes_own_lines_are_never_refused(recipe: str) -> None:
 
 def test_the_tables_name_settings_that_exist() -> None:
     names = {name for name, _, _ in all_settings()}
-    named = [*USED.values(), *NOT_TRAINED, *OURS.values(), *(mode.own for mode in modes().values())]
+    named = [*USED.values(), *NOT_TRAINED, *OTHERS.values(), *(mode.own for mode in modes().values())]
     for task in tasks().values():
         named += [*task.modes.values(), *task.same, task.shape, task.trained]
     assert set(" ".join(named).split()) <= names

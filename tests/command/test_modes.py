@@ -58,9 +58,15 @@ def test_a_misspelt_setting_is_refused_in_these_modes_too(trained) -> None:
 
 
 def test_a_group_given_with_a_checkpoint_replaces_the_runs_own(trained) -> None:
-    settings = settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "memory=full", "logger=none"])
+    settings = settings_from_checkpoint(
+        ["mode=evaluate", f"checkpoint={trained}", "memory.activation_checkpointing=full", "logger=none"]
+    )
     assert settings is not None
-    assert (settings.memory.checkpointing, settings.memory.offload, settings.logger.name) == ("full", False, "none")
+    assert (settings.memory.activation_checkpointing, settings.memory.offload, settings.logger.name) == (
+        "full",
+        False,
+        "none",
+    )
 
 
 def test_data_and_hardware_are_named_with_a_checkpoint_as_in_training(trained, tmp_path) -> None:

@@ -48,7 +48,7 @@ def test_names_in_capitals_and_powers_of_ten_are_what_they_mean(given: str, read
         "--cfg=job",
         "model.adapter_targets=[Up,'down']",
         "~model",
-        "model=gpt2,modern",
+        "model=gpt2,llama",
         "job",  # of --cfg
     ],
 )

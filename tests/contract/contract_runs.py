@@ -38,11 +38,11 @@ DECODER: Settings = {
     "model.dropout": 0.1,
     "data.tokenizer": "bytes",
     "trainer.micro_batch": 4,  # half of a step: gradients are accumulated
-    "generate.tokens": 8,
+    "generate.max_new_tokens": 8,
 }
 
 ROWS = 24  # of the text: three steps of 8 rows are an epoch, so that a checkpoint of step 3 is of its last batch
-SHARDS: Settings = {"trainer.strategy": "fsdp", "trainer.checkpoint": "sharded"}
+SHARDS: Settings = {"trainer.strategy": "fsdp", "trainer.checkpoint_format": "sharded"}
 
 
 def language(place: Path) -> Settings:
@@ -68,7 +68,7 @@ def masked_language(place: Path) -> Settings:
     data = {"data": "files", "data.path": place, "data.tokenizer": "bytes", "data.validation_fraction": 0.3}
     model = {"bert.size": "tiny", "bert.family": "bert", "bert.dropout": 0.1, "context": 64}
     batch = {"masked.token_budget": 128, "masked.validation_samples": 8, "trainer.tokens_per_step": 256}
-    return {**COMMON, "recipe": "bert", **data, **model, **batch, "masked.unit": "sentence"}
+    return {**COMMON, "recipe": "bert", **data, **model, **batch, "masked.sample_unit": "sentence"}
 
 
 def fine_tuning(place: Path) -> Settings:
@@ -78,7 +78,7 @@ def fine_tuning(place: Path) -> Settings:
         (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     model = {"bert.size": "tiny", "bert.dropout": 0.1, "finetune.dropout": 0.1, "context": 16}
     batch = {"finetune.batch": 8, "trainer.micro_batch": 4}
-    return {**COMMON, "recipe": "finetune", "finetune.data": "files", "finetune.path": place, **model, **batch}
+    return {**COMMON, "recipe": "bert-finetune", "finetune.data": "files", "finetune.path": place, **model, **batch}
 
 
 def classification(place: Path) -> Settings:

@@ -26,7 +26,7 @@ STOP = {"trainer.max_minutes": 1e-6}  # after its first step
 def on_two(request, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     place = tmp_path_factory.mktemp("text")
     make, kind = CASES[request.param]
-    shared = {"data.cache_dir": place, "trainer.devices": 2, "trainer.checkpoint": "file"}
+    shared = {"data.cache_dir": place, "trainer.devices": 2, "trainer.checkpoint_format": "file"}
     rows = {} if make is masked_language else {"trainer.micro_batch": 2}
     return {**make(place), **shared, **rows, **kind}
 
@@ -53,7 +53,7 @@ def test_two_ranks_go_on_from_two(on_two: Settings, command) -> None:
 def test_one_process_goes_on_from_two_with_the_losses_of_one(on_two: Settings, command) -> None:
     """Sums over ranks are in another order: equal but for rounding. Each rank draws its own dropout, so without."""
     on_two = {**on_two, **{name: 0 for name in on_two if name.endswith(".dropout")}}
-    alone = {**on_two, "trainer.devices": 1, "trainer.strategy": "auto", "trainer.checkpoint": "auto"}
+    alone = {**on_two, "trainer.devices": 1, "trainer.strategy": "auto", "trainer.checkpoint_format": "auto"}
     command({**on_two, **STOP}, "begun")
     resumed, whole = command(alone, "begun", resume=True), command(alone, "alone")
     mine, theirs = logged(resumed), logged(whole)

@@ -31,7 +31,7 @@ from flashtrain.integrations.huggingface_numbers import balance_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
 VOCABULARY, ROWS, LENGTH = 29, 2, 45  # odd: no number of ranks divides it
-LAYOUTS = ("balanced", "head-tail", "contiguous")
+LAYOUTS = ("balanced", "zigzag", "contiguous")
 
 
 def _sizes(heads: int, **changes: Any) -> dict[str, Any]:

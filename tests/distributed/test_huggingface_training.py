@@ -71,9 +71,9 @@ def test_each_decoder_layer_is_sharded_by_itself(tmp_path: Path, model: str) -> 
 
 
 def test_heads_that_do_not_divide_are_refused_before_anything_is_built() -> None:
-    own = strategy(4, method="all-to-all")
+    own = strategy(4, method="ulysses")
     own.parallel_devices = [torch.device("cpu")] * 4
     own._lightning_module = OfTransformers(model_of("llama", 6))
-    with pytest.raises(UserError, match=r"all-to-all with 6 heads on 4 ranks"):
+    with pytest.raises(UserError, match=r"ulysses with 6 heads on 4 ranks"):
         own.setup_environment()
     assert not torch.distributed.is_initialized()

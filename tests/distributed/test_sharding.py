@@ -27,7 +27,7 @@ def mesh(tmp_path):
 
 def decoder(savings: MemorySavings) -> GPT2:
     torch.manual_seed(0)
-    config = GPT2Config.of_size("demo", "modern", vocab_size=17, context=16, dropout=0.2)
+    config = GPT2Config.of_size("demo", "llama", vocab_size=17, context=16, dropout=0.2)
     model = GPT2(replace(config, layers=2, embed=32, ffn=48), attention="sdpa").double()
     model.save_memory(savings)
     return model

@@ -18,7 +18,7 @@ from flashtrain.models import GPT2, GPT2Config
 
 TOKENS = torch.randint(0, 61, (2, 16), generator=torch.Generator().manual_seed(1))
 KINDS = {
-    "modern": {},
+    "llama": {},
     "untied": {"tie_embeddings": False},
     "biased": {"bias": True},
     "longer": {"rope_base": 500.0, "rope_factor": 4.0},
@@ -45,7 +45,7 @@ def float64(monkeypatch) -> None:
     monkeypatch.setattr(modeling_starcoder2.Starcoder2RotaryEmbedding, "forward", angles)
 
 
-def make(family: str = "modern", positions: str = "rotary", **changes) -> GPT2:
+def make(family: str = "llama", positions: str = "rotary", **changes) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", family, vocab_size=61, context=16, positions=positions)
     model = GPT2(replace(config, **changes), attention="sdpa").double().eval()
@@ -68,11 +68,11 @@ def read_by_us(folder, attention: str = "sdpa") -> GPT2:
     return model
 
 
-ROTARY_GPT2 = [("gpt2", kind, "Starcoder2ForCausalLM") for kind in ("modern", "untied", "longer")]
+ROTARY_GPT2 = [("gpt2", kind, "Starcoder2ForCausalLM") for kind in ("llama", "untied", "longer")]
 LEARNED = {"positions": "learned", "ffn": 200}
 KINDS |= {"learned": LEARNED, "learned, untied": {**LEARNED, "tie_embeddings": False}}
 GPT_2 = [("gpt2", kind, "GPT2LMHeadModel") for kind in ("learned", "learned, untied")]
-LLAMA = [("modern", kind, "LlamaForCausalLM") for kind in ("modern", "untied", "biased", "longer", "all heads")]
+LLAMA = [("llama", kind, "LlamaForCausalLM") for kind in ("llama", "untied", "biased", "longer", "all heads")]
 
 
 @pytest.mark.parametrize(("family", "kind", "layout"), [*LLAMA, *ROTARY_GPT2, *GPT_2])

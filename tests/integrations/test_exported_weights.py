@@ -16,12 +16,12 @@ from flashtrain.models import GPT2, Bert, BertConfig, GPT2Config
 TOKENS = torch.arange(12)[None]
 
 
-def demo(family: str = "modern") -> GPT2:
+def demo(family: str = "llama") -> GPT2:
     torch.manual_seed(0)
     return GPT2(GPT2Config.of_size("demo", family, vocab_size=61, context=16), attention="sdpa")
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("gpt2", torch.float32), ("modern", torch.bfloat16)])
+@pytest.mark.parametrize(("family", "dtype"), [("gpt2", torch.float32), ("llama", torch.bfloat16)])
 def test_a_model_comes_back_as_it_was(tmp_path, family, dtype):
     model = demo(family).to(dtype)
     save_weights(model, tmp_path / "exported")
@@ -34,7 +34,7 @@ def test_a_model_comes_back_as_it_was(tmp_path, family, dtype):
 
 def test_saving_again_replaces_what_was_there_and_leaves_nothing_else(tmp_path):
     save_weights(demo("gpt2"), tmp_path)
-    save_weights(demo("modern"), tmp_path)
+    save_weights(demo("llama"), tmp_path)
     assert load_decoder(tmp_path)[0].norm == "rmsnorm"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
@@ -49,7 +49,7 @@ def test_a_save_that_ends_midway_leaves_the_earlier_weights(tmp_path, monkeypatc
 
     monkeypatch.setattr(weight_files, "save_file", half)
     with pytest.raises(OSError, match="No space left"):
-        save_weights(demo("modern"), tmp_path)
+        save_weights(demo("llama"), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

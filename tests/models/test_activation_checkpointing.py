@@ -30,7 +30,7 @@ SAVINGS = {
 
 
 def build(
-    attention: str, savings: MemorySavings, family: str = "modern", dropout: float = 0.0, layers: int = LAYERS
+    attention: str, savings: MemorySavings, family: str = "llama", dropout: float = 0.0, layers: int = LAYERS
 ) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", family, vocab_size=50, context=16, dropout=dropout)
@@ -80,7 +80,7 @@ class Counted(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("attention", "family"), [("flash", "gpt2"), ("flash", "modern"), ("sdpa", "gpt2"), ("standard", "modern")]
+    ("attention", "family"), [("flash", "gpt2"), ("flash", "llama"), ("sdpa", "gpt2"), ("standard", "llama")]
 )
 @pytest.mark.parametrize("name", SAVINGS)
 def test_losses_gradients_and_dropped_weights_stay(name, attention, family, mask_of_lengths):
@@ -145,7 +145,7 @@ def test_without_gradients_nothing_is_checkpointed(monkeypatch):
 
 @pytest.mark.parametrize("attention", ["flash", "sdpa"])
 @pytest.mark.parametrize(("kind", "times"), [("none", 1), ("selective", 1), ("full", 2)])
-@pytest.mark.parametrize("family", ["gpt2", "modern"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_selective_computes_attention_once_and_full_twice(kind, times, attention, family):
     with operators(attention), Counted() as counted:
         loss_and_gradients(build(attention, MemorySavings(kind), family))

@@ -11,7 +11,7 @@ from flashtrain.models import GPT2, GPT2Config
 from flashtrain.models.activation_checkpointing import MemorySavings
 
 KINDS = ["flash", "sdpa", "standard"]
-FAMILIES = ["gpt2", "modern"]
+FAMILIES = ["gpt2", "llama"]
 
 
 def small_config(family: str = "gpt2", **changes) -> GPT2Config:
@@ -112,7 +112,7 @@ def test_rows_that_stand_for_no_token_are_never_predicted_and_never_trained(toke
 
 
 def test_an_untied_head_has_its_own_weights(tokens):
-    model = build("modern", tie_embeddings=False)
+    model = build("llama", tie_embeddings=False)
     assert model.head.weight is not model.token_embedding.weight
     model.loss(tokens, tokens).backward()
     assert bool(model.head.weight.grad.any())
@@ -132,7 +132,7 @@ def test_reading_with_a_cache_gives_the_same_logits(family, kind, tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind", "packed"),
-    [("gpt2", "flash", True), ("gpt2", "standard", False), ("modern", "flash", False), ("modern", "sdpa", True)],
+    [("gpt2", "flash", True), ("gpt2", "standard", False), ("llama", "flash", False), ("llama", "sdpa", True)],
 )
 def test_the_loss_compiles_whole(family, kind, packed, tokens, mask_of_lengths):
     torch.compiler.reset()
@@ -168,7 +168,7 @@ def test_learned_positions_past_the_context_are_refused_and_rotary_ones_are_not(
     long = torch.zeros(1, 17, dtype=torch.int64)
     with pytest.raises(UserError, match=r"17 positions for a model with 16 learned ones"):
         build()(long)
-    assert build("modern")(long).shape[1] == 17
+    assert build("llama")(long).shape[1] == 17
 
 
 @pytest.mark.parametrize(("residual", "dtype"), [("weights", torch.float32), ("compute", torch.bfloat16)])

@@ -11,7 +11,7 @@ from test_gpt2 import build, small_config
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, SIZES, GPT2Config
 
-FAMILIES = ["gpt2", "modern"]
+FAMILIES = ["gpt2", "llama"]
 
 
 # Sizes
@@ -44,7 +44,7 @@ def test_the_demo_size_has_about_a_million_parameters():
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size != "demo"])
 def test_the_modern_family_is_of_the_same_sizes(size):
-    model = on_meta(size, "modern")
+    model = on_meta(size, "llama")
     assert model.parameter_count() == pytest.approx(on_meta(size).parameter_count(), rel=0.15)
     assert model.config.kv_heads < model.config.heads
     assert model.config.ffn % 128 == 0
@@ -113,5 +113,5 @@ def test_a_shape_that_cannot_work_is_refused(changes, message):
 def test_an_unknown_size_or_family_is_refused():
     with pytest.raises(UserError, match=r"unknown model size '125m'. Did you mean '124m'"):
         GPT2Config.of_size("125m", vocab_size=50, context=16)
-    with pytest.raises(UserError, match=r"unknown model family 'modren'. Did you mean 'modern'"):
-        GPT2Config.of_size("124m", "modren", vocab_size=50, context=16)
+    with pytest.raises(UserError, match=r"unknown model family 'lama'. Did you mean 'llama'"):
+        GPT2Config.of_size("124m", "lama", vocab_size=50, context=16)

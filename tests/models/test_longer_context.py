@@ -40,7 +40,7 @@ def test_a_stretched_model_sees_the_trained_positions_where_they_lie_on_its_grid
     assert torch.equal(longer.token_embedding.weight, model.token_embedding.weight)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "modern"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("context", [8, 16])
 def test_a_context_that_is_no_longer_changes_nothing(family, context):
     model = small(family)
@@ -50,20 +50,20 @@ def test_a_context_that_is_no_longer_changes_nothing(family, context):
 
 
 def test_rotary_positions_have_no_longest_and_give_what_they_gave():
-    model = small("modern")
+    model = small("llama")
     longer = extended(model, 40)
     assert longer.config.context == 40
     torch.testing.assert_close(longer(TOKENS), model(TOKENS))
 
 
 def test_a_rope_factor_raises_the_base_of_every_layer():
-    longer = extended(small("modern"), 64, rope_factor=4.0)
+    longer = extended(small("llama"), 64, rope_factor=4.0)
     assert (longer.config.rope_base, longer.config.rope_factor) == (10000.0, 4.0)
     assert longer.blocks[0].attention.rotary.base == pytest.approx(10000 * 4 ** (8 / 6))
 
 
 def test_another_base_is_taken():
-    assert extended(small("modern"), 16, rope_base=500_000.0).blocks[0].attention.rotary.base == 500_000.0
+    assert extended(small("llama"), 16, rope_base=500_000.0).blocks[0].attention.rotary.base == 500_000.0
 
 
 @pytest.mark.parametrize("option", ["rope_base", "rope_factor"])

@@ -14,7 +14,7 @@ from flashtrain_kernels import masks
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 S = 300
-FAMILIES = ["gpt2", "modern"]
+FAMILIES = ["gpt2", "llama"]
 
 
 class Counted(TorchDispatchMode):
@@ -98,7 +98,7 @@ def test_with_dropout_the_loss_compiles_with_inductor(family):
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_mask_is_planned_once_for_the_forward_and_backward_of_all_layers(precision, dropout):
-    model = build("modern", "flash", dropout)
+    model = build("llama", "flash", dropout)
     mask = masks.document(batch()[1], causal=True)
     with Counted() as counted:
         loss_and_gradients(model, model.loss, precision, mask)

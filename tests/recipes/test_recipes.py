@@ -19,7 +19,7 @@ RECIPES = sorted(recipe_files())
 # Trained by tests/recipes/arena/test_classifier_recipes.py.
 CLASSIFIERS = [name for name in RECIPES if name.startswith(("lra-", "path")) and name != "pathfinder-preview"]
 # Likewise, by tests/tasks/masked_language/test_bert_recipes.py.
-BERTS = ["bert", "bert-lamb", "bert-speed", "finetune", "long-document"]
+BERTS = ["bert", "bert-lamb", "bert-finetune", "bert-speed", "long-document"]
 # Likewise, by tests/tasks/test_chat_runs.py: it needs somebody's conversations and a model's folder.
 CHATS = ["sft"]
 # What keeps a recipe that does more than one thing to its smallest.
@@ -46,7 +46,7 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
     words = [f"recipe={recipe}", "hardware=cpu", "logger=none", *SMALLEST.get(recipe, ()), f"output={tmp_path}"]
     settings = compose_settings(words)
     if settings.mode in ("train", "lengths"):
-        words += ["trainer.steps=1", "trainer.tokens_per_step=512", "generate.tokens=4"]
+        words += ["trainer.steps=1", "trainer.tokens_per_step=512", "generate.max_new_tokens=4"]
     elif settings.mode == "benchmark":
         words += ["benchmark.rounds=1", "benchmark.steps=1", "benchmark.contexts=[32,64]", "benchmark.max_seconds=null"]
     if settings.mode == "lengths":

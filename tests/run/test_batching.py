@@ -63,8 +63,9 @@ def test_gpt2s_estimates_are_at_most_7_percent_above_the_peaks_of_an_h200_and_ne
         size, context, batch = row["model"], row["context"], row["batch"]
         precision = "bf16-true" if row["weights"] == "bf16" else "bf16-mixed"
         found = batching(
-            f"model.size={size}", f"context={context}", f"trainer.micro_batch={batch}", "memory=none",
-            f"trainer.tokens_per_step={batch * context}", hardware=replace(H200, precision=precision),
+            f"model.size={size}", f"context={context}", f"trainer.micro_batch={batch}",
+            "memory.activation_checkpointing=none", f"trainer.tokens_per_step={batch * context}",
+            hardware=replace(H200, precision=precision),
         )  # fmt: skip
         assert 1 <= found.estimate.total / GIB / row["peak_memory_gib"] <= 1.07, row
 
@@ -92,14 +93,14 @@ def test_a_micro_batch_that_fits_in_no_way_is_tried_all_the_same_and_said_to_be_
 
 
 def test_a_kind_that_is_named_is_taken():
-    found = batching("memory=full", "memory.ffn_chunk=4096")
+    found = batching("memory.activation_checkpointing=full", "memory.ffn_chunk=4096")
     assert found.savings == MemorySavings("full", ffn_chunk=4096)
     assert found.options[0].savings == found.savings
     assert len(found.options) > 1  # the others are told too
 
 
 def test_what_may_be_tried_where_memory_runs_out_needs_less():
-    found = batching("memory=selective", "trainer.micro_batch=8")
+    found = batching("memory.activation_checkpointing=selective", "trainer.micro_batch=8")
     assert found.alternatives[0].micro_batch == 4
     assert all(option.estimate.total < found.estimate.total for option in found.alternatives)
     assert {option.micro_batch for option in found.alternatives[1:]} == {8}
@@ -113,14 +114,16 @@ def test_several_ranks_go_by_the_card_and_choose_alike():
 
 
 def test_a_sample_that_fits_in_no_way_is_one_line():
-    with pytest.raises(UserError, match=r"the smallest micro-batch, 1, needs an estimated .* memory=auto"):
+    with pytest.raises(
+        UserError, match=r"the smallest micro-batch, 1, needs an estimated .* memory.activation_checkpointing=auto"
+    ):
         one_sequence(1_048_576, hardware=replace(H200, free_memory_bytes=20 * GIB))
 
 
 def test_a_cpu_has_nothing_to_offload():
     assert not any(option.savings.offload for option in batching(hardware=CPU).options)
     with pytest.raises(UserError, match=r"memory\.offload=true"):
-        batching("memory=full", "memory.offload=true", hardware=CPU)
+        batching("memory.activation_checkpointing=full", "memory.offload=true", hardware=CPU)
 
 
 class Registered(Trainable):
@@ -129,14 +132,20 @@ class Registered(Trainable):
 
 def test_a_registered_model_has_no_savings_and_says_so():
     assert choose_batching(settings_of("trainer.micro_batch=4"), CPU, Registered()).savings == MemorySavings()
-    with pytest.raises(UserError, match=r"Registered has no memory savings.* memory=none"):
-        fit_memory(settings_of("trainer.micro_batch=4", "memory=full"), CPU, Registered())
+    with pytest.raises(UserError, match=r"Registered has no memory savings.* memory.activation_checkpointing=none"):
+        fit_memory(settings_of("trainer.micro_batch=4", "memory.activation_checkpointing=full"), CPU, Registered())
 
 
 def test_mode_plan_prints_every_kind_and_marks_the_one_taken():
     words = ("mode=plan", "context=1048576", "trainer.tokens_per_step=1048576", "model.positions=rotary")
     text = plan(settings_of(*words), H200)
-    lines = [line for line in text.splitlines() if "memory=" in line]
-    assert [line.split()[0] for line in lines] == ["memory=none", ">", "memory=full", "memory=full", "memory=full"]
+    lines = [line for line in text.splitlines() if "checkpointing=" in line]
+    assert [line.split()[0] for line in lines] == [
+        "memory.activation_checkpointing=none",
+        ">",
+        "memory.activation_checkpointing=full",
+        "memory.activation_checkpointing=full",
+        "memory.activation_checkpointing=full",
+    ]
     assert "does not fit" in lines[0]
     assert "GiB in host memory" in lines[-1]

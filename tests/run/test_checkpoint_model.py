@@ -41,7 +41,7 @@ def demo() -> GPT2:
 @pytest.fixture(scope="module")
 def rotary() -> GPT2:
     torch.manual_seed(0)
-    return GPT2(GPT2Config.of_size("demo", "modern", vocab_size=257, context=64), attention="sdpa")
+    return GPT2(GPT2Config.of_size("demo", "llama", vocab_size=257, context=64), attention="sdpa")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_an_export_of_ours_is_a_start_too_and_a_longer_context_is_pointed_out(ex
 
 def test_a_llama_of_transformers_is_a_start_of_a_modern_model(rotary, tmp_path) -> None:
     save_decoder(rotary, tmp_path, end_of_text=256)
-    model = start("model=modern", f"weights={tmp_path}", "context=256", "model.rope_factor=4")
+    model = start("model=llama", f"weights={tmp_path}", "context=256", "model.rope_factor=4")
     tokens = torch.arange(64)[None]
     same = start(f"weights={tmp_path}", "context=64", "model.vocab_rows=null")
     assert torch.equal(same(tokens), rotary(tokens))
@@ -159,7 +159,7 @@ def test_a_runs_tokenizer_model_and_context_come_with_its_weights(words_of_its_o
             r"data\.tokenizer=bytes contradicts weights=.* with data\.tokenizer=bpe\. Remove it",
         ),
         (("data.vocab_size=999",), r"data\.vocab_size=999 contradicts weights=.* with data\.vocab_size=300"),
-        (("model=modern",), r"model=modern is another architecture"),
+        (("model=llama",), r"model=llama is another architecture"),
     ],
 )
 def test_what_contradicts_a_runs_weights_is_refused_before_any_text_is_read(words_of_its_own, words, line) -> None:

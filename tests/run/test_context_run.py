@@ -41,8 +41,8 @@ def batching(settings) -> Batching:
 
 
 def test_a_device_keeps_its_share_of_the_activations_and_of_the_weights():
-    alone = batching(one_sequence(131072, "memory=selective", "trainer.devices=1")).estimate
-    shared = batching(one_sequence(131072, "context_parallel=8", "memory=selective")).estimate
+    alone = batching(one_sequence(131072, "memory.activation_checkpointing=selective", "trainer.devices=1")).estimate
+    shared = batching(one_sequence(131072, "context_parallel=8", "memory.activation_checkpointing=selective")).estimate
     assert shared.activations == pytest.approx(alone.activations / 8)
     assert shared.optimizer == pytest.approx(alone.optimizer / 8, rel=1e-2)
     assert shared.exchange > 0
@@ -57,7 +57,7 @@ def test_micro_batches_are_of_the_samples_that_a_group_of_devices_takes():
 
 def test_a_million_tokens_fit_eight_devices_for_124m_and_1_3b():
     for size in ("124m", "1.3b"):
-        found = batching(one_sequence(MILLION, "trainer.strategy=context", f"model.size={size}"))
+        found = batching(one_sequence(MILLION, "trainer.strategy=context_parallel", f"model.size={size}"))
         assert found.fits
         assert found.estimate.total <= FREE_SHARE * H200.total_memory_bytes
 
@@ -66,12 +66,16 @@ def test_only_gathering_needs_memory_for_the_whole_sequence():
     """Twice the sequence on twice the devices: what a device holds of it stays the same."""
 
     def exchange(way: str, devices: int, context: int) -> int:
-        words = (f"trainer.devices={devices}", "trainer.strategy=context", f"trainer.context_way={way}")
-        settings = settings_of("model=modern", "model.size=355m", f"context={context}", *words)
+        words = (
+            f"trainer.devices={devices}",
+            "trainer.strategy=context_parallel",
+            f"trainer.context_parallel_method={way}",
+        )
+        settings = settings_of("model=llama", "model.size=355m", f"context={context}", *words)
         return exchange_bytes_of(settings, H200, model_of(settings).config, 1)
 
     masks = 48 * MILLION  # of the whole sequence under every way
-    for way, larger in (("ring", 1.0), ("all-to-all", 1.0), ("all-gather", 2.0)):
+    for way, larger in (("ring", 1.0), ("ulysses", 1.0), ("all-gather", 2.0)):
         few, many = exchange(way, 4, MILLION), exchange(way, 8, 2 * MILLION)
         assert (many - 2 * masks) / (few - masks) == pytest.approx(larger, rel=0.3), way
 
@@ -92,32 +96,35 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     settings = settings_of("trainer.devices=4", "context_parallel=4")
     model = model_of(settings)
     line = describe(settings, H200, model, choose_batching(settings, H200, model))
-    assert "micro-batch 64, each sequence over 4 devices (all-to-all)" in line
-    assert context_columns(settings, H200, model, 64) == {"context_parallel": 4, "context_way": "all-to-all"}
+    assert "micro-batch 64, each sequence over 4 devices (ulysses)" in line
+    assert context_columns(settings, H200, model, 64) == {"context_parallel": 4, "context_way": "ulysses"}
     assert context_columns(settings_of(), H200, model, 1) == {}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("trainer.context_way=all-to-all",), r"all-to-all with 12 heads on 8 ranks\. Use .* 2, 3, 4, 6, 12\)"),
-        (("trainer.context_way=hybrid", "model.size=355m"), "hybrid with 16 heads on 8 ranks. Use .* all-to-all"),
+        (("trainer.context_parallel_method=ulysses",), r"ulysses with 12 heads on 8 ranks\. Use .* 2, 3, 4, 6, 12\)"),
+        (
+            ("trainer.context_parallel_method=hybrid", "model.size=355m"),
+            "hybrid with 16 heads on 8 ranks. Use .* ulysses",
+        ),
     ],
 )
 def test_heads_that_do_not_fit_are_refused_before_any_text_is_read(monkeypatch, words, message):
     monkeypatch.setattr(job, "detect_hardware", lambda accelerator: H200)
     with pytest.raises(UserError, match=message):
-        job.settle(one_sequence(8192, "trainer.strategy=context", *words), ())
+        job.settle(one_sequence(8192, "trainer.strategy=context_parallel", *words), ())
 
 
 def test_a_model_whose_attention_cannot_be_shared_is_refused():
-    settings = settings_of("model=plain", "trainer.devices=2", "trainer.strategy=context")
-    with pytest.raises(UserError, match=r"model=plain .* has no flashtrain\.Attention.* Use model=gpt2, modern"):
+    settings = settings_of("model=plain", "trainer.devices=2", "trainer.strategy=context_parallel")
+    with pytest.raises(UserError, match=r"model=plain .* has no flashtrain\.Attention.* Use model=gpt2, llama"):
         check_model(settings, model_of(settings))
 
 
 def test_a_cpu_computes_the_same_attention_and_an_old_gpu_is_refused(monkeypatch):
-    settings = settings_of("trainer.devices=2", "trainer.strategy=context")
+    settings = settings_of("trainer.devices=2", "trainer.strategy=context_parallel")
     cpu = Hardware("cpu", "a CPU", 2, None, 2**34, 2**34, None, "32-true", "sdpa")
     monkeypatch.setattr(job, "detect_hardware", lambda accelerator: cpu)
     assert job.settle(settings, ())[1].attention == "flash"

@@ -59,12 +59,14 @@ def test_what_is_asked_for_stays_and_takes_the_savings_that_it_needs() -> None:
     small = bert(gpu(24))
     assert (small.micro_batch, small.savings.checkpointing) == (32768, "selective")
     assert bert(gpu(140)).savings.checkpointing == "none"
-    assert bert(gpu(140), "memory=selective").savings.checkpointing == "selective"
+    assert bert(gpu(140), "memory.activation_checkpointing=selective").savings.checkpointing == "selective"
 
 
 def test_padded_rows_need_memory_for_their_padding() -> None:
     packed, unread, read = (
-        bert(gpu(140), "memory=none", f"masked.layout={layout}", padding=padding).estimate.activations
+        bert(
+            gpu(140), "memory.activation_checkpointing=none", f"masked.layout={layout}", padding=padding
+        ).estimate.activations
         for layout, padding in (("packed", None), ("padded", None), ("padded", 1.0))
     )
     assert unread > 4 * packed
@@ -82,7 +84,7 @@ def test_without_a_budget_bert_takes_as_many_tokens_as_fit() -> None:
 
 
 def test_fine_tuning_takes_no_more_texts_than_tokens_at_once_holds() -> None:
-    settings = compose_settings(["recipe=finetune", "context=4096", "finetune.tokens_at_once=32768"])
+    settings = compose_settings(["recipe=bert-finetune", "context=4096", "finetune.tokens_at_once=32768"])
 
     def chosen(gib: float) -> Batching:
         with torch.device("meta"):
@@ -100,13 +102,15 @@ def test_a_cpu_is_chosen_for_by_its_memory_too() -> None:
 
 
 def test_the_announcement_and_the_plan_name_the_estimate() -> None:
-    batching = bert(gpu(20), "memory=none")
+    batching = bert(gpu(20), "memory.activation_checkpointing=none")
     assert not batching.fits
     assert "GiB, more than 90% of what is free)" in memory_words(batching)
     assert memory_plan(batching)[0].startswith("memory: ")
 
 
-@pytest.mark.parametrize("recipe", ["bert", "pathx", "path256", "lra-listops", "lra-text", "lra-image", "finetune"])
+@pytest.mark.parametrize(
+    "recipe", ["bert", "pathx", "path256", "lra-listops", "lra-text", "lra-image", "bert-finetune"]
+)
 def test_every_plan_prints_it(recipe: str) -> None:
     settings = compose_settings([f"recipe={recipe}", "mode=plan"])
     text = task_of(settings).plan(settings, gpu(80))

@@ -10,7 +10,7 @@ from flashtrain.models.generation import generate
 CONTEXT = 12
 
 
-@pytest.fixture(params=["gpt2", "modern"])
+@pytest.fixture(params=["gpt2", "llama"])
 def model(request) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", request.param, vocab_size=50, context=CONTEXT)

@@ -76,7 +76,9 @@ def test_adapters_leave_the_weights_in_half_precision_and_without_gradients(conf
 
 
 def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) -> None:
-    text = plan_language(settings_of(config, "memory=full", "trainer.devices=2", "trainer.strategy=fsdp"), H200)
+    text = plan_language(
+        settings_of(config, "memory.activation_checkpointing=full", "trainer.devices=2", "trainer.strategy=fsdp"), H200
+    )
     assert text.startswith("qwen3-8b0: 8190.7M parameters, context 32768, attention flash")
     assert "full checkpointing" in text
     assert "nothing was started" in text

@@ -75,7 +75,9 @@ def trained(runs: TinyRuns) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(runs: TinyRuns) -> Path:
-    status, folder = runs.run("adapted", "model.adapter=lora", "model.adapter_rank=4", "memory=selective")
+    status, folder = runs.run(
+        "adapted", "model.adapter=lora", "model.adapter_rank=4", "memory.activation_checkpointing=selective"
+    )
     assert status == 0
     return folder
 
@@ -133,7 +135,7 @@ def test_a_checkpoint_is_evaluated_and_writes_text(trained: Path, adapted: Path,
         with caplog.at_level("INFO"):
             assert mode("evaluate", folder) == 0
         assert f"held-out loss {summary(folder)['validation_loss']:.3f}" in caplog.text
-        assert mode("generate", folder, "prompt='document '", "generate.tokens=5") == 0
+        assert mode("generate", folder, "prompt='document '", "generate.max_new_tokens=5") == 0
         assert capsys.readouterr().out.startswith("document ")
 
 

@@ -21,7 +21,7 @@ from flashtrain.settings import options
 
 
 def test_the_names_are_those_that_are_built():
-    assert (AUTO, *METHODS) == get_args(options.ContextWay)
+    assert (AUTO, *METHODS) == get_args(options.ContextMethod)
     assert tuple(LAYOUTS) == get_args(options.ContextLayout)
 
 
@@ -31,15 +31,15 @@ def test_the_names_are_those_that_are_built():
         ((), "auto", 1, 1),
         (("trainer.devices=8",), "auto", 1, 8),
         (("trainer.devices=8", "context_parallel=1", "trainer.strategy=ddp"), "ddp", 1, 8),
-        (("trainer.devices=8", "context_parallel=4"), "context", 4, 2),
-        (("trainer.devices=4", "trainer.nodes=2", "trainer.strategy=context"), "context", 8, 1),
-        (("trainer.devices=8", "trainer.strategy=context", "context_parallel=1"), "context", 1, 8),
+        (("trainer.devices=8", "context_parallel=4"), "context_parallel", 4, 2),
+        (("trainer.devices=4", "trainer.nodes=2", "trainer.strategy=context_parallel"), "context_parallel", 8, 1),
+        (("trainer.devices=8", "trainer.strategy=context_parallel", "context_parallel=1"), "context_parallel", 1, 8),
     ],
 )
 def test_a_degree_above_one_or_the_strategys_name_asks_for_it(words, strategy, degree, data_ranks):
     settings = settings_of(*words)
     assert (settings.strategy, settings.context_degree, settings.data_ranks) == (strategy, degree, data_ranks)
-    assert settings.shards_weights == (strategy == "context")
+    assert settings.shards_weights == (strategy == "context_parallel")
 
 
 def test_samples_of_a_step_divide_over_groups_of_devices():
@@ -57,20 +57,23 @@ def test_samples_of_a_step_divide_over_groups_of_devices():
         (("context_parallel=0",), "context_parallel=0 must be at least 1"),
         (("context_parallel=2",), r"does not divide 1 device.*Use context_parallel=1, or trainer.devices=2"),
         (("trainer.devices=8", "context_parallel=3"), r"does not divide 8 device.*Use context_parallel=1, 2, 4"),
-        (("trainer.devices=2", "context_parallel=2", "trainer.strategy=fsdp"), "Use trainer.strategy=context"),
-        (("trainer.strategy=context", "optimizer=lamb"), "lamb cannot train sharded weights"),
+        (("trainer.devices=2", "context_parallel=2", "trainer.strategy=fsdp"), "Use trainer.strategy=context_parallel"),
+        (("trainer.strategy=context_parallel", "optimizer=lamb"), "lamb cannot train sharded weights"),
         (("trainer.strategy=fsdp", "hardware.precision=64-true"), "trainer.strategy=fsdp shards them"),
-        (("context_parallel=2", "hardware.precision=64-true"), "trainer.strategy=context shards them"),
-        (("trainer.strategy=context", "attention=standard"), "Use attention=flash"),
-        (("trainer.strategy=context", "trainer.cuda_graphs=true"), "Use trainer.cuda_graphs=false"),
-        (("trainer.strategy=context", "mode=lengths", "lengths.contexts=[32]"), "trains several contexts"),
-        (("trainer.devices=2", "trainer.context_way=ring"), "Set context_parallel=2"),
+        (("context_parallel=2", "hardware.precision=64-true"), "trainer.strategy=context_parallel shards them"),
+        (("trainer.strategy=context_parallel", "attention=standard"), "Use attention=flash"),
+        (("trainer.strategy=context_parallel", "trainer.cuda_graphs=true"), "Use trainer.cuda_graphs=false"),
+        (("trainer.strategy=context_parallel", "mode=lengths", "lengths.contexts=[32]"), "trains several contexts"),
+        (("trainer.devices=2", "trainer.context_parallel_method=ring"), "Set context_parallel=2"),
         (
-            ("trainer.devices=2", "trainer.context_layout=head-tail"),
-            r"context_layout=head-tail .* Set context_parallel=2",
+            ("trainer.devices=2", "trainer.context_parallel_layout=zigzag"),
+            r"context_parallel_layout=zigzag .* Set context_parallel=2",
         ),
-        (("trainer.context_way=rings",), r"unknown trainer.context_way 'rings'\. Did you mean 'ring'"),
-        (("trainer.context_layout=zigzag",), "unknown trainer.context_layout 'zigzag'"),
+        (
+            ("trainer.context_parallel_method=rings",),
+            r"unknown trainer.context_parallel_method 'rings'\. Did you mean 'ring'",
+        ),
+        (("trainer.context_parallel_layout=zigzg",), "unknown trainer.context_parallel_layout 'zigzg'"),
         (("trainer.timeout_seconds=0",), "trainer.timeout_seconds=0"),
     ],
 )
@@ -80,28 +83,33 @@ def test_what_cannot_be_is_refused_in_one_line(words, message):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("recipe", ["bert", "finetune", "lra-pathfinder"])
-@pytest.mark.parametrize("word", ["trainer.strategy=context", "trainer.strategy=fsdp", "mode=generate"])
+@pytest.mark.parametrize("recipe", ["bert", "bert-finetune", "lra-pathfinder"])
+@pytest.mark.parametrize("word", ["trainer.strategy=context_parallel", "trainer.strategy=fsdp", "mode=generate"])
 def test_only_language_models_share_sequences_are_sharded_and_write_text(recipe, word):
     with pytest.raises(UserError, match=f"{word}.* recipe={recipe} "):
         compose_settings([f"recipe={recipe}", word])
 
 
 def test_the_strategy_is_made_as_the_settings_say():
-    words = ("trainer.devices=4", "context_parallel=2", "trainer.context_way=ring", "trainer.context_layout=head-tail")
+    words = (
+        "trainer.devices=4",
+        "context_parallel=2",
+        "trainer.context_parallel_method=ring",
+        "trainer.context_parallel_layout=zigzag",
+    )
     made = make_strategy(
-        "context", **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200"), Path("run"))
+        "context_parallel", **strategy_options(settings_of(*words, "trainer.timeout_seconds=7200"), Path("run"))
     )
     assert isinstance(made, ContextParallelStrategy)
-    assert (made.context_parallel_size, made.method, made.layout) == (2, "ring", "head-tail")
+    assert (made.context_parallel_size, made.method, made.layout) == (2, "ring", "zigzag")
     assert made.watchdog.timeout == 7200
     assert made._timeout.total_seconds() > 7200  # the watchdog speaks before a collective gives up
     assert made.documents is None
     masked = strategy_options(
         settings_of(*words, "data.document_mask=true", "trainer.timeout_seconds=null"), Path("run")
     )
-    assert make_strategy("context", **masked).documents == "documents"
-    assert make_strategy("context", **masked).watchdog.timeout == math.inf
+    assert make_strategy("context_parallel", **masked).documents == "documents"
+    assert make_strategy("context_parallel", **masked).watchdog.timeout == math.inf
     assert strategy_options(settings_of("trainer.strategy=ddp"), Path("run")) == {}
 
 
@@ -115,7 +123,7 @@ def test_slurm_starts_the_ranks_as_for_every_strategy(monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     made = make_strategy(
-        "context", **strategy_options(settings_of("trainer.devices=4", "context_parallel=2"), Path("run"))
+        "context_parallel", **strategy_options(settings_of("trainer.devices=4", "context_parallel=2"), Path("run"))
     )
     trainer = pl.Trainer(accelerator="cpu", devices=4, strategy=made, logger=False, enable_checkpointing=False)
     environment = trainer.strategy.cluster_environment

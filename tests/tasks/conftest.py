@@ -11,7 +11,7 @@ from chat_folders import CHATML, save_tokenizer_folder
 from tiny_runs import TinyRuns, made_once
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SMALL = ["hardware=cpu", "logger=none", "trainer.steps=2", "trainer.tokens_per_step=768", "generate.tokens=4"]
+SMALL = ["hardware=cpu", "logger=none", "trainer.steps=2", "trainer.tokens_per_step=768", "generate.max_new_tokens=4"]
 LARGE = "optimizer.learning_rate=0.01"
 
 

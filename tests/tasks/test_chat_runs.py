@@ -139,7 +139,7 @@ def test_what_is_written_ends_with_the_turn_that_was_trained_on(tmp_path, capsys
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps(row)}\n" * 8)
     words = ["recipe=sft", "hardware=cpu", "logger=none", "context=64", "trainer.tokens_per_step=128",
              "trainer.steps=40", "trainer.micro_batch=2", "optimizer.learning_rate=0.01", "prompt=Hi",
-             "generate.temperature=0", "generate.tokens=20", f"model.path={folder}",
+             "generate.temperature=0", "generate.max_new_tokens=20", f"model.path={folder}",
              f"data.path={tmp_path / 'chats.jsonl'}", f"data.cache_dir={tmp_path}"]  # fmt: skip
     status, finished = TinyRuns(tmp_path, [*words, f"output={tmp_path}"]).run("sft")
     assert status == 0

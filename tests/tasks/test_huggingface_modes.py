@@ -88,7 +88,7 @@ def test_weights_are_scored_and_written_with_by_our_own_decoders(base: Path, cap
     settings = settings_of(["mode=evaluate", *words, *words_of(held_out(base, "files"))])
     assert settings.context == 256  # the model's, and not the recipe's
     assert modes.of_checkpoint(settings)["validation_loss"] == pytest.approx(their_loss(base, settings), abs=1e-5)
-    how = ["mode=generate", "hardware=cpu", "prompt=The quick", "generate.temperature=0", "generate.tokens=9"]
+    how = ["mode=generate", "hardware=cpu", "prompt=The quick", "generate.temperature=0", "generate.max_new_tokens=9"]
     assert modes.run_mode(settings_of([*words, *how])) == 0
     ours = capsys.readouterr().out
     assert modes.run_mode(settings_of([f"model.path={base}", *how])) == 0
@@ -148,7 +148,7 @@ def test_a_conversation_is_answered_as_transformers_does(base: Path, row: dict, 
     assert flashtrain.generate(base, row, 20, temperature=0, hardware="cpu") == wanted
     (tmp_path / "talk.json").write_text(json.dumps(row if "tools" in row else row["messages"]))
     for prompt in (tmp_path / "talk.json", json.dumps(row)):
-        how = [f"prompt={prompt}", "generate.temperature=0", "generate.tokens=20", "hardware=cpu"]
+        how = [f"prompt={prompt}", "generate.temperature=0", "generate.max_new_tokens=20", "hardware=cpu"]
         assert modes.run_mode(settings_of(plain_words(["mode=generate", f"model.path={base}", *how]))) == 0
         assert capsys.readouterr().out == wanted + "\n"
 

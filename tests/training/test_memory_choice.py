@@ -73,8 +73,10 @@ def test_offloading_without_room_in_the_host_is_one_line():
 
 def test_an_option_reads_as_the_settings_that_ask_for_it():
     first, *_, last = memory_options(candidates(), [1], Room(10 * GIB, 100 * GIB), estimate)
-    assert " ".join(first.line().split()) == "memory=none 16.0 GiB, micro-batch 1 - does not fit"
+    assert (
+        " ".join(first.line().split()) == "memory.activation_checkpointing=none 16.0 GiB, micro-batch 1 - does not fit"
+    )
     assert " ".join(last.line().split()) == (
-        "memory=full memory.offload=true memory.ffn_chunk=16384 memory.loss_chunk=2048 "
+        "memory.activation_checkpointing=full memory.offload=true memory.ffn_chunk=16384 memory.loss_chunk=2048 "
         "1.0 GiB, micro-batch 1, 6.0 GiB in host memory"
     )

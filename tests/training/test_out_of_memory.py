@@ -37,7 +37,7 @@ def test_the_line_has_what_was_asked_for_the_estimate_by_part_and_what_to_change
         "out of memory: 2.00 GiB more were requested with 1.25 GiB of 139.80 GiB free.",
         "The estimate was 117.5 GiB (weights 1.0, gradients 2.0, optimizer 4.0, activations 90.0,",
         "139.0 GiB were free at the start",
-        "memory=selective trainer.micro_batch=4 (estimated 40.0 GiB) or a shorter context=",
+        "memory.activation_checkpointing=selective trainer.micro_batch=4 (estimated 40.0 GiB) or a shorter context=",
         "resume=runs/gpt2/1",
     ):
         assert part in line

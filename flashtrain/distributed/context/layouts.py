@@ -124,6 +124,6 @@ def _bonds(starts: np.ndarray, edges: np.ndarray, block: int, room: int) -> list
 PLAIN: dict[tuple[int, int] | None, Callable[[Mask, int], Layout]] = {CAUSAL: zigzag, FULL: contiguous}
 LAYOUTS: dict[str, Callable[[Mask, int], Layout]] = {
     "balanced": balanced,
-    "head-tail": zigzag,
+    "zigzag": zigzag,
     "contiguous": contiguous,
 }

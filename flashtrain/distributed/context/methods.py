@@ -19,7 +19,7 @@ from flashtrain.distributed.context.traffic import Sizes, Traffic, traffic
 from flashtrain.errors import UserError, unknown
 from flashtrain_kernels.masks import Mask
 
-ULYSSES, ALL_GATHER, RING, HYBRID, AUTO = "all-to-all", "all-gather", "ring", "hybrid", "auto"
+ULYSSES, ALL_GATHER, RING, HYBRID, AUTO = "ulysses", "all-gather", "ring", "hybrid", "auto"
 METHODS = (ULYSSES, ALL_GATHER, RING, HYBRID)
 # Largest size of gathered keys and values, of the heads that are computed and of the next ones; above it, a ring.
 MAX_GATHERED_BYTES = 4 * 2**30

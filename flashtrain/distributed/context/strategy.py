@@ -58,8 +58,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     Args:
         context_parallel_size: devices that share a sequence; None: all. Other devices hold other samples.
-        method: the context-parallel method: "all-to-all", "all-gather", "ring", "hybrid" or "auto".
-        layout: who holds which tokens: "balanced", "head-tail" or "contiguous".
+        method: the context-parallel method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
+        layout: who holds which tokens: "balanced", "zigzag" or "contiguous".
         documents: the name of the batch's document ids, by which the work is balanced; None: ignore documents.
         timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute. None: no watchdog.
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.

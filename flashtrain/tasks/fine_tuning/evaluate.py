@@ -59,7 +59,7 @@ def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
         trained.settings,
         tokenizer=trained.tokenizer,
         label_names=trained.labels,
-        only_test=others and requested.data != "cues",
+        only_test=others and requested.data != "synthetic",
     )
     task = FineTuning(trained.model, requested.target)
     trainer = evaluating_trainer(hardware)

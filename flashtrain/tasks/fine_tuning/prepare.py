@@ -27,7 +27,10 @@ from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
-ADVICE = "a smaller finetune.tokens_at_once= or context=, memory=full, or trainer.devices on more GPUs"
+ADVICE = (
+    "a smaller finetune.tokens_at_once= or context=, memory.activation_checkpointing=full, "
+    "or trainer.devices on more GPUs"
+)
 SPECIAL_COUNT = 4  # [PAD], [CLS], [SEP] and [MASK]
 
 Head = SequenceClassifier | TokenClassifier
@@ -122,9 +125,9 @@ def starting_bert(settings: Settings) -> TrainedModel | None:
     """
     if settings.weights is None:
         return None
-    if settings.finetune.data == "cues":
+    if settings.finetune.data == "synthetic":
         raise UserError(
-            "finetune.data=cues makes documents of its own tokens, which no weights know. Remove weights=, or use "
+            "finetune.data=synthetic makes documents of its own tokens, which no weights know. Remove weights=, or use "
             "finetune.data=files."
         )
     start = read_bert(settings.weights, settings)

@@ -15,7 +15,7 @@ class FineTuningSettings:
     """What BERT learns to label."""
 
     target: str = option("labels", Target)  # any number of labels a text, one class a text, or a label for each word
-    data: str = option("cues", LabelledData)  # made-up documents, files (finetune.path), or a dataset (finetune.name)
+    data: str = option("synthetic", LabelledData)  # documents, or files (finetune.path), or a dataset (finetune.name)
     path: str | None = None  # a .jsonl or .parquet file, or a folder with train*.jsonl (and validation*, test*)
     name: str | None = None  # of finetune.data=hub: the dataset
     config: str | None = None  # of finetune.data=hub: the dataset's configuration
@@ -31,15 +31,15 @@ class FineTuningSettings:
     validation: int | None = None  # texts to validate on, at most
     test: int | None = None  # texts to test on, at most
     validation_fraction: float = 0.1  # of the texts, held out where no file or split is for it
-    length: int = 16384  # of finetune.data=cues: tokens of a document
-    labels: int = 8  # of finetune.data=cues: how many there are
+    length: int = 16384  # of finetune.data=synthetic: tokens of a document
+    labels: int = 8  # of finetune.data=synthetic: how many there are
 
     @property
     def data_label(self) -> str:
-        """The texts in a word: cues, or the name of the file, folder or dataset."""
+        """The texts in a word: synthetic, or the name of the file, folder or dataset."""
         if self.data == "files" and self.path:
             return Path(self.path).name
-        return "cues" if self.data == "cues" else " ".join(filter(None, (self.name, self.config)))
+        return "synthetic" if self.data == "synthetic" else " ".join(filter(None, (self.name, self.config)))
 
     def check(self) -> None:
         between("finetune.dropout", self.dropout, 0.0, 1.0, include_high=False)
@@ -58,9 +58,9 @@ class FineTuningSettings:
                 raise UserError(
                     f"finetune.{setting}={given} is used by finetune.data={data}, not by {self.data}. Remove it."
                 )
-        if self.data == "cues" and self.target != "labels":
+        if self.data == "synthetic" and self.target != "labels":
             raise UserError(
-                f"finetune.target={self.target}: finetune.data=cues has labels only. Use finetune.target=labels."
+                f"finetune.target={self.target}: finetune.data=synthetic has labels only. Use finetune.target=labels."
             )
 
 

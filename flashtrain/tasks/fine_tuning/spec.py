@@ -1,4 +1,4 @@
-"""task=fine_tuning: BERT with a head for labels of texts or of their words (recipe=finetune, long-document)."""
+"""task=fine_tuning: BERT with a head for labels of texts or of their words (recipe=bert-finetune, long-document)."""
 
 from __future__ import annotations
 

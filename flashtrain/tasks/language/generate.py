@@ -40,7 +40,7 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
         written = generate(
             model,
             tokens,
-            options.tokens,
+            options.max_new_tokens,
             temperature=options.temperature,
             top_k=options.top_k,
             seed=settings.seed,

@@ -129,12 +129,12 @@ class MaskSettings:
 class GenerateSettings:
     """The sample that a run prints at its end, and what mode=generate writes."""
 
-    tokens: int = 120  # how many are written
+    max_new_tokens: int = 120  # how many are written
     temperature: float = 0.8  # divides the logits; 0 takes the likeliest token
     top_k: int = 50  # tokens are drawn among the so many likeliest
 
     def check(self) -> None:
-        at_least("generate.tokens", self.tokens, 1)
+        at_least("generate.max_new_tokens", self.max_new_tokens, 1)
         between("generate.temperature", self.temperature, 0, 1e6)
         at_least("generate.top_k", self.top_k, 1)
 
@@ -144,7 +144,7 @@ class LanguageSettings(TextSettings):
     """Settings of language models."""
 
     task: str = "language_model"
-    context_parallel: int | None = None  # devices that share each sequence; above 1 it means trainer.strategy=context
+    context_parallel: int | None = None  # devices that share each sequence; above 1 trainer.strategy=context_parallel
     prompt: str = ""  # for mode=generate, and the sample at a run's end
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
@@ -163,7 +163,7 @@ class LanguageSettings(TextSettings):
 
     @property
     def strategy(self) -> str:
-        """trainer.strategy, or "context" where that is auto and context_parallel is above 1."""
+        """trainer.strategy, or "context_parallel" where that is auto and context_parallel is above 1."""
         strategy = self.trainer.strategy
         return CONTEXT if strategy == "auto" and (self.context_parallel or 1) > 1 else strategy
 
@@ -194,11 +194,11 @@ class LanguageSettings(TextSettings):
             if degree is not None and degree > 1:
                 raise UserError(
                     f"context_parallel={degree} shards sequences over devices, and trainer.strategy={named} does not. "
-                    "Use trainer.strategy=context, or context_parallel=1."
+                    "Use trainer.strategy=context_parallel, or context_parallel=1."
                 )
-            method, layout = self.trainer.context_way, self.trainer.context_layout
+            method, layout = self.trainer.context_parallel_method, self.trainer.context_parallel_layout
             if degree is None and (method != "auto" or layout != "balanced"):
-                given = f"context_way={method}" if method != "auto" else f"context_layout={layout}"
+                given = f"context_parallel_method={method}" if method != "auto" else f"context_parallel_layout={layout}"
                 raise UserError(
                     f"trainer.{given} is used with context parallelism. Set context_parallel=2 (or more), or remove it."
                 )

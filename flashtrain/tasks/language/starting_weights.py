@@ -16,6 +16,7 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
 from flashtrain.models.longer_context import with_context
 from flashtrain.models.trainable import Trainable
+from flashtrain.settings.aliases import current_value
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
@@ -38,7 +39,7 @@ def starting_weights(settings: Settings) -> Weights:
     _, checkpoint = find_checkpoint(str(path), prefer=BEST)
     saved = read_checkpoint(checkpoint)
     description = saved["flashtrain"]
-    if description["name"] not in FAMILIES:
+    if current_value("model.name", description["name"]) not in FAMILIES:
         raise UserError(
             f"{checkpoint} holds a model of kind {description['name']}. Expected one of: {', '.join(FAMILIES)}."
         )

@@ -12,6 +12,7 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component
+from flashtrain.settings.aliases import current_value
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks.decoders import make_model
@@ -34,7 +35,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     saved, own, tokenizer = read_checkpoint(path), read_settings(folder), load_tokenizer(folder / TOKENIZER)
     description, state = saved["flashtrain"], weights_in(saved, path, prefix="model.")
     requested = settings or own
-    if description["name"] in FAMILIES:
+    if current_value("model.name", description["name"]) in FAMILIES:
         config = GPT2Config(**description["shape"])
         if settings is not None:
             config, state = at_context(settings, config, state, where=path)

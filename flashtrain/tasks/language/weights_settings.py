@@ -36,7 +36,7 @@ def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
 def _check_family(settings: Settings) -> None:
     """Raise UserError unless `model`, which the command names, is the family of the starting weights."""
     config, _ = starting_weights(settings)
-    family = "modern" if config.norm == "rmsnorm" else "gpt2"
+    family = "llama" if config.norm == "rmsnorm" else "gpt2"
     if settings.model.name != family:
         raise UserError(
             f"model={settings.model.name} is another architecture than that of the weights in {settings.weights}, "

@@ -63,7 +63,13 @@ def choose_masked_batching(
         few = [size for size in found if size <= MAX_ROW_ON_CPU] or found[:1]
         sizes = found if hardware.kind == "cuda" else few
     estimate = bert_estimate(
-        settings, hardware, model.config, model.parameter_count(), layout, padding, share=settings.masked.share
+        settings,
+        hardware,
+        model.config,
+        model.parameter_count(),
+        layout,
+        padding,
+        share=settings.masked.mlm_probability,
     )
     return choose_micro_batch(settings, hardware, sizes, tokens_per_device(settings), estimate)
 

@@ -26,7 +26,7 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
 
-ADVICE = "a smaller masked.token_budget=, memory=full, or trainer.devices on more GPUs"
+ADVICE = "a smaller masked.token_budget=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
 MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_samples is null
 
 
@@ -109,11 +109,11 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         make_tokenizer_spec(settings),
         settings.context,
         budget,
-        unit=masked.unit,
+        unit=masked.sample_unit,
         shortest=min(masked.shortest, settings.context),
-        share=masked.share,
+        share=masked.mlm_probability,
         layout=masked.layout,
-        cost=Cost(config.cost_per_token(masked.share), config.cost_per_pair()),
+        cost=Cost(config.cost_per_token(masked.mlm_probability), config.cost_per_pair()),
         accumulate=max(1, tokens_per_device(settings) // budget),
         validation=validation,
         **reading_options(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flashtrain.errors import UserError, at_least, between
-from flashtrain.settings.options import BertFamily, BertSize, Layout, Residual, Unit, option
+from flashtrain.settings.options import BertFamily, BertSize, Layout, Residual, SampleUnit, option
 from flashtrain.settings.text import TextSettings
 
 
@@ -34,17 +34,17 @@ class BertSettings:
 class MaskedSettings:
     """The samples, and what of them is masked."""
 
-    unit: str = option("paragraph", Unit)  # what a sample is, cut at `context` tokens
+    sample_unit: str = option("paragraph", SampleUnit)  # what a sample is, cut at `context` tokens
     shortest: int = 16  # tokens; shorter pieces are joined to the next
     token_budget: int | None = 16384  # tokens of a micro-batch; null: as many as a GPU's memory holds
     layout: str = option("packed", Layout)  # rows of samples end to end, or a padded row each
-    share: float = 0.15  # of the tokens, masked
+    mlm_probability: float = 0.15  # of the tokens, masked
     validation_samples: int | None = None  # of each validation; null: a tenth of the training's time, at most 10,000
 
     def check(self) -> None:
         for name in ("shortest", "token_budget", "validation_samples"):
             at_least(f"masked.{name}", getattr(self, name), 1)
-        between("masked.share", self.share, 0, 1, include_low=False)
+        between("masked.mlm_probability", self.mlm_probability, 0, 1, include_low=False)
 
 
 @dataclass

@@ -33,7 +33,7 @@ class MaskedTask(Task):
         masked = settings.masked
         return {
             "model": settings.named(settings.bert.label),
-            "unit": masked.unit,
+            "unit": masked.sample_unit,
             "layout": masked.layout,
             "context": settings.context,
             "token_budget": masked.token_budget,

@@ -47,7 +47,7 @@ from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_class
 from flashtrain_recipes.arena.words import describe_stage_line, random_start
 
 CURVE = "learning_curve.jsonl"
-_ADVICE = "a smaller trainer.micro_batch=, memory=full, or trainer.devices on more GPUs"
+_ADVICE = "a smaller trainer.micro_batch=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
 
 
 def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[TrainingSetup]:

@@ -21,7 +21,7 @@ from flashtrain_recipes.arena.stages import Stage
 class LearningCurve(pl.Callback):
     """Adds a row to `path`, a JSON object a line, after each validation of a training, through all stages of a run.
 
-    It ends a stage that reached the accuracy of its `until`: such a row is the stage's last. Checkpoints hold the rows,
+    It ends a stage that reached its `stop_at_accuracy`: such a row is the stage's last. Checkpoints hold the rows,
     so that a resumed run writes the whole curve.
     """
 
@@ -39,7 +39,7 @@ class LearningCurve(pl.Callback):
         self._images_before = max((row["images"] for row in self.rows if row["stage"] <= stage.number), default=0)
 
     def is_over(self, stage: Stage, step: int) -> bool:
-        """Whether the stage ends with this step: its last one, or one that reached `until`."""
+        """Whether the stage ends with this step: its last one, or one that reached `stop_at_accuracy`."""
         accuracy = self._accuracy(stage, step)
         return accuracy is not None and (step >= stage.steps or self._reached(stage, step))
 
@@ -94,9 +94,12 @@ class LearningCurve(pl.Callback):
             say(f"{stage.name}, step {step}, {row['images']:,} samples: {found}, {row['minutes']:.1f} min")
         if self._reached(stage, step):
             trainer.should_stop = True
-            say(f"{stage.name}: until={stage.until:g} reached after {step:,} of {stage.steps:,} steps, it ends here")
-        elif stage.until is not None and step >= stage.steps:
-            say(f"{stage.name}: its {step:,} steps are over below until={stage.until:g}")
+            say(
+                f"{stage.name}: stop_at_accuracy={stage.stop_at_accuracy:g} reached after {step:,} of {stage.steps:,} "
+                "steps, it ends here"
+            )
+        elif stage.stop_at_accuracy is not None and step >= stage.steps:
+            say(f"{stage.name}: its {step:,} steps are over below stop_at_accuracy={stage.stop_at_accuracy:g}")
 
     def _accuracy(self, stage: Stage, step: int) -> float | None:
         place = (stage.number + 1, step)
@@ -105,7 +108,7 @@ class LearningCurve(pl.Callback):
     def _reached(self, stage: Stage, step: int) -> bool:
         # Rows hold what all ranks together found, so that all of them end at one step.
         accuracy = self._accuracy(stage, step)
-        return stage.until is not None and accuracy is not None and accuracy >= stage.until
+        return stage.stop_at_accuracy is not None and accuracy is not None and accuracy >= stage.stop_at_accuracy
 
     def write(self) -> None:
         """Write the file, a JSON object a line."""

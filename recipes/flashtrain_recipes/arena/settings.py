@@ -139,7 +139,7 @@ class MaskedPixelSettings:
 class StageSettings:
     """One stage of a curriculum: images of a side; what is None is the run's own setting.
 
-    steps: at most. until: the accuracy on held-out images at which the stage ends early (None: it never does).
+    steps: at most. stop_at_accuracy: the accuracy on held-out images at which the stage ends early (None: never).
     images: the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this one for each
     number of dashes. schedule: of the learning rate; constant suits a stage that ends early. compile: as
     trainer.compile; false is faster where compiling takes longer than the stage.
@@ -147,7 +147,7 @@ class StageSettings:
 
     side: int = 32
     steps: int | None = None
-    until: float | None = None
+    stop_at_accuracy: float | None = None
     learning_rate: float | None = None
     schedule: str | None = None
     warmup_steps: int | None = None
@@ -166,7 +166,7 @@ class StageSettings:
         where = f"curriculum.stages[{number}]"
         for stage in self.each_stage():
             of_side(self.side, stage.contour or "hard")
-        between(f"{where}.until", self.until, 0, 1, include_low=False)
+        between(f"{where}.stop_at_accuracy", self.stop_at_accuracy, 0, 1, include_low=False)
         for name in ("steps", "batch", "micro_batch", "images", "training_pixels", "validate_every"):
             at_least(f"{where}.{name}", getattr(self, name), 1)
         for name in ("masked_weight", "classification_weight", "warmup_steps"):

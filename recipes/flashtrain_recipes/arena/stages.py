@@ -42,7 +42,7 @@ class Stage:
     count: int  # of all stages
     entry: int  # of curriculum.stages that it is of
     settings: Settings  # the run's, changed to train this stage alone
-    until: float | None = None  # the held-out accuracy that ends it early; None: it never does
+    stop_at_accuracy: float | None = None  # the held-out accuracy that ends it early; None: it never does
 
     @property
     def name(self) -> str:
@@ -83,17 +83,19 @@ def stages_of(settings: Settings) -> list[Stage]:
             "only pathfinder has."
         )
     changed = [
-        (entry, _changed(settings, one), stage.until) for entry, stage in enumerate(given) for one in stage.each_stage()
+        (entry, _changed(settings, one), stage.stop_at_accuracy)
+        for entry, stage in enumerate(given)
+        for one in stage.each_stage()
     ] or [(0, settings, None)]
-    for _, one, until in changed:
+    for _, one, accuracy in changed:
         check_batch(one)
         if one.sequence.data == "pathfinder" and one.classifier.pattern in TILED:
             check_tiles(one.pathfinder.side, one.classifier.pattern_block)  # before images are generated
         check_training_pixels(one)
         component("schedule", one.schedule.name)
-        if until is not None and one.sequence.classification_weight == 0:
-            raise UserError(f"a stage that learns no labels never gets until={until:g} of them right: leave it out.")
-    return [Stage(number, len(changed), entry, one, until) for number, (entry, one, until) in enumerate(changed)]
+        if accuracy is not None and one.sequence.classification_weight == 0:
+            raise UserError(f"a stage that learns no labels cannot reach stop_at_accuracy={accuracy:g}. Remove it.")
+    return [Stage(number, len(changed), entry, one, accuracy) for number, (entry, one, accuracy) in enumerate(changed)]
 
 
 def check_used_by_stages(settings: Settings, given: Set[str]) -> None:

@@ -78,8 +78,8 @@ def describe_stage_line(
         labels = "with the labels" if settings.sequence.classification_weight else "alone, without labels"
         parts.append(f"masked {'tokens' if config.inputs == 'tokens' else 'pixels'} {labels}")
     steps = f"{stage.steps:,} steps of {stage.batch} samples"
-    if stage.until is not None:
-        steps = f"until {stage.until:.0%} of held-out samples are right, at most {steps}"
+    if stage.stop_at_accuracy is not None:
+        steps = f"until {stage.stop_at_accuracy:.0%} of held-out samples are right, at most {steps}"
     constant = "constant " if settings.schedule.name == "constant" else ""
     return (
         f"{name or stage.name}: {', '.join(parts)}; {steps} at {constant}learning rate "
@@ -139,14 +139,14 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         lines += [
             describe_stage_line(stage, hardware, model, batching, _name(alike)),
             f"  {source.describe()}{' for each stage' if len(alike) > 1 else ''}",
-            f"  {'at most ' if stage.until is not None else ''}{samples:,} samples, "
+            f"  {'at most ' if stage.stop_at_accuracy is not None else ''}{samples:,} samples, "
             f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
         before, memory = memory, memory_plan(batching)
         lines += [f"  {line}" for line in memory if memory != before]
     hint = random_start(stages[0])
     lines += [hint] if hint else []
-    most = "at most " if any(stage.until is not None for stage in stages) else ""
+    most = "at most " if any(stage.stop_at_accuracy is not None for stage in stages) else ""
     lines.append(f"time: {most}about {duration(total)} in all ({how}), making the data, start-up and validation apart")
     lines.append("nothing was started; leave out mode=plan to train.")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """What attention is measured on: a shape, a mask and features. benchmark.rows names lists of such cases:
 
 grid          the product of benchmark.seqlens, head_dims and masks
-anchors       the attention shapes that flashtrain is held against other implementations in
+core          the attention shapes that flashtrain is held against other implementations in
 paper         FlashAttention's own appendix: batch 16, 8 heads of 64, full
 features      dropout, softcap, ALiBi, bias and masks at 16K
 block-sparse  block masks of several densities from 4K to 64K beside full attention
@@ -195,7 +195,7 @@ def _grid(settings: AttentionSettings) -> list[Case]:
     return [replace(case, batch=1) if case.kind.endswith("varlen") else case for case in found]
 
 
-def _anchors(settings: AttentionSettings) -> list[Case]:
+def _core(settings: AttentionSettings) -> list[Case]:
     full, causal = "full", "causal"
     return [
         Case(4, 16, 4096, 128, full),
@@ -309,7 +309,7 @@ def _heads(settings: AttentionSettings, head_dim: int) -> int:
 
 _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
     "grid": _grid,
-    "anchors": _anchors,
+    "core": _core,
     "paper": _paper,
     "features": _features,
     "block-sparse": _block_sparse,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from flashtrain.errors import between, unknown
 from flashtrain.settings.options import option
 
-PRESETS = ("grid", "anchors", "paper", "features", "block-sparse", "as-called")
+PRESETS = ("grid", "core", "paper", "features", "block-sparse", "as-called")
 DTYPES = ("bfloat16", "float16", "float32")
 
 # What a mask's name says. The documents of one row have the lengths of Case.documents.

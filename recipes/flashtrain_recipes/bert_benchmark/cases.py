@@ -96,7 +96,7 @@ def cases(settings: Settings) -> list[BertCase]:
             "bert.family=bert, with bert.activation=gelu or gelu_exact."
         )
     longest = max(options.contexts, default=settings.context)
-    kinds = [(context, "") for context in options.contexts] + [(longest, unit) for unit in options.units]
+    kinds = [(context, "") for context in options.contexts] + [(longest, unit) for unit in options.sample_units]
     return [
         BertCase(size, context, batch, unit, dropout, weights, activation)
         for size in options.models

@@ -61,7 +61,7 @@ class ContextBenchmark(Benchmark):
         return cases(self.options, self.degrees)
 
     def make_baselines(self) -> list[ContextBaseline]:
-        ours = flashtrain.baselines(self.options.ways, self.options.layouts)
+        ours = flashtrain.baselines(self.options.methods, self.options.layouts)
         return [*ours, *plain_all_gather.BASELINES]
 
     def plan_line(self, case: ContextCase) -> str:

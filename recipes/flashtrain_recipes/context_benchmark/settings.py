@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from flashtrain.errors import UserError, one_of
-from flashtrain.settings.options import ContextLayout, ContextWay
+from flashtrain.settings.options import ContextLayout, ContextMethod
 from flashtrain_recipes.attention_benchmark.settings import BLOCK_SPARSE, MASKS, parse_mask
 
-WAYS = get_args(ContextWay)[1:]  # without auto
+METHODS = get_args(ContextMethod)[1:]  # without auto
 # Masks that are no function of a sequence in its order: tables of blocks, and packed rows' own functions.
 NOT_OVER_DEVICES = ("varlen", "causal-varlen", *BLOCK_SPARSE)
 
@@ -32,7 +32,7 @@ class ContextSettings:
     """Which attention is measured over how many devices."""
 
     shapes: list[str] | None = None  # heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads
-    ways: list[str] | None = None  # of flashtrain's attention; null: all
+    methods: list[str] | None = None  # of flashtrain's attention; null: all
     layouts: list[str] | None = None  # of flashtrain's attention; null: all
     degrees: list[int] | None = None  # how many devices share a sequence; null: those of 2, 4 and 8 that there are
     one_device_longest: int = 131072  # tokens measured on one device too; beyond, its time follows from the FLOP rate
@@ -40,8 +40,8 @@ class ContextSettings:
 
     def check_context(self, masks: list[str] | None) -> None:
         """Raise UserError for the first of these settings that cannot be, or of the masks over several devices."""
-        for way in self.ways or []:
-            one_of("benchmark.ways", way, WAYS)
+        for method in self.methods or []:
+            one_of("benchmark.methods", method, METHODS)
         for layout in self.layouts or []:
             one_of("benchmark.layouts", layout, get_args(ContextLayout))
         for text in self.shapes or []:

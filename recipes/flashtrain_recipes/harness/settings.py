@@ -30,8 +30,10 @@ class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
     def check(self) -> None:
         if self.name is not None:
             one_of("benchmark.name", self.name, registered("benchmark"))
-        # recipe=bert-speed has full rows of contexts, lengths of units, or both
-        may_be_empty = ("contexts", "units") if self.name == "bert" and (self.contexts or self.units) else ()
+        # recipe=bert-speed has full rows of contexts, lengths of sample_units, or both
+        may_be_empty = (
+            ("contexts", "sample_units") if self.name == "bert" and (self.contexts or self.sample_units) else ()
+        )
         for one in fields(self):
             if getattr(self, one.name) == [] and one.name not in may_be_empty:
                 raise UserError(f"benchmark.{one.name}=[] names nothing.")

@@ -21,11 +21,11 @@ _READ = {
     "attention": f"{_EVERY} rows seqlens batch tokens heads head_dims masks densities dtype "
     "longest warm_seconds reference",
     "step": f"{_EVERY} {_STEPS} command_steps",
-    "bert": f"{_EVERY} {_STEPS} units samples dropouts",
+    "bert": f"{_EVERY} {_STEPS} sample_units samples dropouts",
     "sequence": f"{_EVERY} tasks batches steps compile longest",
-    "huggingface": f"{_EVERY} {_STEPS} updates",
+    "huggingface": f"{_EVERY} {_STEPS} optimizer_step",
     "huggingface-long": "max_seconds models contexts steps",
-    "context": f"{_EVERY} seqlens masks dtype longest reference shapes ways layouts degrees "
+    "context": f"{_EVERY} seqlens masks dtype longest reference shapes methods layouts degrees "
     "one_device_longest check_longest",
 }
 # ... and those of a training that it uses too.
@@ -33,8 +33,8 @@ _STEP = "data optimizer trainer.cuda_graphs model memory"
 _TRAINED = {
     "step": _STEP,
     "huggingface": _STEP,
-    "huggingface-long": f"{_STEP} context_parallel trainer.devices trainer.strategy trainer.context_way "
-    "trainer.context_layout trainer.timeout_seconds trainer.compile",
+    "huggingface-long": f"{_STEP} context_parallel trainer.devices trainer.strategy trainer.context_parallel_method "
+    "trainer.context_parallel_layout trainer.timeout_seconds trainer.compile",
     "bert": "data optimizer trainer.cuda_graphs bert.family bert.activation bert.residual masked",
 }
 

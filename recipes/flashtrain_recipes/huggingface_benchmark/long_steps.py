@@ -119,7 +119,8 @@ class LongSteps(Benchmark):
     def plan(self) -> str:
         *lines, last = super().plan().splitlines()
         largest = [
-            f"  {row['model']} S={row['context']:,} at most by memory=auto: {_words(row)}" for row in self.plans()
+            f"  {row['model']} S={row['context']:,} at most by memory.activation_checkpointing=auto: {_words(row)}"
+            for row in self.plans()
         ]
         return "\n".join([*lines, *largest, last])
 
@@ -139,7 +140,7 @@ class LongSteps(Benchmark):
             return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
 
     def plans(self) -> list[Row]:
-        """Return a row for each model: the largest context that memory=auto takes by its estimate, not measured.
+        """Return a row for each model: the largest context that memory's choice plans, not measured.
 
         Its column limited_by says which memory a longer context exceeds: the device's or the host's.
         """

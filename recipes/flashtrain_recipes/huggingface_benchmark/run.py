@@ -50,7 +50,7 @@ class HuggingFaceSteps(StepBenchmark):
         return cases(self.settings)
 
     def make_baselines(self) -> Sequence[HuggingFaceBaseline]:
-        return everyone(self.hardware, updates=self.options.updates, compiled=self.compiled)
+        return everyone(self.hardware, updates=self.options.optimizer_step, compiled=self.compiled)
 
     def plan_line(self, case: HuggingFaceCase) -> str:
         """With what flashtrain's step is estimated to need."""
@@ -58,5 +58,5 @@ class HuggingFaceSteps(StepBenchmark):
         return f"{case}: {words or 'no savings'}, {estimate} GiB"
 
     def measure(self, run: Run, number: int, case: HuggingFaceCase, effort: Effort) -> list[Row]:
-        part = {} if self.options.updates else {"part": "forward and backward"}
+        part = {} if self.options.optimizer_step else {"part": "forward and backward"}
         return [{**row, **part} for row in super().measure(run, number, case, effort)]

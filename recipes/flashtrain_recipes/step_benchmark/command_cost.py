@@ -63,8 +63,8 @@ def _words(case: GPT2Case, benchmark: Benchmark, run: Run) -> list[str]:
         "data.tokenizer": settings.data.tokenizer, "data.validation_tokens": tokens, "trainer.tokens_per_step": tokens,
         "trainer.micro_batch": case.batch, "trainer.steps": steps, "trainer.validate_every": steps,
         "trainer.checkpoint_every": steps, "hardware.precision": case.hardware_of(benchmark.hardware).precision,
-        "optimizer.master_weights": str(case.has_masters).lower(), "hardware.demo": "never", "generate.tokens": 1,
-        "seed": settings.seed,
+        "optimizer.master_weights": str(case.has_masters).lower(), "hardware.demo": "never",
+        "generate.max_new_tokens": 1, "seed": settings.seed,
     }  # fmt: skip
     if settings.data.source == "stdlib":
         own["data.include_tests"] = str(settings.data.include_tests).lower()

@@ -29,10 +29,10 @@ class StepSettings:
     steps: int = 10  # of one turn of an implementation
     compile: bool | None = None  # whether implementations that are compiled on GPUs are so here; null: on GPUs only
     command_steps: int = 0  # also run `python -m flashtrain recipe=gpt2` for so many steps, 20 or more, for its cost
-    updates: bool = True  # of recipe=hf-speed; false: forward and backward alone
+    optimizer_step: bool = True  # of recipe=hf-speed; false: forward and backward alone
     tasks: list[str] | None = None  # of recipe=lra-speed; null: all
-    units: list[str] = field(default_factory=lambda: ["paragraph"])  # of recipe=bert-speed: units of text to batch
-    samples: int = 2048  # of recipe=bert-speed: sequences that have the lengths of each of benchmark.units
+    sample_units: list[str] = field(default_factory=lambda: ["paragraph"])  # of recipe=bert-speed: of text
+    samples: int = 2048  # of recipe=bert-speed: sequences that have the lengths of each of benchmark.sample_units
     dropouts: list[float] = field(default_factory=lambda: [0.0])  # of recipe=bert-speed
 
     def check_steps(self, name: str | None) -> None:
@@ -41,7 +41,7 @@ class StepSettings:
             "models": MODELS.get(str(name), STEP_MODELS),
             "weights": WEIGHTS,
             "tasks": SEQUENCE_TASKS,
-            "units": BERT_UNITS,
+            "sample_units": BERT_UNITS,
         }
         for setting, possible in named.items():
             for given in getattr(self, setting) or []:

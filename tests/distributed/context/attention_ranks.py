@@ -87,7 +87,7 @@ def cases() -> Iterator[Case]:
         for mask in ("causal window", "shared question", "full window"):  # little of what others hold is seen
             yield Case(method, mask, "GQA", layout="contiguous")
         for mask in ("causal", "full"):  # few runs a rank: calls of bands, without a mask
-            yield Case(method, mask, "GQA", layout="head-tail")
+            yield Case(method, mask, "GQA", layout="zigzag")
             yield Case(method, mask, layout="contiguous")
         for mask in ("causal", "causal window", "blind ranks"):
             yield Case(method, mask, "GQA", capped=True)

@@ -142,7 +142,7 @@ class OurTask(LanguageModel):
 
     def __init__(self) -> None:
         torch.manual_seed(2)
-        config = GPT2Config.of_size("demo", "modern", vocab_size=VOCABULARY, context=CONTEXT)
+        config = GPT2Config.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
         config = replace(config, layers=1, embed=16, ffn=24)
         super().__init__(GPT2(config).double(), document_mask=True)
 
@@ -310,7 +310,7 @@ def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextPar
 def four(folder: Path) -> None:
     """What each of four ranks does, FOLDER/RANK.json, and then hangs."""
     quiet()
-    found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(method="all-to-all"))}
+    found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(method="ulysses"))}
     # Two data ranks with a row each are one process with both.
     found["dp2 x cp2"] = whole_model(folder, 1, devices=4, strategy=strategy(2, method="ring"))
     for kind in ("selective", "full"):

@@ -36,7 +36,7 @@ class Record(pl.Callback):
 def trained(folder: Path, kind: str, compiled: bool) -> Record:
     """A few steps on one rank of batches that differ in documents, and so in mask and layout."""
     torch.manual_seed(2)
-    config = GPT2Config.of_size("demo", "modern", vocab_size=VOCABULARY, context=CONTEXT)
+    config = GPT2Config.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
     model = GPT2(replace(config, layers=LAYERS, embed=32, ffn=48, heads=4, kv_heads=2))
     model.save_memory(MemorySavings(kind))
     record = Record()

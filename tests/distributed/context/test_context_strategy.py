@@ -91,7 +91,7 @@ def test_a_layout_that_does_not_exist_is_refused():
     [
         (0, "auto", r"context_parallel=0 on 8 devices"),
         (3, "auto", r"context_parallel=3 on 8 devices\. .* 1, 2, 4, 8"),
-        (8, "all-to-all", r"all-to-all with 4 heads on 8 ranks\. Use .* \(the heads divide by 2, 4\)"),
+        (8, "ulysses", r"ulysses with 4 heads on 8 ranks\. Use .* \(the heads divide by 2, 4\)"),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused_before_anything_is_built(size, way, message):

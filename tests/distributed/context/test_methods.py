@@ -17,12 +17,12 @@ HELD = 16384
 @pytest.mark.parametrize(
     ("degree", "heads", "kv_heads", "method"),
     [
-        (4, 12, 12, "all-to-all"),  # heads divide
+        (4, 12, 12, "ulysses"),  # heads divide
         (8, 12, 12, "hybrid"),  # 4 x 2
         (8, 32, 1, "all-gather"),  # one key head is little to gather
         (7, 12, 12, "all-gather"),  # no common divisor, and short
         (2, 12, 12, "ring"),
-        (1, 12, 12, "all-to-all"),
+        (1, 12, 12, "ulysses"),
     ],
 )
 def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_says_why(degree, heads, kv_heads, method):
@@ -38,7 +38,7 @@ def test_auto_takes_a_ring_on_two_ranks_else_what_moves_least_and_says_why(degre
         ("auto", 64, "all-gather"),  # four documents on four ranks
         ("all-gather", 64, "all-gather"),
         ("ring", 64, "ring"),
-        ("auto", 256, "all-to-all"),  # one document
+        ("auto", 256, "ulysses"),  # one document
     ],
 )
 def test_where_little_is_seen_of_other_ranks_keys_only_that_is_gathered(method, length, chosen):
@@ -61,8 +61,8 @@ def test_auto_takes_a_ring_where_gathering_is_too_much_and_heads_do_not_divide()
 @pytest.mark.parametrize(
     ("method", "degree", "message"),
     [
-        ("all-to-all", 8, r"all-to-all with 12 heads on 8 ranks\. Use .* or hybrid, .* 2, 3, 4, 6, 12"),
-        ("hybrid", 4, "Use all-gather or ring or all-to-all"),
+        ("ulysses", 8, r"ulysses with 12 heads on 8 ranks\. Use .* or hybrid, .* 2, 3, 4, 6, 12"),
+        ("hybrid", 4, "Use all-gather or ring or ulysses"),
         ("hybrid", 5, "Use all-gather or ring, or another number of ranks"),
         ("rign", 4, "unknown context-parallel method 'rign'. Did you mean 'ring'"),
     ],

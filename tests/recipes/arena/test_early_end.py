@@ -15,7 +15,8 @@ pytestmark = pytest.mark.integration  # whole runs
 
 # Half of the held-out images are right from the start: a growing stage ends at its first validation, after 3 steps.
 STAGES = (
-    "curriculum.stages=[{side:24,contour:2..3,steps:9,batch:4,until:0.1,schedule:constant},{side:28,steps:4,batch:4}]"
+    "curriculum.stages=[{side:24,contour:2..3,steps:9,batch:4,stop_at_accuracy:0.1,schedule:constant},"
+    "{side:28,steps:4,batch:4}]"
 )
 
 
@@ -52,7 +53,7 @@ def test_a_run_stopped_at_any_place_goes_on_as_if_it_had_not_been(
 
 
 def test_a_last_stage_that_ended_early_has_ended_for_a_later_command_too(curriculum: TinyRuns) -> None:
-    stages = "curriculum.stages=[{side:24,steps:9,batch:4,until:0.1}]"
+    stages = "curriculum.stages=[{side:24,steps:9,batch:4,stop_at_accuracy:0.1}]"
     _, folder = curriculum.run("ended", stages)
     before = weights(folder), summary(folder)
     status, folder = curriculum.run("ended", stages, f"resume={folder}")

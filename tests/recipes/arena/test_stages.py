@@ -18,10 +18,10 @@ from flashtrain_recipes.arena.words import plan_classifier
 
 
 def test_a_growing_contour_is_a_stage_for_each_length() -> None:
-    growing = "{side:32,contour:5..7,steps:9,until:0.9,schedule:constant,images:50}"
+    growing = "{side:32,contour:5..7,steps:9,stop_at_accuracy:0.9,schedule:constant,images:50}"
     stages = stages_of(compose_settings(["recipe=pathx", f"curriculum.stages=[{growing},{{side:64}}]"]))
     assert [stage.settings.pathfinder.contour for stage in stages] == ["5", "6", "7", "hard"]
-    assert [(stage.number, stage.until) for stage in stages] == [(0, 0.9), (1, 0.9), (2, 0.9), (3, None)]
+    assert [(stage.number, stage.stop_at_accuracy) for stage in stages] == [(0, 0.9), (1, 0.9), (2, 0.9), (3, None)]
     assert [stage.settings.schedule.name for stage in stages] == 3 * ["constant"] + ["cosine"]
     assert [stage.steps for stage in stages[:3]] == [9, 9, 9]
 
@@ -52,7 +52,7 @@ def test_a_setting_that_every_stage_of_a_recipe_says_anew_is_refused(words, mess
 
 
 def test_whatever_a_stage_may_say_is_known_to_stand_in_a_runs_settings_place() -> None:
-    assert set(OF_STAGES) == {one.name for one in fields(StageSettings)} - {"until"}  # of stages alone
+    assert set(OF_STAGES) == {one.name for one in fields(StageSettings)} - {"stop_at_accuracy"}  # of stages alone
     assert set(OF_STAGES.values()) <= set(setting_names("classification"))
 
 

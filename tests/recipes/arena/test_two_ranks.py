@@ -15,7 +15,9 @@ from flashtrain.training.checkpoints import read_checkpoint
 def test_two_ranks_train_both_stages_as_one_process_does_and_end_the_first_one_early(
     curriculum: TinyRuns, tmp_path
 ) -> None:
-    stages = "curriculum.stages=[{side:24,steps:9,batch:4,until:0.1},{side:28,steps:4,batch:4,micro_batch:2}]"
+    stages = (
+        "curriculum.stages=[{side:24,steps:9,batch:4,stop_at_accuracy:0.1},{side:28,steps:4,batch:4,micro_batch:2}]"
+    )
     # Masked pixels, turned images and changed drawings are drawn by rank: without them the two must agree.
     plain = (
         "masked_pixels.weight=0",

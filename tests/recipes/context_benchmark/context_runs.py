@@ -29,14 +29,14 @@ WORDS = (
     "benchmark.degrees=[2]", "benchmark.rounds=2", "benchmark.shapes=[4/2x16]", "benchmark.masks=[causal]",
     "benchmark.seqlens=[64]",
 )  # fmt: skip
-SMALL = ("benchmark.ways=[all-gather,ring]", "benchmark.layouts=[head-tail]", "benchmark.implementations=[flashtrain]")
+SMALL = ("benchmark.methods=[all-gather,ring]", "benchmark.layouts=[zigzag]", "benchmark.implementations=[flashtrain]")
 RUNS = {
     "grid": (
         "benchmark.masks=[window-9,causal-document]", "benchmark.seqlens=[96,64]", "benchmark.rounds=1",
         "benchmark.one_device_longest=64", "benchmark.check_longest=64", "benchmark.layouts=[balanced,contiguous]",
     ),
     "degrees": (
-        "benchmark.degrees=[2,4]", "benchmark.ways=[hybrid,ring]", "benchmark.layouts=[balanced]",
+        "benchmark.degrees=[2,4]", "benchmark.methods=[hybrid,ring]", "benchmark.layouts=[balanced]",
         "benchmark.shapes=[6/2x16]",
     ),
     "full": ("benchmark.seqlens=[64,96]", *SMALL),

@@ -51,9 +51,9 @@ def rows(runs: Path, name: str) -> list[dict]:
 def test_every_way_and_layout_has_a_row_at_every_case(runs) -> None:
     found = rows(runs, "grid")
     assert {row["implementation"] for row in found} == {
-        "all-to-all, balanced",
+        "ulysses, balanced",
         *(f"{way}, {layout}" for way in ("all-gather", "ring") for layout in ("balanced", "contiguous")),
-        "plain all-gather, head-tail",
+        "plain all-gather, zigzag",
     }
     assert {(row["mask"], row["seqlen"]) for row in found} == {
         (mask, length) for mask in ("window-9", "causal-document") for length in (64, 96)
@@ -86,7 +86,7 @@ def test_sums_are_right(runs) -> None:
 
 
 def test_a_length_that_one_device_does_not_measure_is_computed_from_its_rate_and_marked(runs) -> None:
-    found = [row for row in rows(runs, "grid") if row["way"] == "all-to-all" and row["mask"] == "window-9"]
+    found = [row for row in rows(runs, "grid") if row["way"] == "ulysses" and row["mask"] == "window-9"]
     measured, computed = sorted(found, key=lambda row: row["seqlen"])
     assert measured["one_device"] == "measured"
     assert computed["one_device"] == "extrapolated from 64 tokens"
@@ -97,9 +97,9 @@ def test_a_length_that_one_device_does_not_measure_is_computed_from_its_rate_and
 def test_work_is_even_where_the_layout_or_the_way_makes_it_so(runs) -> None:
     documents = [row for row in rows(runs, "grid") if row["mask"] == "causal-document" and row["seqlen"] == 96]
     found = {row["implementation"]: row["imbalance"] for row in documents}
-    assert found["all-to-all, balanced"] == 1
+    assert found["ulysses, balanced"] == 1
     assert 1 <= found["ring, balanced"] == found["all-gather, balanced"] <= found["ring, contiguous"]
-    assert rows(runs, "full")[0]["imbalance"] == 1  # causal, head-tail
+    assert rows(runs, "full")[0]["imbalance"] == 1  # causal, zigzag
 
 
 def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchmarks_are(
@@ -115,7 +115,7 @@ def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchma
     assert report([str(runs / "grid"), "--save", str(file)]) == 0
     assert report([str(file), "--figure", "context-efficiency"]) == 0
     assert report([str(file), "--columns", "seqlen", "--pivot", "way", "--value", "efficiency", "--markdown"]) == 0
-    assert "| tokens of the sequence | all-to-all | all-gather | ring | plain all-gather |" in capsys.readouterr().out
+    assert "| tokens of the sequence | ulysses | all-gather | ring | plain all-gather |" in capsys.readouterr().out
 
 
 def test_each_degree_has_ranks_of_its_own(runs) -> None:
@@ -131,7 +131,7 @@ def test_each_degree_has_ranks_of_its_own(runs) -> None:
     ("name", "status", "error"),
     [
         ("full", "out of memory", None),
-        ("fails", "failed", "rank 1 of 2 failed: causal, 64 tokens, 4/2x16, 2 ranks, ring, head-tail: a mistake"),
+        ("fails", "failed", "rank 1 of 2 failed: causal, 64 tokens, 4/2x16, 2 ranks, ring, zigzag: a mistake"),
     ],
 )
 def test_what_fails_on_one_rank_is_a_row_that_says_so_and_the_cases_go_on(runs, name, status, error) -> None:

@@ -74,15 +74,15 @@ def test_documents_fill_the_sequence_whatever_its_length(total: int, seed: int) 
     assert lengths == heavy_tailed_lengths(total, seed)
 
 
-def test_all_to_all_computes_alike_in_every_layout_and_is_measured_in_one() -> None:
-    titles = [one.title for one in baselines(["all-to-all", "ring"], ["head-tail", "contiguous"])]
-    assert titles == ["all-to-all, head-tail", "ring, head-tail", "ring, contiguous"]
+def test_ulysses_computes_alike_in_every_layout_and_is_measured_in_one() -> None:
+    titles = [one.title for one in baselines(["ulysses", "ring"], ["zigzag", "contiguous"])]
+    assert titles == ["ulysses, zigzag", "ring, zigzag", "ring, contiguous"]
 
 
 def test_ways_that_heads_do_not_divide_into_are_refused_in_a_line() -> None:
     by_way = {one.way: one for one in baselines(None, ["balanced"])}
     twelve = case(shape="12x64", degree=8)
-    assert "12 heads on 8 ranks" in by_way["all-to-all"].refuses(twelve)
+    assert "12 heads on 8 ranks" in by_way["ulysses"].refuses(twelve)
     assert by_way["hybrid"].refuses(twelve) is None
 
 

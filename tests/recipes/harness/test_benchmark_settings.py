@@ -17,7 +17,7 @@ WRONG = {
     ),
     "hf-speed": ("models=[124m]",),  # of GPT-2
     "long-context-benchmark": (
-        "ways=[rings]", "layouts=[zigzag]", "masks=[block-random]", "shapes=[16]", "shapes=[16/3x64]", "degrees=[1]",
+        "methods=[rings]", "layouts=[zigzg]", "masks=[block-random]", "shapes=[16]", "shapes=[16/3x64]", "degrees=[1]",
         "degrees=[]",
     ),
 }  # fmt: skip
@@ -37,4 +37,4 @@ def test_a_mask_that_is_not_known_is_refused_with_the_nearest(recipe: str) -> No
 
 def test_lengths_of_units_or_full_rows_are_needed() -> None:
     with pytest.raises(UserError, match="names nothing"):
-        compose_settings(["recipe=bert-speed", "benchmark.contexts=[]", "benchmark.units=[]"])
+        compose_settings(["recipe=bert-speed", "benchmark.contexts=[]", "benchmark.sample_units=[]"])

@@ -57,7 +57,7 @@ def test_the_shapes_have_the_published_models_parameters(model: str, billions: f
 @pytest.mark.parametrize("model", ["tiny", "tiny-lora"])
 @pytest.mark.parametrize("memory", ["none", "selective"])
 def test_all_baselines_have_equal_weights_and_gradients(model: str, memory: str) -> None:
-    case = case_of(model, f"memory={memory}")
+    case = case_of(model, f"memory.activation_checkpointing={memory}")
     tokens, labels = case.draw(CPU, seed=1)
     found = []
     for baseline in uncompiled(updates=False):

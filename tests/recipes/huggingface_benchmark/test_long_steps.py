@@ -44,7 +44,7 @@ def rows_of(folder: Path, *words: str) -> list[dict]:
 @pytest.mark.slow  # starts processes
 @pytest.mark.parametrize("devices", [(), ("trainer.devices=2", "context_parallel=2")])
 def test_a_step_is_measured_on_one_device_and_over_two(devices: tuple[str, ...], tmp_path) -> None:
-    (row,) = rows_of(tmp_path, "benchmark.models=[tiny-lora]", "memory=selective", *devices)
+    (row,) = rows_of(tmp_path, "benchmark.models=[tiny-lora]", "memory.activation_checkpointing=selective", *devices)
     assert row.get("status") is None, row
     assert (row["context"], row["devices"], row["steps"]) == (64, 2 if devices else 1, 2)
     assert row["tokens_per_second"] == pytest.approx(64 / row["step_seconds"], rel=0.2)
@@ -121,7 +121,7 @@ def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(name: str
 
 
 def test_the_largest_context_that_memory_auto_takes_is_a_row_of_each_model() -> None:
-    job = long_steps_on(H200, "benchmark.models=[llama-1b,llama-8b-lora]", "memory=none")
+    job = long_steps_on(H200, "benchmark.models=[llama-1b,llama-8b-lora]", "memory.activation_checkpointing=none")
     rows = job.completed([])
     assert [row["model"] for row in rows] == ["llama-1b", "llama-8b-lora"]
     assert {row["implementation"] for row in rows} == {"plan of memory=auto"}
@@ -129,8 +129,9 @@ def test_the_largest_context_that_memory_auto_takes_is_a_row_of_each_model() -> 
         assert row["limited_by"] == "host"
         assert "inputs in host memory" in row["memory"]
         assert row["host_estimate_gib"] <= 0.9 * 120
-        assert f"{row['model']} S={row['context']:,} at most by memory=auto" in job.plan()
-        (longer,) = long_steps_on(H200, f"benchmark.models=[{row['model']}]", "memory=full", "memory.offload=true",
+        assert f"{row['model']} S={row['context']:,} at most by memory.activation_checkpointing=auto" in job.plan()
+        (longer,) = long_steps_on(H200, f"benchmark.models=[{row['model']}]", "memory.activation_checkpointing=full",
+                                  "memory.offload=true",
                                   f"benchmark.contexts=[{row['context'] + 4096}]").cases  # fmt: skip
         assert "memory.offload" in job.planned(longer)["error"]
 

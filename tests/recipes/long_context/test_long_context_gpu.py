@@ -17,7 +17,7 @@ def demo(family: str, context: int, attention: str = "flash") -> GPT2:
     return GPT2(config, attention=attention).cuda()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "modern"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("stride", [None, 100])
 def test_scores_in_bfloat16_are_near_those_of_float32_on_a_cpu(family, stride) -> None:
     windows = torch.randint(0, 257, (3, 1001))
@@ -43,7 +43,7 @@ def test_rotary_angles_a_million_tokens_in_are_a_cpus_compiled_or_not() -> None:
         )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "modern"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_step_at_a_quarter_of_a_million_tokens_has_finite_gradients(family) -> None:
     model = demo(family, 2**18)
     tokens = torch.randint(0, 257, (1, 2**18), device="cuda")

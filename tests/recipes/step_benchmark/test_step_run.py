@@ -120,6 +120,6 @@ def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
 
 
 def test_another_family_of_models_is_refused() -> None:
-    settings = settled("recipe=gpt2-speed", "model=modern", "hardware.demo=never")
+    settings = settled("recipe=gpt2-speed", "model=llama", "hardware.demo=never")
     with pytest.raises(UserError, match="training steps of model=gpt2 are measured"):
         steps_run.cases(settings)

@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import TinyRuns, made_once
 
 TINY_HEAD = (
-    "recipe=finetune",
+    "recipe=bert-finetune",
     "hardware=cpu",
     "hardware.demo=never",
     "logger=none",

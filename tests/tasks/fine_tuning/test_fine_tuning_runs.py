@@ -1,4 +1,4 @@
-"""Runs of recipe=finetune: labels, classes and words' labels; trained weights, ours and Hugging Face's; resuming."""
+"""Runs of recipe=bert-finetune: labels, classes and words' labels; weights, ours and Hugging Face's; resuming."""
 
 from __future__ import annotations
 
@@ -147,9 +147,12 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
         (("trainer.devices=3",), "does not divide over 3 devices"),
         (("trainer.micro_batch=3",), "Expected one of 1, 2, 4, 8"),
         (("finetune.path=null",), "finetune.data=files needs finetune.path"),
-        (("finetune.data=cues",), "is used by finetune.data=files"),
+        (("finetune.data=synthetic",), "is used by finetune.data=files"),
         (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),
-        (("finetune.data=cues", "finetune.path=null", "finetune.target=class"), "finetune.data=cues has labels only"),
+        (
+            ("finetune.data=synthetic", "finetune.path=null", "finetune.target=class"),
+            "finetune.data=synthetic has labels only",
+        ),
         (("context=2",), "context=2"),
     ],
 )

@@ -19,7 +19,7 @@ DOCUMENTS = ("trainer.steps=1", "finetune.batch=2", "finetune.train=8", "finetun
 SMALLEST = {
     "bert": ("context=64", *MASKED),
     "bert-lamb": ("context=64", *MASKED),
-    "finetune": DOCUMENTS,
+    "bert-finetune": DOCUMENTS,
     "bert-speed": (
         "benchmark.rounds=1",
         "benchmark.steps=1",
@@ -43,10 +43,10 @@ def text(text_folder) -> list[str]:
     return ["data=files", f"data.path={text_folder}", "data.validation_fraction=0.3"]
 
 
-@pytest.mark.parametrize("recipe", each(SMALLEST, "bert", "finetune"))
+@pytest.mark.parametrize("recipe", each(SMALLEST, "bert", "bert-finetune"))
 def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, words, text, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(speed_case, "VOCAB_SIZE", 320)  # of 30,528 tokens the embedding is most of a tiny BERT's time
-    words = [f"recipe={recipe}", *words, *(() if recipe == "finetune" else text), *SMALLEST[recipe]]
+    words = [f"recipe={recipe}", *words, *(() if recipe == "bert-finetune" else text), *SMALLEST[recipe]]
     status = run_job(compose_settings(words), tmp_path, overrides=words, started=time.time())
     row = json.loads((tmp_path / "summary.json").read_text())
     assert (status, row["status"]) == (0, "finished"), row

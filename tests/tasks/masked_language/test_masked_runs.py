@@ -116,7 +116,7 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
         (("context=2",), "context=2"),
         (("trainer.micro_batch=4",), "Use masked.token_budget"),
         (("trainer.strategy=fsdp", "optimizer=lamb"), "cannot train sharded weights"),
-        (("masked.share=0",), "masked.share=0"),
+        (("masked.mlm_probability=0",), "masked.mlm_probability=0"),
         (("target_accuracy=2",), "target_accuracy=2.0"),
         (("recipe=gpt2", "target_accuracy=0.5"), "is of task=masked_language_model"),
         (("weights=nowhere",), "weights=nowhere"),

@@ -15,7 +15,7 @@ from flashtrain.errors import UserError
 from flashtrain.settings.options import ContextLayout
 from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
-from flashtrain_recipes.context_benchmark.settings import WAYS
+from flashtrain_recipes.context_benchmark.settings import METHODS
 
 
 class Flashtrain(ContextBaseline):
@@ -36,12 +36,12 @@ class Flashtrain(ContextBaseline):
         return Attention(call, shared.choice.traffic, shared.choice.heads_degree)
 
 
-def baselines(ways: Sequence[str] | None, layouts: Sequence[str] | None) -> list[ContextBaseline]:
-    """Return every method in every layout; all-to-all, which computes alike in each layout, in the first only."""
+def baselines(methods: Sequence[str] | None, layouts: Sequence[str] | None) -> list[ContextBaseline]:
+    """Return every method in every layout; ulysses, which computes alike in each layout, in the first only."""
     chosen = [layout for layout in get_args(ContextLayout) if layouts is None or layout in layouts]
     return [
         Flashtrain("flashtrain", way, layout)
-        for way in WAYS
-        if ways is None or way in ways
+        for way in METHODS
+        if methods is None or way in methods
         for layout in (chosen[:1] if way == ULYSSES else chosen)
     ]

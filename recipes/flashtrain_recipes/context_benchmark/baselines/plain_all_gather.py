@@ -77,4 +77,4 @@ class _Plain(torch.autograd.Function):
         return dq, gathered.own(dk.to(k.dtype)), gathered.own(dv.to(v.dtype)), None
 
 
-BASELINES = (PlainAllGather("plain-all-gather", "plain all-gather", "head-tail"),)
+BASELINES = (PlainAllGather("plain-all-gather", "plain all-gather", "zigzag"),)

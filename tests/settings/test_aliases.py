@@ -1,0 +1,84 @@
+"""Older names of settings and older values are answered with ours; saved configurations that have them are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flashtrain.command.compose import compose_settings
+from flashtrain.errors import UserError
+from flashtrain.files.shipped import recipe_files
+from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
+from flashtrain.settings.aliases import OTHERS, RENAMED, RENAMED_VALUES, updated
+from flashtrain.settings.schema import all_settings
+from flashtrain_recipes.arena.settings import StageSettings
+
+SETTINGS = {name: one for name, one, _ in all_settings()}
+
+
+def test_the_names_that_are_answered_are_no_settings_and_their_answers_are() -> None:
+    assert {*OTHERS.values(), *RENAMED.values()} <= {*SETTINGS, *StageSettings.__dataclass_fields__}
+    assert ({*RENAMED} - {"memory"}) & {*SETTINGS} == set()
+    for name, values in RENAMED_VALUES.items():
+        possible = SETTINGS[name].metadata.get("options", ())
+        assert not {*values} & {*possible, *recipe_files()}
+        assert {*values.values()} <= {*possible, *recipe_files()} or not possible
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("recipe=gpt2 trainer.context_way=ring", "trainer.context_way is now trainer.context_parallel_method."),
+        ("recipe=gpt2 memory=full", "memory is now memory.activation_checkpointing."),
+        ("recipe=gpt2 model=modern", "model=modern is now model=llama."),
+        ("recipe=gpt2 model.name=modern", "model.name=modern is now model.name=llama."),
+        ("recipe=finetune", "recipe=finetune is now recipe=bert-finetune."),
+        ("recipe=gpt2 trainer.strategy=context", "trainer.strategy=context is now trainer.strategy=context_parallel."),
+        ("recipe=pathx curriculum.stages=[{side:24,until:0.9}]", "until is now stop_at_accuracy."),
+        ("recipe=long-context-benchmark benchmark.layouts=[head-tail]", "head-tail is now benchmark.layouts=zigzag."),
+    ],
+)
+def test_a_word_of_earlier_is_answered_with_ours(words: str, answer: str) -> None:
+    with pytest.raises(UserError) as mistake:
+        compose_settings(words.split())
+    assert answer in str(mistake.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "answer"),
+    [
+        ("trainer: {strategy: context}", "trainer.strategy=context_parallel"),
+        ("generate: {tokens: 4}", "generate.tokens is now generate.max_new_tokens"),
+        ("defaults: [override /model: modern]", "model=llama"),
+        ("defaults: [override /memory: full]", "memory is now memory.activation_checkpointing"),
+    ],
+)
+def test_a_recipe_of_earlier_is_answered_with_ours(recipe: str, answer: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine.yaml").write_text(f"# Mine\n{recipe}\n")
+    monkeypatch.setenv("FLASHTRAIN_RECIPES", str(tmp_path))
+    with pytest.raises(UserError, match=answer):
+        compose_settings(["recipe=mine"])
+
+
+def test_the_saved_configuration_of_an_older_run_is_read(tmp_path: Path) -> None:
+    older = {
+        "recipe": "finetune",
+        "memory": {"checkpointing": "full"},
+        "model": {"name": "modern"},
+        "generate": {"tokens": 7},
+        "trainer": {
+            "context_way": "all-to-all", "context_layout": "head-tail", "checkpoint": "file", "strategy": "context",
+        },
+        "demo": {"generate.tokens": 4},
+    }  # fmt: skip
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(older))
+    made = read_settings(tmp_path)
+    assert (made.recipe, made.memory.activation_checkpointing, made.model.name) == ("bert-finetune", "full", "llama")
+    assert (made.generate.max_new_tokens, made.demo) == (7, {"generate.max_new_tokens": 4})
+    trainer = made.trainer
+    assert (trainer.context_parallel_method, trainer.context_parallel_layout) == ("ulysses", "zigzag")
+    assert (trainer.checkpoint_format, trainer.strategy) == ("file", "context_parallel")
+    stages = {"curriculum": {"stages": [{"side": 24, "until": 0.9}]}}
+    assert updated(stages) == {"curriculum": {"stages": [{"side": 24, "stop_at_accuracy": 0.9}]}}
