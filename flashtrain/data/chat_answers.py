@@ -22,9 +22,7 @@ class Piece(NamedTuple):
 
     text: str
     learnt: tuple[tuple[int, int], ...]  # the (begin, end) ranges of the characters that get labels, in order
-    plain: bool = (
-        False  # made without a template: the tokenizer's begin and end of text are added; the end gets a label
-    )
+    plain: bool = False  # made without a template: begin and end of text are added, and the end gets a label
     goes_on: bool = False  # whether the piece belongs to the same conversation as the piece before it
 
     @property

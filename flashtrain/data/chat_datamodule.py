@@ -19,7 +19,7 @@ from flashtrain.data.loader import ResumableLoader
 from flashtrain.data.packing import ChatBatch, Split
 from flashtrain.data.token_budget import rows_once
 from flashtrain.data.token_cache import GOES_ON
-from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
+from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
@@ -67,10 +67,9 @@ class ChatDataModule(TextDataModule):
     ) -> None:
         one_of("data.too_long", too_long, TOO_LONG)
         rows = ChatFiles(source) if isinstance(source, str | os.PathLike) else source
-        if isinstance(tokenizer, TokenizerSpec):
-            made = huggingface_tokenizer(tokenizer.kind, begin_of_text=tokenizer.begin_of_text)
-        else:
-            made = huggingface_tokenizer(tokenizer) if isinstance(tokenizer, str | os.PathLike) else tokenizer
+        if isinstance(tokenizer, str | os.PathLike):
+            tokenizer = TokenizerSpec(str(tokenizer))
+        made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
         self._documents: tuple[ChatDocuments, ChatDocuments] | None = None
@@ -118,7 +117,7 @@ class ChatDataModule(TextDataModule):
 
     @property
     def split(self) -> Split:
-        """Raises UserError: conversations cannot be read in windows (mode=lengths)."""
+        """Raises UserError, as conversations cannot be read in windows (mode=lengths)."""
         raise UserError("conversations cannot be read in windows of text. Use data=files, hub or stdlib.")
 
     @property

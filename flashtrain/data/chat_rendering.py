@@ -27,7 +27,12 @@ class ChatRendering:
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.templates = _templates(tokenizer.config.get("chat_template"))
+        given = tokenizer.config.get("chat_template")
+        self.templates: dict[str, Any] = {} if given is None else {"default": given}
+        if isinstance(given, list):  # tokenizer_config.json may hold several
+            self.templates = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
+        for template in self.templates.values():
+            _rendered(template, [], "is not valid Jinja")
         # The text of each special token: a file may hold an object with further fields in its place.
         special = {name: one for name, one in tokenizer.config.items() if name.endswith("_token")}
         self.special = {name: one.get("content") if isinstance(one, dict) else one for name, one in special.items()}
@@ -108,17 +113,6 @@ class ChatRendering:
 def read_template(path: str | os.PathLike[str] | None) -> str | None:
     """Read the Jinja template in a file; None without a file."""
     return None if path is None else Path(path).expanduser().read_text(encoding="utf-8-sig")
-
-
-def _templates(given: object) -> dict[str, str]:
-    """A tokenizer's templates by name; a single one is "default". UserError: not valid Jinja."""
-    if isinstance(given, list):  # tokenizer_config.json may hold several
-        found: dict[str, Any] = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
-    else:
-        found = {} if given is None else {"default": given}
-    for text in found.values():
-        _rendered(text, [], "is not valid Jinja")
-    return found
 
 
 def _rendered(template: str, conversations: list[Messages], what: str, **given: Any) -> tuple[list[str], list[Any]]:

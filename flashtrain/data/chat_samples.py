@@ -47,20 +47,14 @@ class ChatSamples(Dataset[ChatBatch]):
     """Documents with labels as samples; indexed by a MicroBatch, it returns a ChatBatch.
 
     Sample e * len + i is document i in epoch e.
-
-    Args:
-        cache: The token file and its marks.
-        documents: The documents of one split in it.
-        context: S.
-        document_mask: See packing.PackedSamples.
-        shared: Whether devices share each sequence (context parallelism), so that their loss is the mean over all
-            labels of all devices.
     """
 
     cache: InitVar[OpenTokens]
-    documents: ChatDocuments
-    context: int
-    document_mask: bool = True
+    documents: ChatDocuments  # of one split
+    context: int  # S
+    document_mask: bool = True  # see packing.PackedSamples
+    # Whether devices share each sequence (context parallelism), so that their loss is the mean over all labels of all
+    # devices.
     shared: bool = False
 
     def __post_init__(self, cache: OpenTokens) -> None:

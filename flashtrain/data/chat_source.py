@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flashtrain.data.chat_answers import Piece
@@ -59,20 +60,13 @@ class ChatDataset(HubSource):
             yield f"{self.describe()}: row {number}", _without_nulls(row)
 
 
+@dataclass
 class ChatSource:
-    """A TextSource of conversations that makes its own tokens, and marks those that get labels.
+    """A TextSource of conversations that makes its own tokens, and marks those that get labels."""
 
-    Args:
-        rows: Where the conversations come from.
-        template: Turns rows into tokens.
-        skip_broken: Maximum share of all rows that may be broken; broken rows are skipped, and a logged line counts
-            them.
-    """
-
-    def __init__(self, rows: ChatRows, template: ChatTemplate, *, skip_broken: float = 0.0) -> None:
-        self.rows = rows
-        self.template = template
-        self.skip_broken = skip_broken
+    rows: ChatRows  # where the conversations come from
+    template: ChatTemplate  # turns rows into tokens
+    skip_broken: float = 0.0  # maximum share of all rows that may be broken, and are skipped and counted in a line
 
     def held_out(self) -> ChatSource | None:
         """Return the conversations of the files that are named for validation; None if there are none."""

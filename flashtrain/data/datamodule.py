@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, cast
+from functools import cached_property, partial
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -86,13 +86,12 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._train_loader
 
     def _once(self, samples: Samples, count: int | None, batch_size: int) -> DataLoader[Any]:
-        """This device's share of the first `count` of these samples (None: all), each once."""
+        """This device's share of the first `count` samples (None: all), each once."""
         world_size, rank = self._place()
         count = len(samples) if count is None else min(count, len(samples))
         return self._evaluation(samples, equal_batches(count, batch_size=batch_size, world_size=world_size, rank=rank))
 
     def _evaluation(self, samples: Any, batches: Sequence[Any]) -> DataLoader[Any]:
-        """The loader of these micro-batches, which are this device's."""
         world_size, rank = self._place()
         sampler = EvaluationSampler(batches, world_size=world_size, rank=rank)
         return DataLoader(samples, sampler=sampler, **loader_options(self.num_workers, self._pin_memory()))
@@ -178,41 +177,36 @@ class TextDataModule(ResumableDataModule):
         self.validation_samples = validation_samples
         self.validation_batch = validation_batch
         self.cache_dir = cache_dir
-        self._cache: OpenTokens | None = None
-        self._split: Split | None = None
-        self._split_of: tuple[float, int] | None = None
+        self._splits: dict[tuple[float, int], Split] = {}
         super().__init__(batch_size, total_steps=total_steps, accumulate=accumulate, seed=seed, num_workers=num_workers)
 
     def prepare_data(self) -> None:
         """Build the token file if it is missing. Lightning calls this in one process per machine."""
-        if self._cache is None:
-            opened = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
-            if self.document_mask and not opened.has_documents:
-                raise UserError(
-                    "data.document_mask=true keeps attention within documents, and it is not known where the documents "
-                    "of these tokens end. Set data.end_of_text=ID."
-                )
-            self._cache = opened
+        _ = self.cache
 
     def setup(self, stage: str | None = None) -> None:
         """Open the token file and split it. Lightning calls this in every process."""
         _ = self.split
 
-    @property
+    @cached_property
     def cache(self) -> OpenTokens:
         """The open token file."""
-        self.prepare_data()
-        return cast(OpenTokens, self._cache)
+        found = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
+        if self.document_mask and not found.has_documents:
+            raise UserError(
+                "data.document_mask=true keeps attention within documents, and it is not known where the documents of "
+                "these tokens end. Set data.end_of_text=ID."
+            )
+        return found
 
     @property
     def split(self) -> Split:
         """The documents for training and for validation at the current context and validation_fraction."""
-        context = self.context if self.split_context is None else max(self.context, self.split_context)
+        context = max(self.context, self.split_context or 0)
         wanted = (self.validation_fraction, context)
-        if self._split is None or self._split_of != wanted:  # only once: splitting may log a line
-            self._split = self.cache.split(fraction=self.validation_fraction, context=context)
-            self._split_of = wanted
-        return self._split
+        if wanted not in self._splits:  # only once: splitting may log a line
+            self._splits[wanted] = self.cache.split(fraction=self.validation_fraction, context=context)
+        return self._splits[wanted]
 
     @property
     def tokenizer(self) -> Tokenizer:

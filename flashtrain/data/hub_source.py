@@ -28,26 +28,17 @@ SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
 class HubSource:
     """The text column of one split of a dataset.
 
-    Args:
-        name: Name on the hub ("roneneldan/TinyStories"), or a local folder that `datasets` can load or that
-            `save_to_disk` wrote.
-        split: The split's name.
-        text_column: The column that holds the text; rows with null are left out.
-        config: The dataset's configuration, if it has several.
-        streaming: Read over the network while tokens are written, without a copy of the dataset on disk.
-        options: Further arguments of datasets.load_dataset, such as revision (a branch, tag or commit).
-
     Raises:
         UserError: `datasets` is not installed, there is no such split or column, or the column is not text. Whatever
             `datasets` raises is passed on.
     """
 
-    name: str
+    name: str  # on the hub ("roneneldan/TinyStories"), or a folder that `datasets` can load or `save_to_disk` wrote
     split: str = "train"
-    text_column: str = "text"
-    config: str | None = None
-    streaming: bool = True
-    options: Mapping[str, Any] | None = None
+    text_column: str = "text"  # rows with null are left out
+    config: str | None = None  # the dataset's configuration, if it has several
+    streaming: bool = True  # read over the network while tokens are written, without a copy on disk
+    options: Mapping[str, Any] | None = None  # further arguments of datasets.load_dataset, such as revision
 
     def __post_init__(self) -> None:
         self.saved = saved_folder(self.name, self.split)

@@ -10,9 +10,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from flashtrain.data.bpe import END_OF_TEXT
-from flashtrain.data.library_tokenizer import CONFIG, FILE, TAKEN_AS_IT_IS, LibraryTokenizer, read_tokenizer
+from flashtrain.data.library_tokenizer import (
+    CONFIG,
+    FILE,
+    TAKEN_AS_IT_IS,
+    LibraryTokenizer,
+    read_if_there,
+    read_tokenizer,
+)
 from flashtrain.errors import UserError, first_line
-from flashtrain.files.json_files import read_json
 
 MAP, TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
 OTHER_FILES = ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
@@ -42,7 +48,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
     def load(cls, folder: str | os.PathLike[str]) -> HuggingFaceTokenizer:
         """Read a folder. Raises UserError if its tokenizer is missing, damaged, or without an end of text."""
         folder = Path(folder).expanduser()
-        config = {**_read(folder / MAP), **_read(folder / CONFIG)}
+        config = {**read_if_there(folder / MAP), **read_if_there(folder / CONFIG)}
         if (folder / TEMPLATE).is_file():
             config["chat_template"] = (folder / TEMPLATE).read_text(encoding="utf-8")
         if (folder / FILE).is_file():
@@ -74,12 +80,7 @@ def folder_version(folder: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _made_by_transformers(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder without tokenizer.json."""
     from transformers import AutoTokenizer
 
     try:
@@ -92,7 +93,6 @@ def _made_by_transformers(folder: Path) -> Tokenizer:
 
 
 def _put_before(tokenizer: Tokenizer) -> list[int]:
-    """The ids that the tokenizer puts before a text."""
     # AutoTokenizer, too, adds what tokenizer.json names, whatever add_bos_token is.
     found = tokenizer.encode("a")
     own = [not added for added in found.special_tokens_mask]
@@ -108,7 +108,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> 
             if number is None:
                 raise UserError(f"the tokenizer in {folder} has no token {token}, which its {CONFIG} calls {name}.")
             return number
-    number = _read(folder / "config.json").get("eos_token_id")
+    number = read_if_there(folder / "config.json").get("eos_token_id")
     number = number[0] if isinstance(number, list) and number else number
     if isinstance(number, int) and tokenizer.id_to_token(number) is not None:
         return number

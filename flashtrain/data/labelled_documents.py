@@ -75,22 +75,13 @@ class ClassificationBatch(TypedDict, total=False):
 
 @dataclass(eq=False)
 class LabelledSamples(Dataset[ClassificationBatch]):
-    """LabelledDocuments as samples; indexed by a sequence of document numbers, it returns one ClassificationBatch.
+    """LabelledDocuments as samples; indexed by a sequence of document numbers, it returns one ClassificationBatch."""
 
-    Args:
-        documents: The documents of one split.
-        special: The special tokens.
-        context: Tokens of the longest sample, with [CLS] and [SEP]; longer documents are cut.
-        layout: "packed" or "padded". A packed batch of B documents always has B * context tokens, so that shapes stay
-            the same.
-        of_words: Whether tokens have labels, and not documents.
-    """
-
-    documents: LabelledDocuments
+    documents: LabelledDocuments  # of one split
     special: SpecialTokens
-    context: int
-    layout: str = "packed"
-    of_words: bool = False
+    context: int  # tokens of the longest sample, with [CLS] and [SEP]; longer documents are cut
+    layout: str = "packed"  # B * context tokens for B documents, so that shapes stay the same; or "padded"
+    of_words: bool = False  # whether tokens have labels, and not documents
 
     def __post_init__(self) -> None:
         self.tokens = int(np.minimum(self.documents.lengths, self.context - 2).sum())

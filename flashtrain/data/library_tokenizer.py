@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
+from flashtrain.files.json_files import read_json
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 MARK = "flashtrain"  # key in CONFIG of {"kind": ...}, the kind of tokenizer that flashtrain saved
@@ -77,6 +78,11 @@ def read_tokenizer(path: Path, read: Callable[[str], Any] = Tokenizer.from_file)
         return read(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise UserError(f"the tokenizer {path} cannot be read: {first_line(error)}.") from error
+
+
+def read_if_there(path: Path) -> dict[str, Any]:
+    """Read a JSON file; an empty dict if it does not exist."""
+    return read_json(path) if path.is_file() else {}
 
 
 # The library's threads do not survive a fork: once they have run, a forked process (such as a DataLoader's worker)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -71,7 +72,6 @@ class MaskedTextDataModule(TextDataModule):
         self.share = share
         self.layout = layout
         self.cost = cost
-        self._breaks: TokenBreaks | None = None
         # A micro-batch is one row.
         super().__init__(source, tokenizer, context, 1, validation_samples=validation_samples, **options)
         # A sample has [CLS] already.
@@ -136,10 +136,12 @@ class MaskedTextDataModule(TextDataModule):
         held_out = self.split.validation
         return 0 if held_out is None else min(self.validation_samples, len(self._masked(held_out, VALIDATION_SEED)))
 
+    @cached_property
+    def _breaks(self) -> TokenBreaks:
+        return TokenBreaks.of(self.tokenizer)
+
     def pieces(self, spans: Spans) -> Spans:
         """Cut the documents of a split into pieces."""
-        if self._breaks is None:
-            self._breaks = TokenBreaks.of(self.tokenizer)
         longest = self.context - 2
         return split_pieces(
             self.cache.tokens,

@@ -36,15 +36,6 @@ class MaskedSamples(Dataset[MaskedBatch]):
     Sample e * len + i is sample i of epoch e. Which tokens are masked follows from the seed, the epoch and the sample
     alone: every epoch masks other tokens, and a resumed run masks the same ones.
 
-    Args:
-        file: The token file, of which slices are read (token_cache.MappedTokens).
-        pieces: Ranges of the token file (pieces.split_pieces).
-        special: The special tokens.
-        budget: T.
-        seed: Seed of what is masked.
-        share: Share of a sample's tokens that is masked.
-        layout: "packed" or "padded".
-
     Attributes:
         lengths: (n,) int64, tokens of each sample, with [CLS] and [SEP].
         label_counts: (n,) int64, masked tokens of each sample.
@@ -55,13 +46,13 @@ class MaskedSamples(Dataset[MaskedBatch]):
         UserError: There are no pieces.
     """
 
-    file: Any
-    pieces: Spans
+    file: Any  # the token file, of which slices are read (token_cache.MappedTokens)
+    pieces: Spans  # ranges of the token file (pieces.split_pieces)
     special: SpecialTokens
-    budget: int
-    seed: int = 0
-    share: float = 0.15
-    layout: str = "packed"
+    budget: int  # T
+    seed: int = 0  # of what is masked
+    share: float = 0.15  # of a sample's tokens that is masked
+    layout: str = "packed"  # or "padded"
 
     def __post_init__(self) -> None:
         if not len(self.pieces.begins):

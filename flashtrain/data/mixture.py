@@ -1,10 +1,4 @@
-"""Mix several corpora by weight: each has its own token file and held-out part, and every step draws from all.
-
-The samples of a run are numbered. Each block of BLOCK numbers holds every part's share exactly, in a random order.
-
-Why not interleave_datasets of datasets 5.2: it mixes documents, not tokens. Equal weights of texts of 1,000 and 100
-characters gave 91% and 9% of the text.
-"""
+"""Mix several corpora by weight: each has its own token file and held-out part, and every step draws from all."""
 
 from __future__ import annotations
 
@@ -29,7 +23,10 @@ from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, first_bytes, lo
 from flashtrain.errors import UserError
 from flashtrain.files.caches import only_writer
 
-BLOCK = 10_000  # samples
+# Of so many successive samples of a run, every part has exactly its share, in a random order. Why not
+# interleave_datasets of datasets 5.2: it mixes documents, and equal weights of texts of 1,000 and 100 characters gave
+# 91% and 9% of the text.
+BLOCK = 10_000
 
 
 class MixtureSource:
@@ -129,40 +126,32 @@ class OpenMixture:
         return Split(training, None if none else held_out)  # type: ignore[arg-type]
 
     def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
-        """Return the packed samples of all parts.
-
-        Args:
-            in_proportion: Number them so that the first ones are mixed by weight.
-        """
+        """Return the packed samples of all parts. in_proportion: see MixedSamples."""
         parts = [
             None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
         ]
-        return MixedSamples(self.names, parts, self.counts, in_proportion=in_proportion)
+        return MixedSamples(self.names, parts, self.counts, in_proportion)
 
 
+@dataclass(eq=False)
 class MixedSamples:
-    """The packed samples of several corpora, numbered one part after the other; a part without samples is None.
+    """The packed samples of several corpora, numbered one part after the other."""
 
-    Args:
-        names: Names of the parts.
-        parts: PackedSamples of each part.
-        counts: (parts,) int64, samples of each part in a block.
-        in_proportion: Whether the samples are numbered so that the first ones are mixed by weight.
-    """
+    names: Sequence[str]  # of the parts
+    parts: Sequence[Any]  # PackedSamples of each part; None for a part without any
+    counts: np.ndarray  # (parts,) int64, samples of each part in a block
+    in_proportion: bool  # whether they are numbered so that the first ones are mixed by weight
 
-    def __init__(self, names: Sequence[str], parts: Sequence[Any], counts: np.ndarray, *, in_proportion: bool) -> None:
-        self.names = names
-        self.parts = parts
-        self.counts = counts
-        self.lengths = np.array([0 if part is None else len(part) for part in parts])
+    def __post_init__(self) -> None:
+        self.lengths = np.array([0 if part is None else len(part) for part in self.parts])
         self.begins = np.concatenate([[0], self.lengths.cumsum()])
-        present = [part for part in parts if part is not None]
+        present = [part for part in self.parts if part is not None]
         self.context = present[0].context
         self.tokens = sum(part.tokens for part in present)
         self._order: np.ndarray | None = None
-        if in_proportion:
-            places = [(np.arange(size) + 0.5) / count for size, count in zip(self.lengths, counts, strict=True)]
+        if self.in_proportion:
+            places = [(np.arange(size) + 0.5) / count for size, count in zip(self.lengths, self.counts, strict=True)]
             self._order = np.concatenate(places).argsort(kind="stable")
 
     def __len__(self) -> int:
@@ -192,8 +181,6 @@ class MixedSamples:
 
 class MixtureSampler(StepSampler):
     """A StepSampler of several parts, each read in random permutations of its own, one per epoch of that part.
-
-    Which part sample number n of the run is of follows from n alone.
 
     Args:
         lengths: (parts,) int64, samples of each part.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -137,6 +138,7 @@ def _leaves_enough(total: int, held: int, fraction: float, sample: int) -> bool:
     return total - held >= max(sample, 0.5 * (1 - fraction) * total)
 
 
+@dataclass(eq=False)
 class PackedSamples(Dataset[Batch]):
     """The samples of one split; indexed by a sequence of sample numbers, they return one Batch.
 
@@ -144,25 +146,19 @@ class PackedSamples(Dataset[Batch]):
     stream[n*S : n*S + S + 1]: its first S tokens are the input, its last S the labels, so that every token of the
     stream is a label once an epoch.
 
-    Args:
-        tokens: The token file, of which slices are read (token_cache.MappedTokens).
-        spans: The split's documents in it.
-        context: S.
-        document_mask: Positions restart at each document, and the label that would be the next document's first token
-            is -100. Without it, rows are plain text with end_of_text in between. `documents` are given either way.
-        whole: The tokens after the last full sample are a sample too, padded without labels.
-
     Raises:
         UserError: The spans hold fewer than S + 1 tokens.
     """
 
-    def __init__(
-        self, tokens: Any, spans: Spans, context: int, document_mask: bool = False, *, whole: bool = False
-    ) -> None:
-        self.whole = whole
-        self._tokens = tokens
-        self.context = context
-        self.document_mask = document_mask
+    file: Any  # the token file, of which slices are read (token_cache.MappedTokens)
+    spans: InitVar[Spans]  # the split's documents in it
+    context: int  # S
+    # Positions restart at each document, and the label that would be the next document's first token is -100. Without
+    # the mask, rows are plain text with end_of_text in between. Batches have `documents` either way.
+    document_mask: bool = False
+    whole: bool = False  # whether the tokens after the last full sample are a sample too, padded without labels
+
+    def __post_init__(self, spans: Spans) -> None:
         # Where each document ends in the stream.
         self._ends = spans.lengths.cumsum()
         # Documents that are neighbors in the file form a run, which is read at once: there are few runs.
@@ -172,10 +168,10 @@ class PackedSamples(Dataset[Batch]):
         self._run_stream_ends = self._ends[last]
         self._run_stream_begins = np.concatenate([[0], self._run_stream_ends[:-1]])
         self.tokens = int(self._ends[-1]) if len(self._ends) else 0
-        if self.tokens < (2 if whole else context + 1):
+        if self.tokens < (2 if self.whole else self.context + 1):
             raise UserError(
-                f"{self.tokens:,} tokens are fewer than the {context + 1:,} of one sample with context={context}. "
-                "Use a shorter context, or more text."
+                f"{self.tokens:,} tokens are fewer than the {self.context + 1:,} of one sample with "
+                f"context={self.context}. Use a shorter context, or more text."
             )
 
     def __len__(self) -> int:
@@ -203,14 +199,13 @@ class PackedSamples(Dataset[Batch]):
         return self._ends[first:last] - begin
 
     def _read(self, begin: int, out: np.ndarray) -> None:
-        """Copy the stream's tokens from `begin` on into `out`."""
         run = int(np.searchsorted(self._run_stream_ends, begin, side="right"))
         filled = 0
         while filled < len(out):
             into_run = begin + filled - int(self._run_stream_begins[run])
             count = min(len(out) - filled, int(self._run_stream_ends[run]) - begin - filled)
             where = int(self._run_begins[run]) + into_run
-            out[filled : filled + count] = self._tokens[where : where + count]
+            out[filled : filled + count] = self.file[where : where + count]
             filled += count
             run += 1
 

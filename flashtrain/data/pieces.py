@@ -112,7 +112,6 @@ def _starts(tokens: np.ndarray, breaks: TokenBreaks, unit: str) -> np.ndarray:
 
 
 def _joined(bounds: list[int], shortest: int, longest: int) -> list[tuple[int, int]]:
-    """The ranges between neighboring bounds, with short ones joined."""
     ranges: list[tuple[int, int]] = []
     begin = bounds[0]
     for end, following in zip(bounds[1:], [*bounds[2:], None], strict=True):

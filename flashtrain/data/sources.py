@@ -8,6 +8,7 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -55,21 +56,20 @@ class TokenSource(Protocol):
         """
 
 
+@dataclass
 class StandardLibrarySource:
     """The source code of this machine's Python standard library, one document per .py file.
 
     It is real text with nothing to download: about 30 MB with its tests, 13 MB without. Installed packages are left
     out, and so are files that are not UTF-8 (a few of the tests are broken on purpose).
 
-    Args:
-        include_tests: Whether the library's own tests are part of the text.
-
     Raises:
         UserError: The library's source files are not installed.
     """
 
-    def __init__(self, include_tests: bool = True) -> None:
-        self.include_tests = include_tests
+    include_tests: bool = True  # whether the library's own tests are part of the text
+
+    def __post_init__(self) -> None:
         self.folder = Path(sysconfig.get_paths()["stdlib"])
 
     def describe(self) -> str:

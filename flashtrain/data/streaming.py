@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,10 +49,9 @@ class StreamingDataModule(TextDataModule):
             raise UserError("no tokenizer can be trained on streamed text. Use bytes, gpt2 or a tokenizer's folder.")
         self._left_out: frozenset[str] = frozenset()
 
-    def prepare_data(self) -> None:
-        """Make the tokenizer, and read the documents that are held out: the same ones on all devices."""
-        if self._cache is not None:
-            return
+    @cached_property
+    def cache(self) -> OpenTokens:
+        """The documents that are held out, the same ones on all devices."""
         source, spec = self.source, self.tokenizer_spec
         if not isinstance(source, TextSource):
             raise UserError(f"only text can be streamed, and the source is {source.describe()}.")
@@ -77,7 +77,7 @@ class StreamingDataModule(TextDataModule):
         self._left_out = frozenset(texts if named is None else ())
         offsets = np.cumsum([len(document) for document in documents])
         everything = np.ones(len(texts), dtype=bool)
-        self._cache = HeldOutTokens(Path(), (), offsets, tokenizer, everything, tokens=np.concatenate(documents))
+        return HeldOutTokens(Path(), (), offsets, tokenizer, everything, tokens=np.concatenate(documents))
 
     def describe(self) -> str:
         first = "the first " if self._left_out else ""

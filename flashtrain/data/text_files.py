@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -180,34 +181,26 @@ def _table_rows(path: Any, column: str | None) -> Iterator[Row]:
             yield f"{path}: row {number}", row
 
 
+@dataclass
 class FilesSource(SplitFiles):
     """A file, or all readable files below a folder, in the order of their paths.
 
     Hidden files are left out, and so are the files that are named for another split (split_names).
-
-    Args:
-        path: A file or folder, or an address that fsspec reads ("s3://bucket/folder").
-        text_column: The field of .jsonl objects and .parquet rows that holds the text; rows with null are left out.
-        encoding: Encoding of .txt, .md and .jsonl files.
-        encoding_errors: "strict", or "replace": invalid bytes become U+FFFD, and a logged line counts them.
 
     Raises:
         UserError: The path does not exist, no file is readable, a file or line is malformed, a column is missing, some
             bytes are not text, or the encoding is unknown.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        text_column: str = "text",
-        *,
-        encoding: str = UTF_8,
-        encoding_errors: str = "strict",
-    ) -> None:
-        self.address = path if isinstance(path, str) and "://" in path else None
-        self.path = Path(path).expanduser()
-        self.text_column = text_column
-        self.reader = TextReader(encoding, encoding_errors)
+    source: InitVar[str | os.PathLike[str]]  # a file or folder, or an address that fsspec reads ("s3://bucket/folder")
+    text_column: str = "text"  # field of .jsonl objects and .parquet rows; rows with null are left out
+    encoding: str = UTF_8  # of .txt, .md and .jsonl files
+    encoding_errors: str = "strict"  # or "replace": invalid bytes become U+FFFD, and a logged line counts them
+
+    def __post_init__(self, source: str | os.PathLike[str]) -> None:
+        self.address = source if isinstance(source, str) and "://" in source else None
+        self.path = Path(source).expanduser()
+        self.reader = TextReader(self.encoding, self.encoding_errors)
         self._logged: set[str] = set()  # files whose U+FFFD were logged: files are read more than once
 
     def describe(self) -> str:

@@ -84,7 +84,6 @@ class TextStream:
             place = Place(place.epoch + 1)
 
     def _groups(self, place: Place) -> Iterator[tuple[list[str], Place]]:
-        """The texts of each group of the epoch, with the place where the group begins."""
         stream = self._epoch(place.epoch)
         if place.state is not None:
             stream.load_state_dict(place.state)
@@ -150,27 +149,16 @@ class StreamLoader:
     """A run's micro-batches of a stream for this device, from the run's current step on.
 
     A thread of this process reads, tokenizes and packs ahead.
-
-    Args:
-        stream: This device's documents.
-        context: S.
-        document_mask: See packing.PackedSamples.
-        batch_size: B.
-        total_steps: Optimizer steps of the run.
-        accumulate: Micro-batches of a step.
-        trainer: Its global_step is the current step. None: a loop without Lightning, in which the steps are counted by
-            the micro-batches taken from the iterator.
-        pin_memory: Whether batches are copied to page-locked memory.
     """
 
-    stream: TextStream
-    context: int
-    document_mask: bool
-    batch_size: int
-    total_steps: int
-    accumulate: int
-    trainer: pl.Trainer | None = None
-    pin_memory: bool = False
+    stream: TextStream  # this device's documents
+    context: int  # S
+    document_mask: bool  # see packing.PackedSamples
+    batch_size: int  # B
+    total_steps: int  # optimizer steps of the run
+    accumulate: int  # micro-batches of a step
+    trainer: pl.Trainer | None = None  # see loader.ResumableLoader
+    pin_memory: bool = False  # whether batches are copied to page-locked memory
 
     def __post_init__(self) -> None:
         self._places = {0: Place()}  # micro-batch of the run -> its place; the latest ones

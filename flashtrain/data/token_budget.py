@@ -34,28 +34,17 @@ class TokenBudgetPlan:
     of the stream as its rows can hold, and those that fill the rows best from a little further on; samples that it
     skips come first in the next step. So every sample is used exactly once per epoch, though an epoch's last rows may
     hold the first samples of the next one.
-
-    Args:
-        lengths: (samples,) integers, tokens of an epoch's samples.
-        budget: Tokens of a row.
-        rows: Rows of a step, over all micro-batches and devices.
-        cost: Cost of a sequence, by which rows are balanced.
-        max_sequences: Maximum number of sequences in a row (None: any).
-        seed: Seed of the order of samples.
-        look_ahead: How many steps' worth of tokens are searched for samples that fit.
-        tolerance: See balance.share_out.
-        state: The place in the stream, which may be set.
     """
 
-    lengths: np.ndarray
-    budget: int
-    rows: int
-    cost: Cost = BY_TOKENS
-    max_sequences: int | None = None
-    seed: int = 0
-    look_ahead: float = 2.0
-    tolerance: float = 1.03
-    state: PlanState = START
+    lengths: np.ndarray  # (samples,) integers, tokens of an epoch's samples
+    budget: int  # tokens of a row
+    rows: int  # of a step, over all micro-batches and devices
+    cost: Cost = BY_TOKENS  # of a sequence, by which rows are balanced
+    max_sequences: int | None = None  # in a row; None: any number
+    seed: int = 0  # of the order of samples
+    look_ahead: float = 2.0  # how many steps' worth of tokens are searched for samples that fit
+    tolerance: float = 1.03  # see balance.share_out
+    state: PlanState = START  # the place in the stream, which may be set
 
     def next_step(self) -> list[tuple[int, ...]]:
         """Return the samples of each row of the next step, as epoch * samples + sample, and advance the state."""
@@ -95,7 +84,6 @@ class TokenBudgetPlan:
         return numbers, places
 
     def _places(self, numbers: np.ndarray) -> np.ndarray:
-        """The samples of these numbers of the stream, as epoch * samples + sample."""
         samples = len(self.lengths)
         return numbers // samples * samples + in_epoch_order(numbers, samples, self.seed)
 

@@ -304,7 +304,6 @@ def grouped(documents: Iterable[Item], size: Callable[[Item], int]) -> Iterator[
 
 
 def _write(groups: Iterable[Encoded], part: Path, dtype: str, expected_bytes: int | None) -> dict[str, Any]:
-    """Write the groups, and return counts of them. expected_bytes: approximate size of the text."""
     offsets, read_bytes = array("q", [0]), 0
     begun = logged = time.monotonic()
     with (part / TOKENS).open("wb") as tokens, (part / MARKS).open("wb") as marks:

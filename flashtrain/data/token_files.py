@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +31,22 @@ HEADERS = {20240520: "uint16", 20240801: "uint32"}  # by the magic number: GPT-2
 TOKENS_CHUNK = 2**24  # tokens that are checked at once
 
 
+@dataclass
 class TokenFiles(SplitFiles):
     """A file of tokens, or every .npy and .bin file below a folder in the order of their paths.
 
     In a folder, files named for validation are held out, and those named for a test are not read (split_names).
 
-    Args:
-        path: The file or folder.
-        dtype: Type of .bin files without llm.c's header, uint16 or uint32.
-        end_of_text: The id that ends documents (None: the tokenizer's; without a tokenizer, each file is one document).
-
     Raises:
         UserError: The path does not exist, a file is malformed, or a token is not in the vocabulary.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        dtype: str | None = None,
-        end_of_text: int | None = None,
-    ) -> None:
-        self.path = Path(path).expanduser()
-        self.dtype = dtype
-        self.end_of_text = end_of_text
+    source: InitVar[str | os.PathLike[str]]  # the file or folder
+    dtype: str | None = None  # of .bin files without llm.c's header, uint16 or uint32
+    end_of_text: int | None = None  # id that ends documents; None: the tokenizer's, and without one the end of a file
+
+    def __post_init__(self, source: str | os.PathLike[str]) -> None:
+        self.path = Path(source).expanduser()
 
     def describe(self) -> str:
         return f"tokens in {self.path}"

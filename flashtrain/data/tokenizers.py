@@ -13,9 +13,8 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 
 from flashtrain.data.bpe import ADDED, BPETokenizer, byte_level, gpt2_files_version, gpt2_tokenizer
-from flashtrain.data.library_tokenizer import CONFIG, MARK, LibraryTokenizer
+from flashtrain.data.library_tokenizer import CONFIG, MARK, LibraryTokenizer, read_if_there
 from flashtrain.errors import UserError, unknown
-from flashtrain.files.json_files import read_json
 
 KINDS = ("bytes", "bpe", "gpt2")
 BYTES = 256
@@ -204,7 +203,7 @@ def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
 
 def _saved(folder: Path) -> dict[str, Any]:
     """flashtrain's entry in the folder's tokenizer_config.json; empty if there is none."""
-    return read_json(folder / CONFIG).get(MARK, {}) if (folder / CONFIG).is_file() else {}
+    return read_if_there(folder / CONFIG).get(MARK, {})
 
 
 def first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:

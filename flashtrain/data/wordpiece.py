@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from tokenizers import BertWordPieceTokenizer, Tokenizer
 
-from flashtrain.data.library_tokenizer import CONFIG, FILE, LibraryTokenizer, read_tokenizer
+from flashtrain.data.library_tokenizer import CONFIG, FILE, LibraryTokenizer, read_if_there, read_tokenizer
 from flashtrain.errors import UserError
-from flashtrain.files.json_files import read_json
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 VOCABULARY = "vocab.txt"
@@ -83,7 +82,7 @@ class WordPieceTokenizer(LibraryTokenizer):
             return cls(read_tokenizer(folder / FILE))
         if not (folder / VOCABULARY).is_file():
             return None
-        config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+        config = read_if_there(folder / CONFIG)
         read = partial(BertWordPieceTokenizer, lowercase=bool(config.get("do_lower_case", True)))
         return cls(Tokenizer.from_str(read_tokenizer(folder / VOCABULARY, read).to_str()))
 

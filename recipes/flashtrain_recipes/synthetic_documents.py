@@ -46,21 +46,14 @@ class SyntheticDocuments:
     most that it can score, however it was trained. (This holds up to the order of L / n, as two cues never share a
     place.) Tokens 0 to L - 1 are the cues; the next FILLER ones are filler, the k-th with frequency 1 / k.
 
-    Args:
-        size: Number of documents.
-        length: n.
-        labels: L.
-        presence: Probability that a label is present.
-        seed: Seed of the documents.
-
     Raises:
         UserError: There are more labels than tokens.
     """
 
-    size: int
-    length: int = 16384
-    labels: int = 8
-    presence: float = 0.2
+    size: int  # number of documents
+    length: int = 16384  # n
+    labels: int = 8  # L
+    presence: float = 0.2  # probability that a label is present
     seed: int = 0
 
     def __post_init__(self) -> None:
