@@ -72,8 +72,7 @@ class BPETokenizer(LibraryTokenizer):
 
     def fingerprint(self) -> str:
         model = json.loads(self._library.to_str())["model"]
-        # Files of older versions of the library write a merge as "a b", newer ones as ["a", "b"].
-        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+        merges = [" ".join(pair) for pair in model["merges"]]
         content = json.dumps([sorted(self._library.get_vocab().items()), merges])
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -124,15 +123,7 @@ def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterato
 
 
 def byte_level(vocabulary: dict[str, int], merges: Any) -> Tokenizer:
-    """Make the library's tokenizer of a byte-level vocabulary, to which an end of text is added if missing.
-
-    Args:
-        vocabulary: The id of each token.
-        merges: Pairs of tokens, in the order in which they are merged.
-
-    Raises:
-        UserError: The vocabulary does not have all 256 bytes.
-    """
+    """Make the library's tokenizer of byte-level tokens and merges. Raises UserError if a byte has no token."""
     # The library would silently drop the bytes that the vocabulary does not have.
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -49,6 +50,7 @@ class Answer(NamedTuple):
     within: int | None  # where it ends in the text of the whole conversation; None: the text there is different
 
 
+@dataclass
 class ChatAnswers:
     """Finds the answers of conversations in the text that a template renders.
 
@@ -60,8 +62,7 @@ class ChatAnswers:
     the next role gets a label.
     """
 
-    def __init__(self, rendering: ChatRendering) -> None:
-        self.rendering = rendering
+    rendering: ChatRendering
 
     def pieces(
         self,

@@ -49,6 +49,8 @@ class ChatDataModule(TextDataModule):
         UserError: Arguments out of range, no chat template where one is needed, broken rows, nothing to learn.
     """
 
+    documents: tuple[ChatDocuments, ChatDocuments]  # for training and for validation; setup() makes them
+
     def __init__(
         self,
         source: str | os.PathLike[str] | ChatRows,
@@ -72,9 +74,6 @@ class ChatDataModule(TextDataModule):
         made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
         self.template = ChatTemplate(made, template=template, train_on=train_on, text_column=text_column)
         self.too_long = too_long
-        self._documents: tuple[ChatDocuments, ChatDocuments] | None = None
-        self._conversation = np.empty(0, dtype=np.int64)  # (documents,), of which conversation each document is
-        self._cut_note = ""
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),
             made,
@@ -89,6 +88,7 @@ class ChatDataModule(TextDataModule):
         """Open the token file, hold conversations out and cut documents. Call it again after a change of context."""
         cache, fraction = self.cache, self.validation_fraction
         offsets, marks = cache.offsets, cache.marks[:]
+        # Of which conversation each document is.
         self._conversation = np.cumsum((marks[offsets[:-1]] & GOES_ON) == 0) - 1
         conversations = int(self._conversation[-1]) + 1
         first = 0  # conversation that may be held out
@@ -108,7 +108,7 @@ class ChatDataModule(TextDataModule):
         # A validation reads the first held-out documents: they are in random order already.
         drawn = np.argsort(place, kind="stable")
         training = found.chosen(useful & ~(place < held_out if cache.held_out is None else cache.held_out))
-        self._documents = training, found.chosen(drawn[useful[drawn] & (place[drawn] < held_out)])
+        self.documents = training, found.chosen(drawn[useful[drawn] & (place[drawn] < held_out)])
         if not len(training.begins) and fraction != 1:
             raise UserError(
                 f"{self.source.describe()}: no conversation has a label within context={self.context}. "
@@ -119,12 +119,6 @@ class ChatDataModule(TextDataModule):
     def split(self) -> Split:
         """Raises UserError, as conversations cannot be read in windows (mode=lengths)."""
         raise UserError("conversations cannot be read in windows of text. Use data=files, hub or stdlib.")
-
-    @property
-    def documents(self) -> tuple[ChatDocuments, ChatDocuments]:
-        """The documents for training and for validation. Needs setup()."""
-        assert self._documents is not None
-        return self._documents
 
     @property
     def train_tokens(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -13,50 +14,40 @@ from flashtrain.data.chat_messages import EXPECTED, Messages, messages_of, tools
 from flashtrain.data.chat_rendering import ChatRendering, Tools, shared_tokens
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.data.token_cache import GOES_ON, LABELLED
-from flashtrain.data.tokenizers import Tokenizer, as_document
+from flashtrain.data.tokenizers import as_document
 from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TRAIN_ON = get_args(options.TrainOn)
 
 
+@dataclass(eq=False)
 class ChatTemplate:
     """A Hugging Face tokenizer with its chat template: turns rows into pieces, and pieces into tokens.
 
     Without a template, only rows of plain text and of prompt and completion can be read.
 
-    Args:
-        tokenizer: A HuggingFaceTokenizer.
-        template: Jinja that replaces the tokenizer's own template.
-        train_on: Which tokens get labels, "assistant" or "all".
-        text_column: The column of rows of plain text.
-
     Raises:
         UserError: The tokenizer is of another kind, or the template is not valid Jinja.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        template: str | None = None,
-        train_on: str = "assistant",
-        text_column: str = "text",
-    ) -> None:
-        one_of("data.train_on", train_on, TRAIN_ON)
-        if not isinstance(tokenizer, HuggingFaceTokenizer):
+    tokenizer: Any  # a HuggingFaceTokenizer
+    template: str | None = None  # Jinja that replaces the tokenizer's own template
+    train_on: str = "assistant"  # which tokens get labels, "assistant" or "all"
+    text_column: str = "text"  # of rows of plain text
+
+    def __post_init__(self) -> None:
+        one_of("data.train_on", self.train_on, TRAIN_ON)
+        if not isinstance(self.tokenizer, HuggingFaceTokenizer):
             raise UserError(
-                f"conversations need the tokenizer of the model that is trained, and this is {tokenizer.describe()}. "
-                "Set data.tokenizer=FOLDER, the Hugging Face folder of that model."
+                "conversations need the tokenizer of the model that is trained, and this is "
+                f"{self.tokenizer.describe()}. Set data.tokenizer=FOLDER, the Hugging Face folder of that model."
             )
-        self.tokenizer = tokenizer
-        self.train_on = train_on
-        self.text_column = text_column
         self.endless = 0  # conversations without a label that teaches the model to stop
         self.rewritten = 0  # conversations that are split into one document per answer
-        if template is not None:
-            tokenizer.config["chat_template"] = template  # it is saved with the tokenizer
-        self._rendering = ChatRendering(tokenizer)
+        if self.template is not None:
+            self.tokenizer.config["chat_template"] = self.template  # it is saved with the tokenizer
+        self._rendering = ChatRendering(self.tokenizer)
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:

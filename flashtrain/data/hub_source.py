@@ -99,7 +99,6 @@ class HubSource:
             hub = huggingface_hub.HfApi()
             commit = str(hub.dataset_info(self.name, revision=revision, timeout=HUB_TIMEOUT_SECONDS).sha)
         except Exception:
-            log.debug("the hub does not answer", exc_info=True)
             log.info("the hub does not answer about %s: using the version that was seen last", self.name)
             return remembered.read_text(encoding="utf-8") if remembered.is_file() else "unknown"
         write_atomically(remembered, commit)
@@ -107,10 +106,9 @@ class HubSource:
 
 
 def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
-    """Return the folder of a split that `save_to_disk` of `datasets` wrote, or None if it did not write `name`.
+    """Return the folder of a split if `save_to_disk` of `datasets` wrote `name`, else None.
 
-    Raises:
-        UserError: The dataset in the folder has no such split.
+    Raises UserError if the dataset has no such split.
     """
     folder = Path(name).expanduser()
     if (folder / SPLITS).is_file():

@@ -29,17 +29,14 @@ USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>")  # if no file of 
 class HuggingFaceTokenizer(LibraryTokenizer):
     """The tokenizer of a Hugging Face folder, made by `load`.
 
-    Attributes:
-        begin_of_text: Ids that transformers' AutoTokenizer puts before a text (tokenizers.as_document adds them).
-        end_of_text: Id of the folder's eos_token, else of its sep_token, else the eos_token_id in config.json.
-        config: The content of tokenizer_config.json, with the chat template.
+    Its end_of_text is the folder's eos_token, else its sep_token, else the eos_token_id in config.json.
     """
 
     kind, name = "huggingface", "a Hugging Face tokenizer"
 
     def __init__(self, library: Tokenizer, end_of_text: int, config: dict[str, Any]) -> None:
         super().__init__(library, end_of_text)
-        self.begin_of_text = _put_before(library)
+        self.begin_of_text = _put_before(library)  # what AutoTokenizer puts before a text
         self.config = {**config, "tokenizer_class": TAKEN_AS_IT_IS["tokenizer_class"]}
         self.config.pop("auto_map", None)  # names code in the folder
         self.config["eos_token"] = library.id_to_token(end_of_text)

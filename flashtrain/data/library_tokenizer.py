@@ -28,24 +28,19 @@ class LibraryTokenizer:
     """A tokenizer that adds nothing to a text, never truncates or pads, and reads a special token's spelling as text.
 
     A subclass sets `kind` and `name`, and has `fingerprint`.
-
-    Attributes:
-        end_of_text: Id that ends every document.
-        begin_of_text: Ids that stand before a text.
-        config: What transformers reads in tokenizer_config.json.
     """
 
     kind: str
     name: str
-    begin_of_text: Sequence[int] = ()
-    config: dict[str, Any] = TAKEN_AS_IT_IS
+    begin_of_text: Sequence[int] = ()  # ids that stand before a text
+    config: dict[str, Any] = TAKEN_AS_IT_IS  # what transformers reads in tokenizer_config.json
 
     def __init__(self, library: Tokenizer, end_of_text: int) -> None:
         library.no_padding()
         library.no_truncation()
         library.encode_special_tokens = True
         self._library = library
-        self.end_of_text = end_of_text
+        self.end_of_text = end_of_text  # id that ends every document
         self.vocab_size: int = max(library.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:

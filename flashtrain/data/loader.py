@@ -62,10 +62,6 @@ class StepSampler(DistributedSampler):
         world_size: Number of data-parallel devices.
         rank: This device's number among them.
         seed: Seed of the order of samples.
-
-    Attributes:
-        begin: First micro-batch of the next iteration, counted from the run's first.
-        end: Micro-batch at which the next iteration stops (None: one run's length after `begin`).
     """
 
     def __init__(
@@ -86,8 +82,8 @@ class StepSampler(DistributedSampler):
         self.accumulate = accumulate
         self.samples_per_step = batch_size * accumulate * world_size
         self.seed = seed
-        self.begin = 0
-        self.end: int | None = None
+        self.begin = 0  # first micro-batch of the next iteration, counted from the run's first
+        self.end: int | None = None  # where the next iteration stops; None: one run's length after `begin`
         self._anchor_step = 0
         self._anchor_sample = 0
 
@@ -158,15 +154,10 @@ def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: i
 
 
 class Samples(Protocol):
-    """Samples that a loader reads, such as PackedSamples; indexed by a list of sample numbers, they return a batch.
+    """Samples that a loader reads, such as PackedSamples; indexed by a list of sample numbers, they return a batch."""
 
-    Attributes:
-        context: Maximum tokens of a sample.
-        tokens: Tokens of all samples.
-    """
-
-    context: int
-    tokens: int
+    context: int  # maximum tokens of a sample
+    tokens: int  # of all samples
 
     def __len__(self) -> int: ...
 

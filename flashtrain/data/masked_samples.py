@@ -36,12 +36,6 @@ class MaskedSamples(Dataset[MaskedBatch]):
     Sample e * len + i is sample i of epoch e. Which tokens are masked follows from the seed, the epoch and the sample
     alone: every epoch masks other tokens, and a resumed run masks the same ones.
 
-    Attributes:
-        lengths: (n,) int64, tokens of each sample, with [CLS] and [SEP].
-        label_counts: (n,) int64, masked tokens of each sample.
-        max_sequences: N.
-        max_labels: M.
-
     Raises:
         UserError: There are no pieces.
     """
@@ -57,11 +51,11 @@ class MaskedSamples(Dataset[MaskedBatch]):
     def __post_init__(self) -> None:
         if not len(self.pieces.begins):
             raise UserError("the data contains no text to make samples of.")
-        self.lengths = lengths = self.pieces.lengths + 2
-        self.label_counts = masked_count(self.pieces.lengths, self.share)
+        self.lengths = lengths = self.pieces.lengths + 2  # (n,) int64, tokens of each sample, with [CLS] and [SEP]
+        self.label_counts = masked_count(self.pieces.lengths, self.share)  # (n,) int64, masked tokens of each sample
         fitting = min(math.ceil(2 * self.budget / float(lengths.mean())), self.budget // int(lengths.min()))
-        self.max_sequences = max(1, fitting)
-        # The budget's share, and what rounding up to one label adds for each sample (of 3 tokens or more).
+        self.max_sequences = max(1, fitting)  # N
+        # M: the budget's share, and what rounding up to one label adds for each sample (of 3 tokens or more).
         rounding = self.max_sequences * max(0.0, 1 - 3 * self.share, 0.5 - 2 * self.share)
         self.max_labels = math.floor(self.share * self.budget + rounding) + 1
 

@@ -36,15 +36,12 @@ class MixtureSource:
 
     Args:
         parts: For each name a source and its weight. A source's share of the samples is its weight over their sum.
-
-    Attributes:
-        shares: (parts,) float64, each source's share of the samples.
     """
 
     def __init__(self, parts: Mapping[str, tuple[TextSource | TokenSource, float]]) -> None:
         self.sources = {name: source for name, (source, _) in parts.items()}
         weights = np.array([weight for _, weight in parts.values()], dtype=np.float64)
-        self.shares = weights / weights.sum()
+        self.shares = weights / weights.sum()  # (parts,) float64
 
     def describe(self) -> str:
         shares = zip(self.sources.items(), self.shares, strict=True)

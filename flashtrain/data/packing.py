@@ -187,16 +187,12 @@ class PackedSamples(Dataset[Batch]):
             begin = sample * size
             lengths.append(min(size, self.tokens - 1 - begin))
             self._read(begin, window[row, : lengths[-1] + 1])
-            ends.append(self._document_ends(begin))
+            first, last = np.searchsorted(self._ends, (begin, begin + size), side="right")
+            ends.append(self._ends[first:last] - begin)
         batch = packed_batch(window, ends, self.document_mask)
         if self.whole:
             batch["labels"][torch.arange(size) >= torch.tensor(lengths)[:, None]] = IGNORED_LABEL
         return batch
-
-    def _document_ends(self, begin: int) -> np.ndarray:
-        """The columns, 1 to S, at which documents end in the row that begins here in the stream."""
-        first, last = np.searchsorted(self._ends, (begin, begin + self.context), side="right")
-        return self._ends[first:last] - begin
 
     def _read(self, begin: int, out: np.ndarray) -> None:
         run = int(np.searchsorted(self._run_stream_ends, begin, side="right"))

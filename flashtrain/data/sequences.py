@@ -17,17 +17,11 @@ from flashtrain.data.loader import ResumableLoader, Samples
 
 
 class SequenceBatch(TypedDict, total=False):
-    """A batch of labelled sequences.
+    """A batch of labelled sequences."""
 
-    Attributes:
-        tokens: (B, S), or (B, 2, S) of pairs, uint8 gray levels or token numbers, 0 for padding.
-        labels: (B,) int64.
-        lengths: (B,) or (B, 2) int64, tokens before the padding; absent if all have length S.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    lengths: Tensor
+    tokens: Tensor  # (B, S), or (B, 2, S) of pairs, uint8 gray levels or token numbers, 0 for padding
+    labels: Tensor  # (B,) int64
+    lengths: Tensor  # (B,) or (B, 2) int64, tokens before the padding; absent if all have length S
 
 
 @dataclass(frozen=True)

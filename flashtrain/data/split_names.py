@@ -6,8 +6,10 @@ import logging
 import re
 from collections.abc import Mapping
 from copy import copy
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
+
+from flashtrain.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +51,24 @@ class SplitFiles:
     """Base class of sources that read the files of one split: those for training, or those held out."""
 
     split = "train"
-    address: str | None = None  # used in place of a path
+    path: Path
+    address: str | None = None  # used in place of the path
+    expected: str  # names of the files that are read, for messages
+    any_word = False  # see by_split
+
+    def reads(self, file: Any) -> bool:
+        """Tell whether a file is read, by its name."""
+        raise NotImplementedError
 
     def by_split(self) -> dict[str, list[Any]]:
         """Group all files, Paths or RemoteFiles of an address, by split. Raises UserError if there are none."""
-        raise NotImplementedError
+        from flashtrain.files.found_files import find_files  # a plan needs none of it
+
+        place = self.address or self.path
+        found = {name: file for name, file in find_files(place).items() if self.reads(file)}
+        if not found:
+            raise UserError(f"no readable file at data.path={place}: expected {self.expected}.")
+        return by_split(found, any_word=self.any_word)
 
     def files(self) -> list[Any]:
         """List the files of this source's split."""

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import hashlib
 import io
 import json
 import logging
+import lzma
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from flashtrain.data.sources import text_in
-from flashtrain.data.split_names import SplitFiles, by_split
+from flashtrain.data.split_names import SplitFiles
 from flashtrain.errors import UserError, first_line, unknown
 
 log = logging.getLogger(__name__)
@@ -44,20 +46,16 @@ def check_encoding(name: str) -> str:
 
 # Why not datasets 5.2: it turns carriage returns into line feeds, reads a byte order mark as text, makes datetime
 # objects of texts that look like dates, and names no file in an error.
+@dataclass
 class TextReader:
-    """Reads files: Paths, or RemoteFiles (files.found_files).
+    """Reads files: Paths, or RemoteFiles (files.found_files)."""
 
-    Args:
-        encoding: See FilesSource.
-        errors: encoding_errors of FilesSource.
+    encoding: str = UTF_8  # see FilesSource
+    errors: str = "strict"  # encoding_errors of FilesSource
+    replaced: Counter[str] = field(default_factory=Counter)  # for each file how many U+FFFD replaced invalid bytes
 
-    Attributes:
-        replaced: For each file the number of U+FFFD that replaced invalid bytes.
-    """
-
-    def __init__(self, encoding: str = UTF_8, errors: str = "strict") -> None:
-        self.encoding, self.errors = check_encoding(encoding), errors
-        self.replaced: Counter[str] = Counter()
+    def __post_init__(self) -> None:
+        self.encoding = check_encoding(self.encoding)
 
     def text(self, path: Any) -> str:
         """Return the whole text of a file. Raises UserError with the place of the first bytes that are not text."""
@@ -157,12 +155,8 @@ def opened(path: Any) -> Iterator[BinaryIO]:
 
 def _uncompressed(file: BinaryIO, suffix: str) -> BinaryIO:
     if suffix == ".gz":
-        import gzip
-
         return cast(BinaryIO, gzip.open(file))
     if suffix == ".xz":
-        import lzma
-
         return cast(BinaryIO, lzma.open(file))
     if suffix == ".zst":
         import pyarrow  # slow to import; zstandard 0.25 and fsspec 2026.9 silently read a truncated file as shorter
@@ -196,6 +190,8 @@ class FilesSource(SplitFiles):
     text_column: str = "text"  # field of .jsonl objects and .parquet rows; rows with null are left out
     encoding: str = UTF_8  # of .txt, .md and .jsonl files
     encoding_errors: str = "strict"  # or "replace": invalid bytes become U+FFFD, and a logged line counts them
+
+    expected = f"{', '.join(FORMATS)} (all but .parquet also with {', '.join(COMPRESSIONS)})"
 
     def __post_init__(self, source: str | os.PathLike[str]) -> None:
         self.address = source if isinstance(source, str) and "://" in source else None
@@ -250,17 +246,8 @@ class FilesSource(SplitFiles):
             listed = ", ".join(f"{count:,} of {file}" for file, count in new.items())
             log.warning("replaced %s invalid bytes by U+FFFD: %.500s", f"{sum(new.values()):,}", listed)
 
-    def by_split(self) -> dict[str, list[Any]]:
-        from flashtrain.files.found_files import find_files  # a plan needs none of it
-
-        found = find_files(self.address or self.path)
-        read = {name: file for name, file in found.items() if _format(file) is not None}
-        if not read:
-            raise UserError(
-                f"no readable file at data.path={self.address or self.path}: expected {', '.join(FORMATS)} (all but "
-                f".parquet also with {', '.join(COMPRESSIONS)})."
-            )
-        return by_split(read)
+    def reads(self, file: Any) -> bool:
+        return _format(file) is not None
 
 
 def _format(file: Any) -> str | None:

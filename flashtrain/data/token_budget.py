@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +23,6 @@ class PlanState(NamedTuple):
         return self.next_number - len(self.waiting)
 
 
-START = PlanState()
-
-
 @dataclass(eq=False)
 class TokenBudgetPlan:
     """Makes the rows of one step after the other; every device makes the same ones, as they follow from the lengths.
@@ -44,7 +41,7 @@ class TokenBudgetPlan:
     seed: int = 0  # of the order of samples
     look_ahead: float = 2.0  # how many steps' worth of tokens are searched for samples that fit
     tolerance: float = 1.03  # see balance.share_out
-    state: PlanState = START  # the place in the stream, which may be set
+    state: PlanState = field(default_factory=PlanState)  # the place in the stream, which may be set
 
     def next_step(self) -> list[tuple[int, ...]]:
         """Return the samples of each row of the next step, as epoch * samples + sample, and advance the state."""

@@ -101,23 +101,14 @@ class MappedTokens:
 
 @dataclass(frozen=True)
 class OpenTokens:
-    """The open tokens of a cache, or of a user's token files (token_files).
+    """The open tokens of a cache, or of a user's token files (token_files)."""
 
-    Attributes:
-        folder: The cache's folder, or the path of the token files.
-        files: Where the tokens are, in order.
-        offsets: (documents + 1,) int64, where each document begins and ends among all tokens.
-        own_tokenizer: The tokenizer; None for a cache, which has it in its folder.
-        held_out: (documents,) bool, whether a document is named for validation; None: none is.
-        has_documents: Whether it is known where documents end.
-    """
-
-    folder: Path
-    files: tuple[TokenFile, ...]
-    offsets: np.ndarray
-    own_tokenizer: Tokenizer | None = None
-    held_out: np.ndarray | None = None
-    has_documents: bool = True
+    folder: Path  # of the cache, or the path of the token files
+    files: tuple[TokenFile, ...]  # where the tokens are, in order
+    offsets: np.ndarray  # (documents + 1,) int64, where each document begins and ends among all tokens
+    own_tokenizer: Tokenizer | None = None  # None for a cache, which has its tokenizer in the folder
+    held_out: np.ndarray | None = None  # (documents,) bool, whether one is named for validation; None: none is
+    has_documents: bool = True  # whether it is known where documents end
 
     @cached_property
     def tokens(self) -> MappedTokens:
@@ -176,27 +167,23 @@ def open_split(
     Raises:
         UserError: As in open_or_build.
     """
-
-    def opened(one: TextSource | TokenSource, tokenizer: TokenizerSpec | Tokenizer) -> OpenTokens:
-        if isinstance(one, TokenSource):
-            return one.open_tokens(tokenizer, cache_dir)
-        return open_or_build(one, tokenizer, cache_dir)
-
-    own = opened(source, tokenizer)
+    own = open_or_build(source, tokenizer, cache_dir)
     other = held_out(source) if validation is None else validation
     if other is None:
         return own
     trained = isinstance(tokenizer, TokenizerSpec) and tokenizer.kind == "bpe"  # on the training text alone
-    held = opened(other, own.tokenizer if trained else tokenizer)
+    held = open_or_build(other, own.tokenizer if trained else tokenizer, cache_dir)
     offsets = np.concatenate([own.offsets, own.offsets[-1] + held.offsets[1:]])
     mask = np.arange(len(offsets) - 1) >= own.documents
     return OpenTokens(own.folder, (*own.files, *held.files), offsets, own.own_tokenizer, mask, own.has_documents)
 
 
 def open_or_build(
-    source: TextSource, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None = None
+    source: TextSource | TokenSource,
+    tokenizer: TokenizerSpec | Tokenizer,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> OpenTokens:
-    """Open the token cache of a source and a tokenizer, which is built if it is missing.
+    """Open a source's own tokens, or the token cache of its text and a tokenizer, which is built if it is missing.
 
     If several processes need the same cache, one builds it, and the others wait and open it.
 
@@ -209,6 +196,8 @@ def open_or_build(
         UserError: The corpus is empty, the folder cannot be written, the disk is full, or the source or tokenizer
             cannot be read.
     """
+    if isinstance(source, TokenSource):
+        return source.open_tokens(tokenizer, cache_dir)
     folder = folder_of(source.fingerprint(), tokenizer, cache_dir)
     found = _open(folder)
     if found is None:

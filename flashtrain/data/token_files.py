@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from flashtrain.data.split_names import SplitFiles, by_split
+from flashtrain.data.split_names import SplitFiles
 from flashtrain.data.token_cache import OpenTokens, TokenFile, cache_root
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import replacing
-from flashtrain.files.found_files import find_files
 
 log = logging.getLogger(__name__)
 
@@ -45,17 +44,16 @@ class TokenFiles(SplitFiles):
     dtype: str | None = None  # of .bin files without llm.c's header, uint16 or uint32
     end_of_text: int | None = None  # id that ends documents; None: the tokenizer's, and without one the end of a file
 
+    expected, any_word = " or ".join(FORMATS), True
+
     def __post_init__(self, source: str | os.PathLike[str]) -> None:
         self.path = Path(source).expanduser()
 
     def describe(self) -> str:
         return f"tokens in {self.path}"
 
-    def by_split(self) -> dict[str, list[Path]]:
-        found = {name: path for name, path in find_files(self.path).items() if path.suffix in FORMATS}
-        if not found:
-            raise UserError(f"no token files at data.path={self.path}: expected {' or '.join(FORMATS)}.")
-        return by_split(found, any_word=True)
+    def reads(self, file: Path) -> bool:
+        return file.suffix in FORMATS
 
     def open_tokens(self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> OpenTokens:
         """Map the files, and check once that every token is in the vocabulary. Raises UserError as the class does."""

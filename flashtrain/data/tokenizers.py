@@ -25,13 +25,8 @@ NONE = "none"  # the kind of token files without a tokenizer
 class Tokenizer(Protocol):
     """A tokenizer, as data modules and text generation use it."""
 
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids, which are 0 to vocab_size - 1."""
-
-    @property
-    def end_of_text(self) -> int:
-        """The id that ends every document."""
+    vocab_size: int  # number of ids, which are 0 to vocab_size - 1
+    end_of_text: int  # id that ends every document
 
     def encode(self, text: str) -> list[int]:
         """Encode a text, without end_of_text. The characters "<|endoftext|>" are ordinary text."""

@@ -48,9 +48,6 @@ class WordPieceTokenizer(LibraryTokenizer):
     Unlike our other tokenizers, it reads their spelling in a text as these tokens, as transformers does. Its
     end_of_text is [SEP], as BERT has no other end of a document.
 
-    Attributes:
-        special: The ids of the four tokens.
-
     Raises:
         UserError: One of the four is missing.
     """
