@@ -99,6 +99,7 @@ class HubSource:
             hub = huggingface_hub.HfApi()
             commit = str(hub.dataset_info(self.name, revision=revision, timeout=HUB_TIMEOUT_SECONDS).sha)
         except Exception:
+            log.debug("the hub does not answer", exc_info=True)
             log.info("the hub does not answer about %s: using the version that was seen last", self.name)
             return remembered.read_text(encoding="utf-8") if remembered.is_file() else "unknown"
         write_atomically(remembered, commit)
