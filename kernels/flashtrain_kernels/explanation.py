@@ -46,7 +46,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -
         )
     if implementation == "reference" or not dispatch.runs_kernels(q.device):
         return f"reference in plain PyTorch: {forced}; {what}"
-    kind = tile_table.kind_of(q, k, call.options)
+    kind = tile_table.kind_of(call)
     why = (forced or _where(q.device)) + "".join(f", {name}" for name, applies in kind._asdict().items() if applies)
     passes = backend_for(call, "forward"), backend_for(call, "backward")
     first = next(backend for backend in dispatch.BACKENDS if backend in passes)

@@ -4,6 +4,7 @@ B batch, Sq queries, H query heads, D head dimension.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from .eager import BACKWARD_OF, COMPUTES, computed, pass_of
 from .launch_cache import on_device, signature
 from .ops import BACKWARDS, FORWARD_OF, unit_stride
 from .options import Options, Packed, pack
+
+_OPTIONS = len(Packed._fields)
 
 # Of attention without the sink the outputs are rescaled. Its backward, given these and their log-sum-exp, is that of
 # the keys' share, and what is left is the sink's own gradient. In eager mode on a GPU each direction is one small
@@ -75,36 +78,27 @@ def _gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink:
     return -(weight * delta).sum((0, 2)).to(sink.dtype)
 
 
+def _forward(function: Callable, join_sink: Callable, *inputs: Any) -> tuple[Tensor, Tensor]:
+    *tensors, sink = inputs[:-_OPTIONS]
+    out, lse = function(*tensors, *inputs[-_OPTIONS:])
+    return join_sink(out, lse, sink)
+
+
+def _backward(function: Callable, kernels: bool, *inputs: Any) -> tuple[Tensor, ...]:
+    *tensors, sink, out, lse, wants_bias = inputs[:-_OPTIONS]
+    *gradients, dbias = function(*tensors, out, lse, wants_bias, *inputs[-_OPTIONS:])
+    return (*gradients, _gradient(tensors[0], tensors[1], out, lse, sink, kernels), dbias)
+
+
 def _register(forward_op: Any) -> Any:
     """The forward operator with a sink after its tensors; its backward gives the sink's gradient, too."""
     # Called as operators they go by formulas, which modes may watch or change; COMPUTES has the kernels.
     backward_op = BACKWARDS[forward_op]
-    compute_forward, compute_backward = COMPUTES[forward_op], COMPUTES[backward_op]
-
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        *tensors, sink = inputs[:-_OPTIONS]
-        out, lse = forward_op(*tensors, *inputs[-_OPTIONS:])
-        return joined(out, lse, sink)
-
-    def computed_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        *tensors, sink = inputs[:-_OPTIONS]
-        out, lse = compute_forward(*tensors, *inputs[-_OPTIONS:])
-        return _joined_in_place(out, lse, sink)
-
-    def with_gradient(function: Callable, kernels: bool, inputs: tuple) -> tuple[Tensor, ...]:
-        *tensors, sink, out, lse, wants_bias = inputs[:-_OPTIONS]
-        *gradients, dbias = function(*tensors, out, lse, wants_bias, *inputs[-_OPTIONS:])
-        return (*gradients, _gradient(tensors[0], tensors[1], out, lse, sink, kernels), dbias)
-
-    def backward(*inputs: Any) -> tuple[Tensor, ...]:
-        return with_gradient(backward_op, False, inputs)
-
-    def computed_backward(*inputs: Any) -> tuple[Tensor, ...]:
-        return with_gradient(compute_backward, True, inputs)
-
-    COMPUTES[forward], COMPUTES[backward], BACKWARD_OF[forward] = computed_forward, computed_backward, backward
+    forward, backward = partial(_forward, forward_op, joined), partial(_backward, backward_op, False)
+    COMPUTES[forward] = partial(_forward, COMPUTES[forward_op], _joined_in_place)
+    COMPUTES[backward] = partial(_backward, COMPUTES[backward_op], True)
+    BACKWARD_OF[forward] = backward
     return forward
 
 
-_OPTIONS = len(Packed._fields)
 _WITH_SINK = {count: _register(operator) for count, operator in FORWARD_OF.items()}

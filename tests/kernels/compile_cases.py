@@ -93,7 +93,7 @@ SHARED_MEMORY = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_44
 def launches(arch: str, head_dim: int, dtype: torch.dtype, options: Options, group: int):
     """The launches of one training step's attention, on tensors without data."""
     q, kv = empty(B, S, H, head_dim, dtype=dtype), empty(B, S, H // group, head_dim, dtype=dtype)
-    kind = tile_table.kind_of(q, kv, options)
+    kind = tile_table.kind_of(Call(q, kv, kv, options))
     tiles = tile_table.table_row(arch, head_dim, dtype, kind)
     mask = options.mask
     if isinstance(mask, Mask):

@@ -6,10 +6,13 @@ import pytest
 import torch
 import tuning
 
+import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, environment, explain, flash_attn_func, masks, reference
+from flashtrain_kernels.backends import Call
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.backends.portable.tile_table import TILES, VARIANTS, Kind, Tile, Tiles
 from flashtrain_kernels.masks import Mask
+from flashtrain_kernels.options import Options
 
 
 @pytest.fixture
@@ -68,10 +71,13 @@ def test_a_plans_sizes_stay_and_no_tile_is_larger_than_a_block_of_a_block_mask()
     cpu = torch.device("cpu")
     with dispatch.force("portable", Tile(64, 32, 4, 2)):
         assert tile_table.plan_blocks(cpu, 64, torch.float32) == (64, 32) * 3
-        planned = tile_table.tiles_for(cpu, 64, torch.float32, blocks=(16, 32, 64, 128, 32, 16))
+        x, planned_for = torch.zeros(1, 1024, 1, 64), (16, 32, 64, 128, 32, 16)
+        planned = tile_table.tiles_of(Call(x, x, x, Options(0.125, mask=masks.full(1024).planned_for(planned_for))))
         assert (planned.forward, planned.dq) == (Tile(16, 32, 4, 2), Tile(64, 128, 4, 2))
         assert (planned.dkdv, planned.dbias) == (Tile(32, 16, 4, 2), Tile(64, 32, 4, 2))
-        assert tile_table.tiles_for(cpu, 64, torch.float32, block_size=(16, 512)) == Tiles.all(Tile(16, 32, 4, 2), True)
+        blocks = torch.ones(1, 64, 2, dtype=torch.bool)
+        mask = fk.block_mask(blocks, block_size=(16, 512), seqlen_q=1024, seqlen_k=1024)
+        assert tile_table.tiles_of(Call(x, x, x, Options(0.125, mask=mask))) == Tiles.all(Tile(16, 32, 4, 2), True)
 
 
 class NewKernels:

@@ -8,25 +8,13 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def barrier_wait(name, THREADS: gl.constexpr):
-    """Wait at named barrier `name` (9 to 15: Triton uses the low ones) until THREADS threads have come to it."""
+def barrier(OP: gl.constexpr, name):
+    """Named barrier `name` (9 to 15: Triton uses the low ones) of 256 threads. OP "sync": wait until they have come to
+    it; "arrive": come to it without waiting."""
     gl.inline_asm_elementwise(
-        "bar.sync $1, $2; mov.u32 $0, 0;",
+        "bar." + OP + " $1, $2; mov.u32 $0, 0;",
         "=r,r,r",
-        [gl.to_tensor(name), gl.to_tensor(THREADS)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def barrier_signal(name, THREADS: gl.constexpr):
-    """Come to named barrier `name` without waiting."""
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, $2; mov.u32 $0, 0;",
-        "=r,r,r",
-        [gl.to_tensor(name), gl.to_tensor(THREADS)],
+        [gl.to_tensor(name), gl.to_tensor(256)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,
@@ -179,3 +167,18 @@ def stores_done():
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def note(notes, PLACE: gl.constexpr, values):
+    """Keep a tuple of integers and addresses in shared memory, from a place on: registers are for the tiles."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    for i in gl.static_range(len(values)):
+        notes.index(PLACE + i).store(gl.full([1], gl.to_tensor(values[i]).to(gl.int64), gl.int64, layout=ONE))
+
+
+@gluon.jit
+def noted(notes, PLACE: gl.constexpr):
+    """What `note` keeps at a place."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(notes.index(PLACE).load(ONE), 0)

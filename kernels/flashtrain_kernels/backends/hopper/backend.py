@@ -110,7 +110,7 @@ def _available(device: torch.device, dtype: torch.dtype) -> bool:
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
     """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
-    width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    width = tile_table.width_of(head_dim)
     forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant
     if rich or (softcap and not forward):
         return None

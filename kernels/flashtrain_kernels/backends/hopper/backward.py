@@ -21,6 +21,7 @@ from ..portable.launch import (
     strides_of,
     table_of,
 )
+from ..portable.tile_table import width_of
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
@@ -127,11 +128,6 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
     workspace_bytes = programs * tiles_of_queries(q.shape[1], options) * QUERIES * 64 * 4
     return heads >= fill * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
-
-
-def width_of(head_dim: int) -> int:
-    """D padded: what the kernels compute. Columns past D read as zero and are not written."""
-    return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
 def keys_of_item(width: int) -> int:

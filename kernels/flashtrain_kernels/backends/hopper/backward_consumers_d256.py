@@ -7,7 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from .assembly import opaque, packed, unpacked
+from .assembly import note, noted, opaque, packed, unpacked
 from .backward_parts import (
     BETWEEN,
     HALF,
@@ -26,7 +26,7 @@ from .backward_parts import (
     store_keys,
     weights_of,
 )
-from .backward_schedule import BLOCK_Q, first_step, next_step, note, noted, tile_of, work_of
+from .backward_schedule import BLOCK_Q, first_step, next_step, tile_of, work_of
 
 D = gl.constexpr(256)
 QUARTER = gl.constexpr(64)  # dimensions of dQ^T that are computed at a time

@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ..portable.tiles import Bounds
+from .assembly import note
 from .backward_consumers import narrow_consumer, wide_consumer
 from .backward_consumers_d256 import gradient_consumer, score_consumer
 from .backward_deterministic import add_in_order
@@ -24,7 +25,6 @@ from .backward_schedule import (
     first_step,
     item_of,
     next_step,
-    note,
     share,
     tile_of,
     work_of,

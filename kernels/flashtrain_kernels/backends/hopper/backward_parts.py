@@ -11,8 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ..portable.dropout_rng import load_stream
 from .alibi import load_slope
-from .assembly import capped, exp2_few, opaque
-from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, noted, work_of
+from .assembly import capped, exp2_few, noted, opaque
+from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, work_of
 from .dropout_rng import draws_of, keep_scale
 from .triton_compat import reinterpreted
 

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..portable.tiles import Bounds
-from .assembly import opaque
+from .assembly import noted, opaque
 from .sequences import LANES, find, first_slot, sequence_of
 
 BLOCK_Q = gl.constexpr(64)
@@ -200,20 +200,6 @@ def next_step(
                     member += 1
                     tiles = tile_count(member, walk, KIND, TILES)
     return i, member, tiles
-
-
-@gluon.jit
-def note(notes, PLACE: gl.constexpr, values):
-    """Keep a tuple of integers and addresses in shared memory: registers are for the tiles."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    for i in gl.static_range(len(values)):
-        notes.index(PLACE + i).store(gl.full([1], gl.to_tensor(values[i]).to(gl.int64), gl.int64, layout=ONE))
-
-
-@gluon.jit
-def noted(notes, PLACE: gl.constexpr):
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(notes.index(PLACE).load(ONE), 0)
 
 
 @gluon.jit

@@ -3,9 +3,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .assembly import opaque
+from .assembly import note, noted, opaque
 from .backward_parts import HALF, add_directly, gradient_scale, in_register_order, threshold_of
-from .backward_schedule import BLOCK_K, BLOCK_Q, note, noted
+from .backward_schedule import BLOCK_K, BLOCK_Q
 from .dropout_rng import keep_scale
 
 D = gl.constexpr(64)

@@ -20,7 +20,7 @@ from ..portable.tiles import Bounds
 from .descriptors import descriptor
 from .dropout_rng import with_changes
 from .forward_masks import MaskTables
-from .forward_recompute_nonfinite import note
+from .forward_recompute_nonfinite import note_origin
 from .forward_schedule import Work, divisor
 from .forward_tiles import ForwardTile
 from .forward_warps import consume, produce
@@ -99,10 +99,10 @@ def forward_kernel(
     if F.left or F.right or F.intervals or F.block_q or C.packed:
         # Rarely read, so it lies in shared memory: every argument of a worker is a register for the whole kernel.
         origins = gl.allocate_shared_memory(gl.int64, [16, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        note(origins, 0, q_ptr, q_desc)
-        note(origins, 4, k_ptr, k_desc)
-        note(origins, 8, v_ptr, v_desc)
-        note(origins, 12, out_ptr, out_desc)
+        note_origin(origins, 0, q_ptr, q_desc.strides)
+        note_origin(origins, 4, k_ptr, k_desc.strides)
+        note_origin(origins, 8, v_ptr, v_desc.strides)
+        note_origin(origins, 12, out_ptr, out_desc.strides)
     else:
         origins = q_full
     if C.ranked:  # an item beside each tile of queries in flight: sequence, head, first query

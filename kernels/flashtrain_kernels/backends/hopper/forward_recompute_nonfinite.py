@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 
 from ..portable.dropout_rng import kept_pairs, load_stream
 from .alibi import load_slope
-from .assembly import exp2_few, opaque, reciprocal
+from .assembly import exp2_few, note, noted, opaque, reciprocal
 from .dropout_rng import keep_scale
 from .forward_masks import interval_rows, key_position, origin, pieces_of, place, sees
 
@@ -16,27 +16,17 @@ _NOTHING = gl.constexpr(-3.0e38)
 
 
 @gluon.jit
-def note(origins, PLACE: gl.constexpr, pointer, descriptor):
+def note_origin(origins, PLACE: gl.constexpr, pointer, strides):
     """Write a tensor's address and its strides by batch row, position and head into four places of `origins`."""
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    strides = descriptor.strides
-    origins.index(PLACE).store(gl.full([1], pointer.to(gl.int64), gl.int64, layout=ONE))
-    for i in gl.static_range(3):
-        origins.index(PLACE + 1 + i).store(gl.full([1], strides[i].to(gl.int64), gl.int64, layout=ONE))
-
-
-@gluon.jit
-def _noted(origins, PLACE: gl.constexpr):
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(origins.index(PLACE).load(ONE), 0)
+    note(origins, PLACE, (pointer, strides[0], strides[1], strides[2]))
 
 
 @gluon.jit
 def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
     """Where a head's first row is, and how far the next."""
-    base = _noted(origins, PLACE).to(gl.pointer_type(DTYPE))
-    base += batch.to(gl.int64) * _noted(origins, PLACE + 1) + head.to(gl.int64) * _noted(origins, PLACE + 3)
-    return base, _noted(origins, PLACE + 2)
+    base = noted(origins, PLACE).to(gl.pointer_type(DTYPE))
+    base += batch.to(gl.int64) * noted(origins, PLACE + 1) + head.to(gl.int64) * noted(origins, PLACE + 3)
+    return base, noted(origins, PLACE + 2)
 
 
 @gluon.jit
@@ -122,7 +112,7 @@ def attend_again(
         mask=row < bounds.seqlen_q,
     )  # fmt: skip
     out = (
-        _noted(origins, 3 * 4).to(gl.pointer_type(DTYPE))
+        noted(origins, 3 * 4).to(gl.pointer_type(DTYPE))
         + (batch.to(gl.int64) * total_q * work.heads + head) * C.head_dim
     )
     stored = (row < bounds.seqlen_q)[:, None] & inside[None, :]

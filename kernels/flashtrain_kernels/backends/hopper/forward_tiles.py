@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
+from ..portable.tile_table import width_of
 from . import triton_compat
 from .descriptors import why_not
 from .dropout_rng import why_not_change
@@ -84,8 +85,7 @@ def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
 
 
 def _measured_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
-    width = 64 if q.shape[3] <= 64 else 128 if q.shape[3] <= 128 else 256
-    keys, mask = k.shape[1], options.mask
+    width, keys, mask = width_of(q.shape[3]), k.shape[1], options.mask
     if width == 256:
         return _LARGE[256]
     if isinstance(mask, Mask):

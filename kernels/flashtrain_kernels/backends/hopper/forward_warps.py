@@ -13,8 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from ..portable.dropout_rng import load_stream
 from .alibi import lean, load_slope
 from .assembly import (
-    barrier_signal,
-    barrier_wait,
+    barrier,
     capped,
     exp2,
     exp2_few,
@@ -238,7 +237,7 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
     no_scores = gl.zeros([ROWS, BLOCK_K], gl.float32, layout=S_LAYOUT)
     taken = 0
     if C.turns and C.consumers - 1 == W:
-        barrier_signal(_TURN, 256)
+        barrier("arrive", _TURN)
     nothing = gl.zeros([ROWS], gl.float32, layout=O_ROWS)
     if not C.ranked:
         batch, head, first_query = work_item(0, work, bounds, mask, list_ptr, C)
@@ -285,14 +284,14 @@ def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
         for step in range(1, count):
             k = _arrived(k_full, k_smem, taken + step, C)
             if C.turns:
-                barrier_wait(_TURN + W, 256)
+                barrier("sync", _TURN + W)
             scores = hopper.warpgroup_mma(q, k.permute((1, 0)), no_scores, use_acc=False, is_async=True)
             v = _arrived(v_full, v_smem, taken + step - 1, C)
             if C.tight:
                 acc = _rescaled(acc, stay(rescale), C)
             acc = hopper.warpgroup_mma(_operand(p, DTYPE, P_LAYOUT, C), v, acc, is_async=True)
             if C.turns:
-                barrier_signal(_TURN + (W + 1) % C.consumers, 256)
+                barrier("arrive", _TURN + (W + 1) % C.consumers)
             scores = hopper.warpgroup_mma_wait(1, [scores])
             mbarrier.arrive(k_empty.index((taken + step) % C.stages), count=1)
             scores = _capped(scores, terms, F)

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from ...masks import BlockMask, Mask
+from ...masks import Mask
 from .. import Call, Direction, Gradients
 from . import tile_table
-from .tile_table import Tiles
 
 NAME, TITLE = "portable", "portable Triton kernels"
 
@@ -31,7 +30,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     from .forward import forward_launch  # Triton is imported only where it is used
 
     call, (out, lse) = call.readied(plan_blocks), call.empty_results()
-    forward_launch(call, out, lse, _tiles(call).forward).run()
+    forward_launch(call, out, lse, tile_table.tiles_of(call).forward).run()
     return out, lse
 
 
@@ -41,7 +40,7 @@ def backward(call: Call, gradients: Gradients) -> None:
     from .dbias import dbias_launch
 
     call, lse = call.readied(plan_blocks), gradients.lse
-    tiles = _tiles(call)
+    tiles = tile_table.tiles_of(call)
     # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
     rows = [torch.empty(lse.shape, dtype=torch.float32, device=lse.device) for _ in range(2)]
     for launch in backward_launches(call, gradients, rows, tiles):
@@ -52,19 +51,7 @@ def backward(call: Call, gradients: Gradients) -> None:
 
 def describe(call: Call, direction: Direction) -> str:
     """The table's tiles, in the sizes that a mask was planned for."""
-    tiles = _tiles(call)
+    tiles = tile_table.tiles_of(call)
     if direction == "forward":
         return str(tiles.forward)
     return f"dK/dV {tiles.dkdv}; dQ {tiles.dq}{' in one launch' if tiles.together else ''}"
-
-
-def _tiles(call: Call) -> Tiles:
-    q, mask = call.q, call.options.mask
-    return tile_table.tiles_for(
-        q.device,
-        q.shape[3],
-        q.dtype,
-        tile_table.kind_of(q, call.k, call.options),
-        blocks=mask.plan.blocks if isinstance(mask, Mask) and mask.plan is not None else None,
-        block_size=mask.block_size if isinstance(mask, BlockMask) else None,
-    )

@@ -5,12 +5,11 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ... import environment
 from ...environment import constant
 from ...masks import BlockMask, Mask
-from ...options import Options
+from .. import Call
 
 Key = tuple[str, int, int]  # (architecture, bits of the dtype, head dimension up to), as in the table
 
@@ -192,8 +191,9 @@ NEWEST: dict[Key, dict[str, dict[str, Any]]] = {
 }
 
 
-def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
+def kind_of(call: Call) -> Kind:
     """What of the call, besides device, head dimension and dtype, decides its tiles."""
+    q, k, _, options = call
     mask = options.mask
     band = mask is None and k.shape[1] <= SHORT
     return Kind(
@@ -211,31 +211,25 @@ def kind_of(q: Tensor, k: Tensor, options: Options) -> Kind:
     )
 
 
-def tiles_for(
-    device: torch.device,
-    head_dim: int,
-    dtype: torch.dtype,
-    kind: Kind = Kind(),  # noqa: B008 - immutable
-    *,
-    blocks: tuple[int, ...] | None = None,
-    block_size: tuple[int, int] | None = None,
-) -> Tiles:
-    """The tiles of a call on this device."""
-    # blocks: the tile sizes that a mask's plan was made for: they stay, whatever the table says. block_size: of a
-    # block-sparse mask: no tile may be larger than a block.
+def tiles_of(call: Call) -> Tiles:
+    """The tiles of a call on its device."""
+    q, mask = call.q, call.options.mask
+    tiles = _tiles_for(q.device, q.shape[3], q.dtype, kind_of(call))
+    if isinstance(mask, Mask) and mask.plan is not None:  # the sizes that it was made for stay
+        tiles = resized(tiles, mask.plan.blocks)
+    if isinstance(mask, BlockMask):  # no tile may be larger than a block
+        most_q, most_k = mask.block_size
+        tiles = tiles.mapped(lambda tile: _sized(tile, min(tile.block_q, most_q), min(tile.block_k, most_k)))
+    return tiles
+
+
+def _tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype, kind: Kind) -> Tiles:
     forced = environment.forced
     if forced is not None and forced.tile is not None:
-        tiles = Tiles.all(forced.tile, forced.together)
-    elif device.type != "cuda":
-        tiles = _INTERPRETER_TILES
-    else:
-        tiles = table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype, kind)
-    if blocks is not None:
-        tiles = resized(tiles, blocks)
-    if block_size is not None:
-        q, k = block_size
-        tiles = tiles.mapped(lambda tile: _sized(tile, min(tile.block_q, q), min(tile.block_k, k)))
-    return tiles
+        return Tiles.all(forced.tile, forced.together)
+    if device.type != "cuda":
+        return _INTERPRETER_TILES
+    return table_row(architecture(torch.cuda.get_device_capability(device)), head_dim, dtype, kind)
 
 
 def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
@@ -253,17 +247,17 @@ def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
 
 def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
     """The tile sizes to plan a mask for: queries and keys of the forward, the dQ and the dK/dV kernel."""
-    return _plan_blocks(device, _padded(head_dim), dtype, rich)
+    return _plan_blocks(device, width_of(head_dim), dtype, rich)
 
 
 @constant  # torch.compile may neither look for a GPU nor trace through the table
 def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool) -> tuple[int, ...]:
-    tiles = tiles_for(device, head_dim, dtype, Kind(intervals=True, rich=rich))
+    tiles = _tiles_for(device, head_dim, dtype, Kind(intervals=True, rich=rich))
     return (*tiles.forward[:2], *tiles.dq[:2], *tiles.dkdv[:2])
 
 
-def _padded(head_dim: int) -> int:
-    """The head dimension of the table's row."""
+def width_of(head_dim: int) -> int:
+    """The head dimension of the table's row, and what the Hopper kernels compute it as."""
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
@@ -271,7 +265,7 @@ def _padded(head_dim: int) -> int:
 def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
     """The tiles of the table for an architecture, a head dimension (1..256), a dtype and a kind of call."""
     bits = dtype.itemsize * 8
-    padded = _padded(head_dim)
+    padded = width_of(head_dim)
     key = (arch, bits, padded)
     if key not in TILES:
         key = (_BORROWS[arch, bits], bits, padded)
