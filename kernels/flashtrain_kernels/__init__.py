@@ -31,15 +31,7 @@ from .flash_attn import (
 )
 from .kvcache import flash_attn_with_kvcache
 from .loss_head import LINEAR_CROSS_ENTROPY, linear_cross_entropy
-from .masks import (
-    BlockMask,
-    Documents,
-    Mask,
-    block_mask,
-    block_sparse,
-    documents_from_cu_seqlens,
-    documents_from_ids,
-)
+from .masks import BlockMask, Documents, Mask, block_mask, block_sparse, documents_from_cu_seqlens, documents_from_ids
 from .ops import FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
 from .padding import pad_input, unpad_input
 from .partial import attention_backward, attention_forward, merge_attention

@@ -56,14 +56,14 @@ _PASSES: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
 _KNOWN: Bounded[tuple[Any, ...], CachedLaunches | str] = Bounded(4096)  # by signature; a recording takes some 20 KB
 
 
-def pass_of(operator: Any, inputs: Sequence[Any], function: Callable | None = None) -> tuple[Pass, list[Tensor]]:
-    """The pass that an operator's arguments describe, and the tensors among them. function: what computes it."""
+def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
+    """The pass that an operator's arguments describe, and the tensors among them."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
     # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
     known = _PASSES.get((operator, arguments))
     if known is None:
-        known = _PASSES[operator, arguments] = Pass(operator, function or COMPUTES[operator], arguments)
+        known = _PASSES[operator, arguments] = Pass(operator, COMPUTES[operator], arguments)
     return known, tensors
 
 

@@ -67,17 +67,8 @@ def linear_cross_entropy(
     flat = labels.reshape(-1)
     gradients = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
     chunk = chunk or default_chunk(weight.shape[0])
-    total, _, _ = LINEAR_CROSS_ENTROPY(
-        rows,
-        weight,
-        flat,
-        vocab_size or weight.shape[0],
-        ignore_index,
-        chunk,
-        gradients,
-        softcap,
-        not weight.requires_grad,
-    )
+    numbers = vocab_size or weight.shape[0], ignore_index, chunk, gradients, softcap, not weight.requires_grad
+    total, _, _ = LINEAR_CROSS_ENTROPY(rows, weight, flat, *numbers)
     return total if reduction == "sum" else total / (flat != ignore_index).sum().clamp(min=1)
 
 
@@ -107,16 +98,9 @@ def _check(
 
 @torch.library.impl(_NAME, ("cpu", "cuda"))
 def _pieces(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    vocab_size: int,
-    ignored: int,
-    chunk: int,
-    gradients: bool,
-    softcap: float = 0.0,
-    frozen: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+    hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, gradients: bool,
+    softcap: float = 0.0, frozen: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum of the losses, and its gradients to hidden and weight (empty tensors unless requested; frozen: none to
     the weight)."""
     losses = hidden.new_zeros(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))

@@ -19,17 +19,7 @@ from torch.utils.flop_counter import register_flop_formula
 from . import dispatch, reference
 from .backends import Backend, Call, Direction, Gradients
 from .eager import BACKWARD_OF, COMPUTES, computed, pass_of
-from .forms import (
-    BATCH,
-    HEADS_FIRST,
-    KV_PACKED,
-    QKV_PACKED,
-    ROW,
-    ROW_KV_PACKED,
-    ROW_QKV_PACKED,
-    Form,
-    apart,
-)
+from .forms import BATCH, HEADS_FIRST, KV_PACKED, QKV_PACKED, ROW, ROW_KV_PACKED, ROW_QKV_PACKED, Form, apart
 from .launch_cache import applies, on_device, signature
 from .masks import rows
 from .masks.operators import SCHEMAS

@@ -67,12 +67,7 @@ def keep_probability(p: float) -> float:
 
 
 def keep_mask(
-    seed: torch.Tensor,
-    sequence: torch.Tensor,
-    head: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    p: float,
+    seed: torch.Tensor, sequence: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor, p: float
 ) -> torch.Tensor:
     """Which attention weights dropout keeps: bool, True with probability keep_probability(p).
 

@@ -47,17 +47,6 @@ def _gradients(ctx: Any, backward: Any, wants_bias: bool, dout: Tensor | None, d
     return (*gradients, dbias if wants_bias else None, *rest)
 
 
-def _register_autograd(forward: Any, backward: Any) -> None:
-    def autograd_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
-        return _gradients(ctx, backward, ctx.needs_input_grad[ctx.inputs], dout, dlse)
-
-    torch.library.register_autograd(forward.name(), autograd_backward, setup_context=_save)
-
-
-for _forward_op, _backward_op in BACKWARDS.items():
-    _register_autograd(_forward_op, _backward_op)
-
-
 class Transformed(torch.autograd.Function):
     """An operator under functorch's transforms: what is registered for autograd, and vmap."""
 
@@ -84,13 +73,14 @@ class Transformed(torch.autograd.Function):
         return a_call_for_each_sample(partial(Transformed.apply, operator), info.batch_size, in_dims[1:], inputs)
 
 
-def _register_transforms(operator: Any) -> None:
-    def transformed(*inputs: Any) -> Any:
-        return Transformed.apply(operator, *inputs)
+def _register(forward: Any, backward: Any) -> None:
+    def autograd_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
+        return _gradients(ctx, backward, ctx.needs_input_grad[ctx.inputs], dout, dlse)
 
-    _library.impl(operator.name(), transformed, "FuncTorchDynamicLayerFrontMode")
+    torch.library.register_autograd(forward.name(), autograd_backward, setup_context=_save)
+    for operator in (forward, backward):
+        _library.impl(operator.name(), partial(Transformed.apply, operator), "FuncTorchDynamicLayerFrontMode")
 
 
-for _operators in BACKWARDS.items():
-    for _operator in _operators:
-        _register_transforms(_operator)
+for _forward_op, _backward_op in BACKWARDS.items():
+    _register(_forward_op, _backward_op)

@@ -175,3 +175,15 @@ def pairwise(factors: dict[str, list]) -> list[dict[str, Any]]:
         rows.append(max(candidates, key=lambda row: len(pairs(row) & missing)))
         missing -= pairs(rows[-1])
     return rows
+
+
+def case_of(factors: dict[str, Any], documents: int, *lengths: int, heads: tuple[int, int], head_dim: int) -> Case:
+    """A case of what pairwise chose. documents: the length where a mask needs as many queries as keys."""
+    mask, alibi = factors.get("mask", "causal"), factors.get("alibi", "")
+    if mask in MASKS and alibi == "alibi_rows":  # slopes of each sequence: of each document, there
+        alibi = "alibi"
+    seqlen_q, seqlen_k = (documents, documents) if mask in MASKS else lengths
+    return Case(
+        2, seqlen_q, seqlen_k, *factors.get("heads", heads), factors.get("head_dim", head_dim), mask,
+        factors.get("softcap", 0.0), alibi, factors.get("bias"), factors.get("dropout", 0.0),
+    )  # fmt: skip

@@ -39,3 +39,15 @@ def path(request: pytest.FixtureRequest):
             if reason is not None:
                 pytest.skip(f"no Hopper kernels here: {reason}")
         yield request.param
+
+
+@pytest.fixture
+def through_the_operators():
+    """Calls on a CPU go through our operators, computed by the reference, and not to torch's own attention."""
+    import torch
+
+    from flashtrain_kernels import dispatch
+
+    torch._dynamo.reset()
+    with dispatch.force("reference"):
+        yield

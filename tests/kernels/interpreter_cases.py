@@ -8,9 +8,10 @@ the ordinary collection: test_portable.py runs this file in a process of its own
 
 import pytest
 import torch
-from attention_cases import BANDS, BLOCKS, MASKS, Case, assert_close, expected, ours, pairwise
+from attention_cases import BANDS, BLOCKS, MASKS, Case, assert_close, case_of, expected, ours, pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plain_formula import cumulative, each_alone
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch
@@ -107,15 +108,7 @@ TOGETHER = pairwise(FACTORS)
 
 
 def feature_case(factors: dict) -> Case:
-    heads, kv_heads = factors.get("heads", (2, 1))
-    mask, alibi = factors.get("mask", "causal"), factors.get("alibi", "")
-    if mask in MASKS and alibi == "alibi_rows":  # slopes of each sequence: of each document, there
-        alibi = "alibi"
-    seqlen_q, seqlen_k = (45, 45) if mask in MASKS else (37, 45)
-    return Case(
-        2, seqlen_q, seqlen_k, heads, kv_heads, factors.get("head_dim", 16), mask, factors.get("softcap", 0.0), alibi,
-        factors.get("bias"), factors.get("dropout", 0.0),
-    )  # fmt: skip
+    return case_of(factors, 45, 37, 45, heads=(2, 1), head_dim=16)
 
 
 @pytest.mark.parametrize("factors", ALONE, ids=lambda factors: str(feature_case(factors)))
@@ -138,35 +131,18 @@ def test_every_two_values_together_with_the_backward_in_one_launch(factors):
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize(("causal", "window"), [(True, (-1, -1)), (False, (-1, -1)), (False, (5, 2))])
 def test_packed_sequences_equal_the_same_sequences_one_by_one(causal, window, dropout):
-    lengths = [(7, 9), (0, 4), (30, 30), (1, 17), (12, 5)]
-    cu_q, cu_k = (
-        torch.tensor([0, *[pair[side] for pair in lengths]]).cumsum(0).int() for side in (0, 1)
-    )  # fmt: skip
-    q = torch.randn(int(cu_q[-1]), 4, 16, requires_grad=True)
-    k, v = (torch.randn(int(cu_k[-1]), 2, 16, requires_grad=True) for _ in range(2))
-    slopes = torch.rand(len(lengths), 4)
+    cu_q, cu_k = cumulative([7, 0, 30, 1, 12]), cumulative([9, 4, 30, 17, 5])
+    inputs = [torch.randn(int(cu[-1]), n, 16, requires_grad=True) for cu, n in ((cu_q, 4), (cu_k, 2), (cu_k, 2))]
+    slopes, options = torch.rand(5, 4), {"dropout_p": dropout, "causal": causal, "window_size": window}
     with dispatch.force("portable", SMALL):
         out, lse, _ = fk.flash_attn_varlen_func(
-            q, k, v, cu_q, cu_k, 30, 30, dropout, None, causal, window, alibi_slopes=slopes, dropout_seed=99,
-            return_attn_probs=True,
-        )  # fmt: skip
+            *inputs, cu_q, cu_k, 30, 30, alibi_slopes=slopes, dropout_seed=99, return_attn_probs=True, **options
+        )
     weight = torch.randn_like(out)
-    got = torch.autograd.grad((out * weight).sum(), (q, k, v))
-    outs, lses = [], []
-    for number in range(len(lengths)):
-        queries, keys = (slice(int(cu[number]), int(cu[number + 1])) for cu in (cu_q, cu_k))
-        seed = torch.tensor([99, number, 0])  # the sequence's number in the batch
-        one, one_lse = fk.reference.attention(
-            q[None, queries], k[None, keys], v[None, keys], causal=causal, window_size=window,
-            alibi_slopes=slopes[number], dropout_p=dropout, dropout_seed=seed, return_lse=True,
-        )  # fmt: skip
-        outs.append(one[0])
-        lses.append(one_lse[0])
-    torch.testing.assert_close(out, torch.cat(outs), atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(lse, torch.cat(lses, 1), atol=2e-5, rtol=2e-5)
-    wanted = torch.autograd.grad((torch.cat(outs) * weight).sum(), (q, k, v))
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    got = torch.autograd.grad((out * weight).sum(), inputs)
+    wanted, wanted_lse = each_alone(fk.reference.attention, *inputs, cu_q, cu_k, slopes, 99, **options)
+    gradients = torch.autograd.grad((wanted * weight).sum(), inputs)
+    torch.testing.assert_close((out, lse, *got), (wanted, wanted_lse, *gradients), atol=2e-5, rtol=2e-5)
 
 
 # --- dropout draws the same whatever computes it ---------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """The Triton kernels around the Hopper backward in Triton's interpreter: all gradients computed again, as after a NaN,
-against the float64 reference. test_hopper.py runs this file in a process of its own.
+against the float64 reference. test_portable.py runs this file in a process of its own.
 """
 
 import pytest

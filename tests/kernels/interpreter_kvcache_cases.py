@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache by its Triton kernels, in Triton's interpreter, in a process of its own (test_kvcache.py)."""
+"""flash_attn_with_kvcache by its kernels, in Triton's interpreter, in a process of its own (test_portable.py)."""
 
 import pytest
 import torch

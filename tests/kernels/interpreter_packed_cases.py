@@ -1,5 +1,5 @@
 """The small kernels around the Hopper backward, on packed sequences in Triton's interpreter: what they make ready, and
-all gradients computed again as if a NaN had come out everywhere. Run by test_packed_sequences.py in its own process.
+all gradients computed again as if a NaN had come out everywhere. Run by test_portable.py in its own process.
 
 T tokens of a side, N sequences, H query heads, K key/value heads, D head dimension.
 """

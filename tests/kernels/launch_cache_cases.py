@@ -1,6 +1,6 @@
 """Replayed passes in Triton's interpreter: the same bits as the first time, whatever changes in between.
 
-test_launch_cache.py runs this file in a process of its own. By hand:
+test_portable.py runs this file in a process of its own. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/kernels/launch_cache_cases.py
 """

@@ -64,6 +64,24 @@ def tensors(batch=2, seqlen_q=6, seqlen_k=9, heads=4, kv_heads=2, head_dim=5, dt
     return draw(batch, seqlen_q, heads, head_dim), draw(*kv), draw(*kv)
 
 
+def cumulative(lengths, device="cpu"):
+    return torch.tensor([0, *lengths], device=device).cumsum(0).int()
+
+
+def each_alone(attention, q, k, v, cu_q, cu_k, slopes=None, seed=None, **options):
+    """(out, lse) of packed sequences one by one; sequence n draws its dropout as row n of a batch."""
+    outs, lses = [], []
+    for n, (a, b, c, d) in enumerate(zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False)):
+        if slopes is not None:
+            options["alibi_slopes"] = slopes if slopes.dim() == 1 else slopes[n : n + 1]
+        if seed is not None:
+            options["dropout_seed"] = torch.tensor([seed, n, 0])
+        out, lse = attention(q[None, a:b], k[None, c:d], v[None, c:d], **options, return_lse=True)
+        outs.append(out[0])
+        lses.append(lse[0])
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
 def assert_same(got, wanted, inputs):
     """Equal outputs, and equal gradients of a loss that uses all of them.
 

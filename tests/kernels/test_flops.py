@@ -8,16 +8,12 @@ from plain_formula import window_pairs
 from torch.utils.flop_counter import FlopCounterMode
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, masks, ops
+from flashtrain_kernels import masks, ops
 
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS, KV_HEADS, HEAD_DIM = 2, 7, 10, 4, 2, 8
 BANDS = [{}, {"causal": True}, {"window_size": (3, 1)}, {"window_size": (-1, 2)}, {"window_size": (0, -1)}]
 
-
-@pytest.fixture(autouse=True)
-def through_the_operators():
-    with dispatch.force("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("through_the_operators")
 
 
 bounds = st.none() | st.integers(-14, 14)

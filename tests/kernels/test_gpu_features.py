@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from attention_cases import BLOCKS, MASKS, Case, expected, ours, pairwise, run
+from attention_cases import BLOCKS, MASKS, Case, case_of, expected, ours, pairwise, run
 from gpu_checks import DEVICE, NEEDS_GPU, assert_as_exact_as_torch, assert_same, error
 
 import flashtrain_kernels as fk
@@ -15,14 +15,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 
 
 def feature_case(factors: dict) -> Case:
-    mask, alibi = factors.get("mask", "causal"), factors.get("alibi", "")
-    if mask in MASKS and alibi == "alibi_rows":  # slopes of each sequence: of each document, there
-        alibi = "alibi"
-    seqlen_q, seqlen_k = (397, 397) if mask in MASKS else (333, 461)
-    return Case(
-        2, seqlen_q, seqlen_k, *factors.get("heads", (4, 4)), factors.get("head_dim", 64), mask,
-        factors.get("softcap", 0.0), alibi, factors.get("bias"), factors.get("dropout", 0.0),
-    )  # fmt: skip
+    return case_of(factors, 397, 333, 461, heads=(4, 4), head_dim=64)
 
 
 # Not (1, 1, 1, 1): one number added to all scores changes nothing, so its gradient is rounding alone (in float32 the

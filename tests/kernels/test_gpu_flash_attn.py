@@ -3,6 +3,7 @@
 import pytest
 import torch
 from gpu_checks import DEVICE, NEEDS_GPU, even_weights
+from plain_formula import cumulative, each_alone, window_pairs
 
 import flashtrain_kernels as fk
 
@@ -19,36 +20,25 @@ def visible(seqlen_q, seqlen_k, **options):
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(7, 7), (5, 9), (9, 5), (300, 411)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_include_both_ends_and_are_aligned_to_the_bottom_right(causal, seqlen_q, seqlen_k, window):
-    left, right = (seqlen_q + seqlen_k if side < 0 else side for side in window)
-    distance = torch.arange(seqlen_k) - torch.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)
-    wanted = (distance >= -left) & (distance <= (0 if causal else right))
+    wanted = window_pairs(seqlen_q, seqlen_k, *window, causal)
     assert visible(seqlen_q, seqlen_k, causal=causal, window_size=window) == wanted.int().tolist()
 
 
 @pytest.mark.parametrize(("causal", "window"), [(True, (-1, -1)), (False, (-1, -1)), (False, (40, 20))])
 def test_packed_sequences_equal_the_same_sequences_one_by_one(causal, window):
-    lengths = [(130, 260), (0, 40), (300, 300), (1, 170), (120, 50), (65, 0), (64, 64)]
-    cu_q, cu_k = (
-        torch.tensor([0, *[pair[side] for pair in lengths]], device=DEVICE).cumsum(0).int() for side in (0, 1)
-    )  # fmt: skip
-    q = torch.randn(int(cu_q[-1]), 4, 64, device=DEVICE, dtype=BF16, requires_grad=True)
-    k, v = (torch.randn(int(cu_k[-1]), 2, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(2))
+    cu_q, cu_k = cumulative([130, 0, 300, 1, 120, 65, 64], DEVICE), cumulative([260, 40, 300, 170, 50, 0, 64], DEVICE)
+    inputs = [
+        torch.randn(int(cu[-1]), heads, 64, device=DEVICE, dtype=BF16, requires_grad=True)
+        for cu, heads in ((cu_q, 4), (cu_k, 2), (cu_k, 2))
+    ]
+    options = {"causal": causal, "window_size": window}
     out, lse, probabilities = fk.flash_attn_varlen_func(
-        q, k, v, cu_q, cu_k, 300, 300, causal=causal, window_size=window, return_attn_probs=True
+        *inputs, cu_q, cu_k, 300, 300, return_attn_probs=True, **options
     )
     assert probabilities.shape == (0,)
-    outs, lses = [], []
-    for number in range(len(lengths)):
-        queries, keys = (slice(int(cu[number]), int(cu[number + 1])) for cu in (cu_q, cu_k))
-        one, one_lse = fk.flash_attn_func(
-            q[None, queries], k[None, keys], v[None, keys], causal=causal, window_size=window, return_lse=True
-        )
-        outs.append(one[0])
-        lses.append(one_lse[0])
-    torch.testing.assert_close(out, torch.cat(outs), atol=1e-2, rtol=1e-2)
-    torch.testing.assert_close(lse, torch.cat(lses, 1), atol=1e-4, rtol=0)
+    wanted, wanted_lse = each_alone(fk.flash_attn_func, *inputs, cu_q, cu_k, **options)
+    torch.testing.assert_close(out, wanted, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse, wanted_lse, atol=1e-4, rtol=0)
     weight = torch.randn_like(out)
-    got = torch.autograd.grad((out * weight).float().sum(), (q, k, v))
-    wanted = torch.autograd.grad((torch.cat(outs) * weight).float().sum(), (q, k, v))
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, atol=4e-2, rtol=2e-2)
+    got, gradients = (torch.autograd.grad((x * weight).float().sum(), inputs) for x in (out, wanted))
+    torch.testing.assert_close(got, gradients, atol=4e-2, rtol=2e-2)

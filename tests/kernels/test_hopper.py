@@ -3,14 +3,9 @@
 import importlib.util
 
 import pytest
-from child_process import assert_passes_in_the_interpreter, compiled_rows
+from child_process import compiled_rows
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.mark.interpreter
-def test_their_small_kernels_compute_gradients_again_in_the_interpreter():
-    assert_passes_in_the_interpreter("interpreter_hopper_cases.py")
 
 
 IN_TURN = ("deterministic", "deterministic window", "deterministic packed")

@@ -42,16 +42,16 @@ class Item:
         self.counter = counter_of(first_key, walk, head_place, call, choices)
         self.before = self.counter - 1
         behind = steps_behind(walk, first_key, choices)
-        count, member, tiles = first_step(walk, 0, 1, choices.group)
+        count, member, tiles = first_step(walk, choices)
         self.first_key, self.walk = walk.keys_at + first_key, walk
         self.places, self.tiles, self.needed, i = [], [], [], 0
         for j in range(count):
-            tile, _masked = tile_of(i, member, walk, 0, 1, True)
+            tile, _masked = tile_of(i, member, walk, choices)
             assert 0 <= tile < call.query_tiles
             self.tiles.append(tile)
             self.places.append((head_place + member) * call.query_tiles + tile)
             self.needed.append(j + 1 - behind)
-            i, member, tiles = next_step(i, member, tiles, walk, 0, 1, choices.group, True)
+            i, member, tiles = next_step(i, member, tiles, walk, choices)
         assert len(set(self.places)) == count
 
 

@@ -1,9 +1,7 @@
-"""flash_attn_with_kvcache and keys in pages: on a CPU by plain PyTorch, in Triton's interpreter, compiled ahead of
-time, and what is said of mistakes."""
+"""flash_attn_with_kvcache and keys in pages: on a CPU by plain PyTorch, and what is said of mistakes."""
 
 import pytest
 import torch
-from child_process import assert_passes_in_the_interpreter, compiled_rows
 from kvcache_cases import ALONE, Case, expected
 
 import flashtrain_kernels as fk
@@ -123,18 +121,3 @@ def test_packed_sequences_over_pages_equal_those_over_rows_gradients_too(options
     of_wanted = torch.autograd.grad((wanted[0] * weight).sum(), (q, pages))
     for one, other in zip(torch.autograd.grad((got[0] * weight).sum(), (q, pages)), of_wanted, strict=True):
         torch.testing.assert_close(one, other)
-
-
-# --- the kernels without a GPU ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.interpreter
-def test_the_kernels_equal_the_formula_in_the_interpreter():
-    assert_passes_in_the_interpreter("interpreter_kvcache_cases.py")
-
-
-@pytest.mark.slow
-def test_the_kernels_compile_without_spills():
-    rows = compiled_rows("kvcache_compile_cases.py", "80", "90")
-    assert [row for row in rows if row["spills"] or row["shared"] > 101_376] == []
-    assert len(rows) == 2 * 12

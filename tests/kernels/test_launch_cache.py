@@ -1,4 +1,4 @@
-"""launch_cache_cases.py in Triton's interpreter, and how a compiled kernel is launched."""
+"""How a compiled kernel is launched."""
 
 import importlib.util
 import os
@@ -7,17 +7,12 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from child_process import assert_passes_in_the_interpreter, compiled_rows
+from child_process import compiled_rows
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import launch_cache
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.mark.interpreter
-def test_replayed_passes_in_the_interpreter():
-    assert_passes_in_the_interpreter("launch_cache_cases.py")
 
 
 # Slow: it builds Triton's launcher, and compiles eight kernels.

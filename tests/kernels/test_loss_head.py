@@ -1,17 +1,12 @@
 """linear_cross_entropy: torch's cross-entropy of a linear layer, without all its logits."""
 
-import importlib.util
-
 import pytest
 import torch
 import torch.nn.functional as F
-from child_process import assert_passes_in_the_interpreter, compiled_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrain_kernels import LINEAR_CROSS_ENTROPY, linear_cross_entropy
-
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
 def inputs(tokens=23, embed=8, rows=20, vocab_size=17, dtype=torch.float64, seed=0):
@@ -137,18 +132,6 @@ def test_mistakes_are_named(change, error, words):
     call = {"hidden": torch.zeros(4, 2), "weight": torch.zeros(5, 2), "labels": torch.zeros(4, dtype=torch.int64)}
     with pytest.raises(error, match=words):
         linear_cross_entropy(**{**call, **change})
-
-
-@pytest.mark.interpreter
-@needs_triton
-def test_the_kernel_is_right_in_the_interpreter():
-    assert_passes_in_the_interpreter("interpreter_loss_cases.py")
-
-
-@needs_triton
-@pytest.mark.slow
-def test_the_kernel_compiles_without_spills():
-    assert [row["spills"] for row in compiled_rows("loss_compile_cases.py", "80", "90", "100")] == [0] * 12
 
 
 @pytest.mark.gpu

@@ -1,32 +1,13 @@
 """The operators that fill masks: the same numbers on every device, and what torch asks of operators."""
 
-import importlib.util
-
 import pytest
 import torch
-from child_process import assert_passes_in_the_interpreter, compiled_rows
 from mask_operator_cases import CASES, CU_SEQLENS, IDS, given
 
 from flashtrain_kernels import masks
 from flashtrain_kernels.masks import operators
 
 OPERATORS = torch.ops.flashtrain_kernels
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.mark.interpreter
-@needs_triton
-def test_triton_fills_the_same_masks_in_the_interpreter():
-    assert_passes_in_the_interpreter("interpreter_mask_cases.py")
-
-
-@needs_triton
-@pytest.mark.slow
-def test_the_kernels_compile_without_spilling_registers():
-    rows = compiled_rows("mask_compile_cases.py", "80", "90", "100")
-    assert len(rows) == 3 * 18
-    assert [row for row in rows if row["spills"]] == []
-    assert max(row["shared"] for row in rows) <= 48 * 1024
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[8], CASES[10]])

@@ -9,26 +9,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, masks, ops
+from flashtrain_kernels import masks, ops
 from flashtrain_kernels.forms import BATCH, KV_PACKED, QKV_PACKED
-from flashtrain_kernels.masks.plan import Plan, build_plan_reference
 from flashtrain_kernels.options import Options, pack, unpack
 
+pytestmark = pytest.mark.usefixtures("through_the_operators")
 B, S, H, K, D = 2, 18, 4, 2, 8
 BLOCKS = (16,) * 6
 CASE = Case(1, 9, 9, 4, 2, 8, "causal")
-
-
-@pytest.fixture(autouse=True)
-def through_the_operators():
-    torch._dynamo.reset()
-    with dispatch.force("reference"):
-        yield
-
-
-def planned(mask):
-    tables = build_plan_reference(mask.queries, mask.keys, mask.seqlen_k, list(BLOCKS))
-    return mask._replace(plan=Plan(*tables, BLOCKS))
 
 
 def documents(rows=B, length=S):
@@ -54,7 +42,7 @@ OPTIONS = {
     },
     "mask": lambda: {"mask": documents(), "softcap": 2.0},
     "planned mask and bias": lambda: {
-        "mask": planned(documents(1)),
+        "mask": documents(1).planned_for(BLOCKS),
         "bias": torch.randn(1, H, S, S, requires_grad=True),
     },
     "block mask": lambda: {"mask": block_mask(), "right": 0},
@@ -64,7 +52,7 @@ OPTIONS = {
         "seed": torch.tensor([3, 1, 2]),
         "softcap": 2.0,
         "alibi_slopes": torch.rand(H),
-        "mask": planned(shuffled()),
+        "mask": shuffled().planned_for(BLOCKS),
     },
 }
 SHAPES = {

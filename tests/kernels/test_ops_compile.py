@@ -5,18 +5,10 @@ import torch
 from attention_cases import Case, assert_close, ours, run
 
 import flashtrain_kernels as fk
-from flashtrain_kernels import dispatch, masks, ops
+from flashtrain_kernels import masks, ops
 from flashtrain_kernels.environment import constant
-from flashtrain_kernels.masks.plan import Plan, build_plan_reference
 
-BLOCKS = (16,) * 6
-
-
-@pytest.fixture(autouse=True)
-def through_the_operators():
-    torch._dynamo.reset()
-    with dispatch.force("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("through_the_operators")
 
 
 def trained(attention, inputs, *others):
@@ -72,7 +64,7 @@ def test_one_graph_for_any_lengths_of_packed_inputs(packing):
 def test_one_graph_for_any_lengths_of_packed_sequences():
     def attend(q, k, v, cu_seqlens, longest):
         return fk.flash_attn_varlen_func(
-            q, k, v, cu_seqlens, cu_seqlens, longest, longest, causal=True, return_lse=True
+            q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.2, causal=True, dropout_seed=7, return_lse=True
         )
 
     calls = []
@@ -95,9 +87,7 @@ def test_one_graph_for_masks_of_any_length_with_a_bias_that_has_a_gradient(kind)
     for seqlen in LONG:
         mask = masks.document(torch.arange(seqlen).expand(2, seqlen) // 5, causal=True)
         if kind != "documents":
-            mask = mask.select(torch.arange(seqlen).flip(0), torch.arange(seqlen))
-            tables = build_plan_reference(mask.queries, mask.keys, seqlen, list(BLOCKS))
-            mask = mask._replace(plan=Plan(*tables, BLOCKS))
+            mask = mask.select(torch.arange(seqlen).flip(0), torch.arange(seqlen)).planned_for((16,) * 6)
         calls.append((Case(2, seqlen, seqlen, 4, 2, 8, bias=(1, 0, 0, 0)).inputs(torch.float32), (mask,)))
     assert_one_compilation_serves(attend, calls)
 

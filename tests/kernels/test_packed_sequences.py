@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from child_process import assert_passes_in_the_interpreter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_formula import sequence_pairs
@@ -139,10 +138,10 @@ def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_onc
         assert (head_place, walk.item_tile) == (0, item)
         real = max(0, min(128, walk.bounds.seqlen_k - first_key))
         stored[walk.keys_at + first_key : walk.keys_at + first_key + real] += 1
-        steps, member, _ = first_step(walk, 0, 1, 1)
+        steps, member, _ = first_step(walk, choices)
         assert steps == 0 or real > 0
         for i in range(steps):
-            tile, masked = tile_of(i, member, walk, 0, 1)
+            tile, masked = tile_of(i, member, walk, choices)
             first, queries = of_tile[tile]  # else what is loaded and what the workspaces hold were apart
             assert walk.queries_at + tile * 64 == first
             key = first_key + np.arange(128)[:, None]
@@ -195,11 +194,6 @@ def test_nothing_that_cu_seqlens_holds_makes_a_kernel_write_elsewhere(given_q, s
         assert key >= 0
         assert query + own.seqlen_q <= total
         assert key + own.seqlen_k <= total
-
-
-@pytest.mark.slow
-def test_gradients_computed_again_because_of_a_nan_are_right():
-    assert_passes_in_the_interpreter("interpreter_packed_cases.py")
 
 
 # Which calls go by boundaries, and that all around the kernels understands them: by the reference, on a CPU.

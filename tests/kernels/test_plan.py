@@ -1,10 +1,7 @@
 """Plans: every visible pair visited once, nothing needless where tokens are in order, on every implementation."""
 
-import importlib.util
-
 import pytest
 import torch
-from child_process import assert_passes_in_the_interpreter, compiled_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_cases import TWELVE
@@ -14,23 +11,6 @@ from plan_checks import BLOCKS, ORDERS, check_plan, listed, planned_masks
 from flashtrain_kernels import dispatch, masks
 from flashtrain_kernels.backends.portable import tile_table
 from flashtrain_kernels.masks.plan import PLAN
-
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-
-
-@pytest.mark.interpreter
-@needs_triton
-def test_triton_builds_the_same_plans_in_the_interpreter():
-    assert_passes_in_the_interpreter("interpreter_plan_cases.py")
-
-
-@needs_triton
-@pytest.mark.slow
-def test_the_plans_kernels_compile_without_spilling_registers():
-    rows = compiled_rows("plan_compile_cases.py", "80", "90", "100")
-    assert len(rows) == 3 * 6
-    assert [row for row in rows if row["spills"]] == []
-    assert max(row["shared"] for row in rows) <= 48 * 1024
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -1,7 +1,7 @@
-"""The Triton kernels without a GPU: computed in Triton's interpreter, and compiled ahead of time for three
-generations."""
+"""The Triton kernels without a GPU: computed in Triton's interpreter, and compiled ahead of time."""
 
 import importlib.util
+from collections import Counter
 
 import pytest
 from child_process import assert_passes_in_the_interpreter, compiled_rows
@@ -9,11 +9,23 @@ from child_process import assert_passes_in_the_interpreter, compiled_rows
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-# In parts, because together they are slow on a slow machine.
+# The features in parts, because together they are slow on a slow machine.
 @pytest.mark.interpreter
-@pytest.mark.parametrize("part", [pytest.param("every_two", marks=pytest.mark.slow), "every_feature", "not every"])
-def test_the_kernels_equal_the_reference_in_the_interpreter(part):
-    assert_passes_in_the_interpreter("interpreter_cases.py", "-k", part)
+@pytest.mark.parametrize(
+    ("cases", "part"),
+    [
+        pytest.param("interpreter_cases", "every_two", marks=pytest.mark.slow),
+        ("interpreter_cases", "every_feature"),
+        ("interpreter_cases", "not every"),
+        ("interpreter_hopper_cases", ""),
+        ("interpreter_kvcache_cases", ""),
+        pytest.param("interpreter_packed_cases", "", marks=pytest.mark.slow),
+        ("interpreter_small_cases", ""),
+        ("launch_cache_cases", ""),
+    ],
+)
+def test_the_kernels_are_right_in_the_interpreter(cases, part):
+    assert_passes_in_the_interpreter(f"{cases}.py", "-k", part)
 
 
 # Compiling all that is compiled for sm_90 takes two minutes of a core. For other GPUs .ci/run compiles them, with two
@@ -24,3 +36,12 @@ def test_the_tables_tiles_compile_without_spills_within_shared_memory_and_with_t
     assert [row for row in rows if row["faults"]] == []
     assert {row["kernel"] for row in rows} == {"forward", "dkdv", "dq", "rows", "both", "dbias"}
     assert all(row["wgmma"] for row in rows if row["kernel"] != "rows")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_small_kernels_compile_without_spills_within_any_gpus_shared_memory(capability):
+    rows = compiled_rows("small_compile_cases.py", str(capability))
+    assert Counter(row["kernel"] for row in rows) == {"plans": 6, "masks": 18, "losses": 4, "caches": 12}
+    limit = {"plans": 48 * 1024, "masks": 48 * 1024, "losses": 48 * 1024, "caches": 101_376}
+    assert [row for row in rows if row["spills"] or row["shared"] > limit[row["kernel"]]] == []

@@ -6,16 +6,12 @@ from torch.func import grad, jacrev, vmap
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch, masks
-from flashtrain_kernels.masks.plan import PLAN, Plan, build_plan_reference
+from flashtrain_kernels.masks.plan import PLAN
 
 N, B, S, H, K, D = 3, 2, 21, 4, 2, 4  # N samples
 BLOCKS = (16,) * 6
 
-
-@pytest.fixture(autouse=True)
-def through_the_operators():
-    with dispatch.force("reference"):
-        yield
+pytestmark = pytest.mark.usefixtures("through_the_operators")
 
 
 def draw(*shape, seed=0):
@@ -66,10 +62,6 @@ def documents(rows):
     return masks.document(torch.arange(S).expand(rows, S) // torch.tensor([[5], [8]])[:rows], causal=True)
 
 
-def planned(mask):
-    return mask._replace(plan=Plan(*build_plan_reference(mask.queries, mask.keys, S, BLOCKS), BLOCKS))
-
-
 def shuffled(rows):
     order = torch.randperm(S, generator=torch.Generator().manual_seed(0))
     return documents(rows).select(order, order.flip(0))
@@ -84,7 +76,7 @@ SHARED = {
     "window and softcap": lambda: {"window_size": (4, 0), "softcap": 1.5},
     "slopes of rows and heads": lambda: {"alibi_slopes": torch.rand(B, H)},
     "mask of each row": lambda: {"mask": documents(B)},
-    "mask with key positions of each row": lambda: {"mask": planned(shuffled(B))},
+    "mask with key positions of each row": lambda: {"mask": shuffled(B).planned_for(BLOCKS)},
     "block mask of each row": lambda: {"mask": block_mask(B, H), "causal": True},
     "dropout": lambda: {"dropout_p": 0.3, "dropout_seed": 5},
 }
@@ -234,7 +226,7 @@ def test_dropout_without_a_seed_goes_by_the_randomness_of_vmap():
 
 def test_torch_compile_of_per_sample_gradients():
     bias = draw(H, S, S)
-    mask = planned(documents(B))
+    mask = documents(B).planned_for(BLOCKS)
     transformed = vmap(
         grad(lambda q, k, v, bias: both(fk.flash_attn_func, q, k, v, bias=bias, mask=mask), argnums=(0, 1, 2, 3)),
         (0, 0, 0, None),

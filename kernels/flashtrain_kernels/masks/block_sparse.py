@@ -117,7 +117,7 @@ def block_mask(
     right = shift if causal else None if window_size[1] < 0 else shift + window_size[1]
     if blocks.dim() == 3:
         blocks = blocks[None]
-    visible, whole = _in_band(blocks.shape[2:], (size_q, size_k), seqlen_q, seqlen_k, left, right, blocks.device)
+    visible, whole = _in_band(blocks, (size_q, size_k), seqlen_q, seqlen_k, left, right)
     by_queries, by_keys = _Lists(), _Lists()
     for head in blocks.flatten(0, 1):  # one at a time: a list of indices takes more memory than the pattern
         seen = head & visible
@@ -129,18 +129,12 @@ def block_mask(
 
 
 def _in_band(
-    counts: torch.Size,
-    block_size: tuple[int, int],
-    seqlen_q: int,
-    seqlen_k: int,
-    left: int | None,
-    right: int | None,
-    device: torch.device,
+    blocks: Tensor, size: tuple[int, int], seqlen_q: int, seqlen_k: int, left: int | None, right: int | None
 ) -> tuple[Tensor, Tensor]:
     """(nq, nk) bool twice: has the block a pair in the band, and is it whole, inside the band and inside Sq and Sk?"""
-    first_query = (torch.arange(counts[0], device=device) * block_size[0])[:, None]
-    first_key = (torch.arange(counts[1], device=device) * block_size[1])[None, :]
-    last_query, last_key = first_query + block_size[0] - 1, first_key + block_size[1] - 1
+    first_query = (torch.arange(blocks.shape[2], device=blocks.device) * size[0])[:, None]
+    first_key = (torch.arange(blocks.shape[3], device=blocks.device) * size[1])[None, :]
+    last_query, last_key = first_query + size[0] - 1, first_key + size[1] - 1
     whole = (last_query < seqlen_q) & (last_key < seqlen_k)
     last_query, last_key = last_query.clamp(max=seqlen_q - 1), last_key.clamp(max=seqlen_k - 1)
     # key - query takes every value from lowest to highest somewhere in the block.

@@ -34,14 +34,12 @@ for _name, _schema in SCHEMAS.items():
 _operators = torch.ops.flashtrain_kernels
 
 
-def bounds_of_ids(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """(start, end), (B, S) int32 each, of the runs of equal numbers in a row. ids: (B, S) of any integer dtype."""
-    return _operators.bounds_of_ids(ids)
-
-
-def bounds_of_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """(start, end), (1, total) int32 each, of the sequence of each token; both 0 for a token in none."""
-    return _operators.bounds_of_cu_seqlens(cu_seqlens, total)
+# (start, end), (B, S) int32 each, of the runs of equal numbers in a row of ids (B, S) of any integer dtype.
+bounds_of_ids = _operators.bounds_of_ids.default
+# (start, end), (1, total) int32 each, of the sequence of each token; both 0 for a token in none.
+bounds_of_cu_seqlens = _operators.bounds_of_cu_seqlens.default
+# Mask.queries of sequences packed into one row, under a window aligned bottom-right within each sequence.
+packed_rows = _operators.packed_rows.default
 
 
 def document_rows(
@@ -63,13 +61,6 @@ def document_rows(
     CAUSAL_GLOBAL). count: of global tokens, or tokens a block (BLOCKS).
     """
     return _operators.document_rows(kind, start, end, first, past, prefix, left, right, count)
-
-
-def packed_rows(
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, total_q: int, total_k: int, left: int, right: int
-) -> Tensor:
-    """Mask.queries of sequences packed into one row, under a window aligned bottom-right within each sequence."""
-    return _operators.packed_rows(cu_seqlens_q, cu_seqlens_k, total_q, total_k, left, right)
 
 
 def a_call_for_each_sample(call: Callable, samples: int, in_dims: Sequence[Any], inputs: Sequence[Any]) -> tuple:

@@ -41,10 +41,7 @@ def _assembly() -> str:
         steps = rows - columns
         if steps:
             lines.append(f"{'add' if steps > 0 else 'sub'}.f32 far, first, by{abs(steps)};")
-        lines += [
-            f"abs.f32 size, {'far' if steps else 'first'};",
-            f"fma.rn.f32 ${place}, size, ${sign}, ${8 + place};",
-        ]
+        lines += [f"abs.f32 size, {'far' if steps else 'first'};", f"fma.rn.f32 ${place}, size, ${sign}, ${8 + place};"]
     return "\n".join([*lines, "}"])
 
 

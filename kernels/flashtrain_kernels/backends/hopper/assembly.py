@@ -40,7 +40,7 @@ def exp2_few(x):
 # b tanh(a s) - m of 16 products s, with as few instructions as there can be. Up to a s = 0.5, where scores mostly are,
 # by s times a polynomial (minimax) of four terms in d = (0.5 / a)^2 - s^2, whose sign says which way to go: what is
 # slow, exp2 and reciprocal, is not used. Where one of a warp's numbers is larger, by 1 - 2 / (1 + e^2x), which is exact
-# at both ends. Both are within 3e-7 b; tests/kernels/test_hopper_tanh.py computes them. a, b and m are in the
+# at both ends. Both are within 3e-7 b; tests/kernels/test_hopper_ptx.py computes them. a, b and m are in the
 # coefficients, which the host computes.
 CAPPED_BOUND = 0.5
 _COEFFICIENTS = [0.9242340591251537, 0.2756131645768112, 0.09892209397347329, 0.04337248314201259]

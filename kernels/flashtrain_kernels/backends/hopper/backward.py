@@ -12,15 +12,7 @@ from torch import Tensor
 from ...masks import BlockMask, Mask, Sequences
 from ...options import Options
 from .. import Call, Gradients
-from ..portable.launch import (
-    Launch,
-    ceil_div,
-    features_of,
-    mask_arguments,
-    multiprocessors,
-    strides_of,
-    table_of,
-)
+from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, multiprocessors, strides_of, table_of
 from ..portable.tile_table import width_of
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel

@@ -153,7 +153,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         dk = gl.zeros([HALF, D], gl.float32, mma)
         dv = gl.zeros([HALF, D], gl.float32, mma)
         keys = keys_of_item(walk, masks, first_key, WG, C, mma)
-        count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+        count, member, tiles = first_step(walk, C)
         slope, threshold, draws = changes_of_item(keys, walk, masks, head_place, call, notes, C)
         if count > 0:
             i = 0
@@ -167,7 +167,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma))
             signal(BETWEEN + 2 * (1 - WG) + 1)
             for j in range(count):
-                tile, masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
+                tile, masked = tile_of(i, member, walk, C)
                 q = q_ring.index(stage).reshape([BLOCK_Q, D])
                 do = do_ring.index(stage).reshape([BLOCK_Q, D])
                 rows = row_ring.index(stage)
@@ -215,7 +215,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     add_directly(dq_here, dq, j > 0, PART)
                     place = ((head_place + member) * call.query_tiles + tile).to(gl.int64)
                     dq_here = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
-                i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
+                i, member, tiles = next_step(i, member, tiles, walk, C)
                 dv, s = warpgroup_mma_wait(1, deps=[dv, s])
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index((count + 1) & 1).slice(WG * PART, PART, dim=1)
@@ -261,7 +261,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
 
     mbarrier.wait(kv_full.index(0), 0)
     keys = keys_of_item(walk, masks, first_key, WG, C, mma)
-    count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    count, member, tiles = first_step(walk, C)
     slope, threshold, draws = changes_of_item(keys, walk, masks, head_place, call, notes, C)
     if count > 0:
         i = 0
@@ -280,7 +280,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         row = 0
         for j in range(count):
             never = j >> 30
-            tile, masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
+            tile, masked = tile_of(i, member, walk, C)
             q = q_ring.index(stage).reshape([BLOCK_Q, D])
             do = do_ring.index(j & 1).reshape([BLOCK_Q, D])
             rows = row_ring.index(stage)
@@ -338,7 +338,7 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             row = place
             last = slot
             slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
-            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
+            i, member, tiles = next_step(i, member, tiles, walk, C)
         if C.late:
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index(last)

@@ -94,7 +94,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
 
     mbarrier.wait(kv_full.index(0), 0)
     key = first_key + gl.arange(0, HALF, layout=gl.SliceLayout(1, mma))[:, None]
-    count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    count, member, tiles = first_step(walk, C)
     if count > 0:
         i = 0
         before = (head_place * call.query_tiles).to(gl.int64) * (BLOCK_Q * D)
@@ -105,7 +105,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
         for j in range(count):
             never = j >> 30
             slot = j & 1
-            tile, masked = tile_of(i, member, walk, C.kind, C.tiles)
+            tile, masked = tile_of(i, member, walk, C)
             s = exponent(s, row_ring.index(slot), call, C)
             if masked:
                 s = hide(s, tile, key, key, walk.bounds, masks, C, mma)
@@ -137,7 +137,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             release(RING + C.stages + slot, j + 2 < count)
             add_directly(target + before + QUARTER * BLOCK_Q, dq, j > 0, BLOCK_Q)
             before = ((head_place + member) * call.query_tiles + tile).to(gl.int64) * (BLOCK_Q * D)
-            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+            i, member, tiles = next_step(i, member, tiles, walk, C)
         last = (count - 1) & 1
         await_signal(GRADIENT + last)
         for part in gl.static_range(2):
@@ -166,7 +166,7 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
     ordered: gl.constexpr = in_register_order(zero_s, BLOCK_Q).type.layout
 
     mbarrier.wait(kv_full.index(0), 0)
-    count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    count, member, tiles = first_step(walk, C)
     if count > 0:
         i = 0
         mbarrier.wait(do_full.index(0), 0)
@@ -176,7 +176,7 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
         for j in range(count):
             never = j >> 30
             slot = j & 1
-            tile, _masked = tile_of(i, member, walk, C.kind, C.tiles)
+            tile, _masked = tile_of(i, member, walk, C)
             place = ((head_place + member) * call.query_tiles + tile).to(gl.int64) * (BLOCK_Q * D)
             mbarrier.wait(q_full.index(slot), (j >> 1) & 1)
             delta = row_ring.index(slot).slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, mma))
@@ -206,7 +206,7 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
             dk, dq = warpgroup_mma_wait(0, deps=[dk, dq])
             release(RING + slot, j + 2 < count)
             add_directly(target + place + 3 * QUARTER * BLOCK_Q, dq, opaque(j) >= 0, BLOCK_Q)
-            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group)
+            i, member, tiles = next_step(i, member, tiles, walk, C)
     meet()
     if C.left or C.right:
         _flag(_has_nan(dk), call, notes, C)

@@ -69,11 +69,11 @@ def add_in_order(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexp
     own = call.flags + (2 * call.key_tiles * call.all_heads + 1 + WG)
     own += 2 * counter_of(first_key, walk, head_place, call, C)
     behind = steps_behind(walk, first_key, C)
-    count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+    count, member, tiles = first_step(walk, C)
     known = 0
     i = 0
     for j in range(count):
-        tile, _masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
+        tile, _masked = tile_of(i, member, walk, C)
         place = (head_place + member) * call.query_tiles + tile
         mbarrier.wait(notes.index(BARRIERS + WG), j & 1)
         known = _await_steps(own - 2, j + 1 - behind, known)
@@ -82,4 +82,4 @@ def add_in_order(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexp
         mbarrier.arrive(notes.index(BARRIERS + 2 + WG), count=1)
         stores_done()
         _count(own, j + 1)
-        i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
+        i, member, tiles = next_step(i, member, tiles, walk, C)

@@ -79,10 +79,10 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         load_tile(k_desc, [batch, key, first_head // C.group, 0], full, k_smem.index(pair))
         load_tile(v_desc, [batch, key, first_head // C.group, 0], full, v_smem.index(pair))
         turn += 1  # noqa: SIM113 - no enumerate() in a kernel
-        count, member, tiles = first_step(walk, C.kind, C.tiles, C.group)
+        count, member, tiles = first_step(walk, C)
         i = 0
         for _ in range(count):
-            tile, _masked = tile_of(i, member, walk, C.kind, C.tiles, C.deterministic)
+            tile, _masked = tile_of(i, member, walk, C)
             head = first_head + member
             place = (head_place + member) * call.query_tiles + tile
             await_release(RING + stage, step >= C.stages)
@@ -101,7 +101,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
             load_tile(do_desc, [batch, query, head, 0], full, do_ring.index(slot))
             stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
             step += 1
-            i, member, tiles = next_step(i, member, tiles, walk, C.kind, C.tiles, C.group, C.deterministic)
+            i, member, tiles = next_step(i, member, tiles, walk, C)
     if D == 64:
         STAGES: gl.constexpr = C.stages
         for left in gl.static_range(STAGES):  # every release must have been awaited

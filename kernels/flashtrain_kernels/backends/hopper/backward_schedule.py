@@ -119,33 +119,33 @@ def band_tiles(
 
 
 @gluon.jit
-def tile_count(member, walk, KIND: gl.constexpr, TILES: gl.constexpr):
+def tile_count(member, walk, C: gl.constexpr):
     """How many tiles of queries a head of the group visits."""
     row = walk.row
-    if KIND == BAND:
+    if C.kind == BAND:
         count = walk.reach.past - walk.reach.first
-    elif KIND == PLAN:
+    elif C.kind == PLAN:
         count = gl.load(row) + gl.load(row + 8)
     else:
         begin = member * walk.stride_head
-        count = ((gl.load(row + begin + 2) - gl.load(row + begin)) * TILES).to(gl.int32)
+        count = ((gl.load(row + begin + 2) - gl.load(row + begin)) * C.tiles).to(gl.int32)
     return count
 
 
 @gluon.jit
-def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr, ORDERED: gl.constexpr = False):
+def tile_of(i, member, walk, C: gl.constexpr):
     """The tile of a head's step i, and whether it needs the mask. See portable/traversal.py for the tables."""
     row = walk.row
-    if KIND == BAND:
+    if C.kind == BAND:
         reach = walk.reach
-        if ORDERED:
+        if C.deterministic:
             # Opaque, as the ends in work_of: else the compiler keeps sums with i in registers that there are not.
             tile = opaque(reach.past - 1 - i)
         else:
             tile = reach.start + i
             tile = gl.where(tile >= reach.past, tile - (reach.past - reach.first), tile)
         masked = (tile < reach.first_full) | (tile >= reach.past_full)
-    elif KIND == PLAN:
+    elif C.kind == PLAN:
         masked_tiles = gl.load(row)
         k = i - masked_tiles
         tile = gl.where(k < gl.load(row + 10), gl.load(row + 9) + k, gl.load(row + 11) + k - gl.load(row + 10))
@@ -157,48 +157,46 @@ def tile_of(i, member, walk, KIND: gl.constexpr, TILES: gl.constexpr, ORDERED: g
     else:
         begin = gl.load(row + member * walk.stride_head)
         split = gl.load(row + member * walk.stride_head + 1)
-        tile = gl.load(walk.blocks + begin + i // TILES) * TILES + i % TILES
-        masked = (i < ((split - begin) * TILES).to(gl.int32)) | walk.tail
+        tile = gl.load(walk.blocks + begin + i // C.tiles) * C.tiles + i % C.tiles
+        masked = (i < ((split - begin) * C.tiles).to(gl.int32)) | walk.tail
     return tile, masked
 
 
 @gluon.jit
-def first_step(walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr):
+def first_step(walk, C: gl.constexpr):
     """How many tiles all heads of the group visit; the first head with any, and how many it visits."""
     member = 0
-    tiles = tile_count(0, walk, KIND, TILES)
-    count = tiles * GROUP
-    if KIND == BLOCKS:
-        for other in range(1, GROUP):
-            count += tile_count(other, walk, KIND, TILES) - tiles
-        while (tiles == 0) & (member < GROUP - 1):
+    tiles = tile_count(0, walk, C)
+    count = tiles * C.group
+    if C.kind == BLOCKS:
+        for other in range(1, C.group):
+            count += tile_count(other, walk, C) - tiles
+        while (tiles == 0) & (member < C.group - 1):
             member += 1
-            tiles = tile_count(member, walk, KIND, TILES)
+            tiles = tile_count(member, walk, C)
     return count, member, tiles
 
 
 @gluon.jit
-def next_step(
-    i, member, tiles, walk, KIND: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constexpr, ORDERED: gl.constexpr = False
-):
-    """ORDERED: a tile's heads follow each other, else a head's tiles."""
-    if ORDERED and GROUP > 1:
+def next_step(i, member, tiles, walk, C: gl.constexpr):
+    """With C.deterministic a tile's heads follow each other, else a head's tiles."""
+    if C.deterministic and C.group > 1:
         member += 1
-        i = gl.where(member == GROUP, i + 1, i)
-        member = gl.where(member == GROUP, 0, member)
+        i = gl.where(member == C.group, i + 1, i)
+        member = gl.where(member == C.group, 0, member)
     else:
         i += 1
-    if GROUP == 1:
+    if C.group == 1:
         i = gl.where(i == tiles, 0, i)  # else the compiler keeps sums with i in registers that there are not
-    if GROUP > 1 and not ORDERED:  # noqa: SIM102 - decided while compiling; while running
+    if C.group > 1 and not C.deterministic:  # noqa: SIM102 - decided while compiling; while running
         if i == tiles:
             i = 0
             member += 1
-            if KIND == BLOCKS:
-                tiles = tile_count(gl.minimum(member, GROUP - 1), walk, KIND, TILES)
-                while (tiles == 0) & (member < GROUP - 1):
+            if C.kind == BLOCKS:
+                tiles = tile_count(gl.minimum(member, C.group - 1), walk, C)
+                while (tiles == 0) & (member < C.group - 1):
                     member += 1
-                    tiles = tile_count(member, walk, KIND, TILES)
+                    tiles = tile_count(member, walk, C)
     return i, member, tiles
 
 

@@ -12,18 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ..portable.dropout_rng import load_stream
 from .alibi import lean, load_slope
-from .assembly import (
-    barrier,
-    capped,
-    exp2,
-    exp2_few,
-    log2,
-    packed,
-    reciprocal,
-    stay,
-    stores_done,
-    unpacked,
-)
+from .assembly import barrier, capped, exp2, exp2_few, log2, packed, reciprocal, stay, stores_done, unpacked
 from .dropout_rng import drop, first_round, keep_scale
 from .forward_masks import hide, origin, pieces_of, place
 from .forward_recompute_nonfinite import attend_again, rows_of

@@ -134,11 +134,9 @@ VARIANTS: dict[Key, dict[str, dict[str, Any]]] = {
         "rich": {"forward": Tile(64, 32, 8, 2), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 2)},
     },
     ("sm_80", 16, 64): {
-        "rich": {"forward": Tile(128, 32, 8, 3), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 3)},
+        "rich": {"forward": Tile(128, 32, 8, 3), "dkdv": Tile(32, 128, 8, 2), "dq": Tile(64, 32, 4, 3)}
     },
-    ("sm_80", 16, 128): {
-        "rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)},
-    },
+    ("sm_80", 16, 128): {"rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)}},
 }
 SHORT = 1024
 # Where an architecture has no row of its own it borrows this one's.
@@ -148,26 +146,12 @@ _INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
 # compiling ahead of time (tests/kernels/compile_cases.py) and never timed: OLDEST for 3.6, NEWEST from 3.9 on.
 # key -> kind of call ("plain": any) -> what to replace: tiles, as Tile has them.
 OLDEST: dict[Key, dict[str, dict[str, Any]]] = {
-    ("sm_90", 16, 64): {
-        "scattered": {"dkdv": (32, 64, 4, 3)},
-    },
-    ("sm_90", 16, 128): {
-        "permuted": {"forward": (64, 64, 8, 3)},
-    },
-    ("sm_100", 16, 64): {
-        "rich": {"dq": (64, 64, 8, 2)},
-    },
-    ("sm_100", 16, 128): {
-        "plain": {"dq": (128, 64, 8, 2, 255)},
-        "rich": {"forward": (64, 32, 8, 2, 255)},
-    },
-    ("sm_80", 16, 64): {
-        "grouped": {"dkdv": (32, 128, 8, 1)},
-        "rich": {"dkdv": (32, 128, 8, 1)},
-    },
-    ("sm_80", 16, 128): {
-        "rich": {"dkdv": (16, 32, 8, 2)},
-    },
+    ("sm_90", 16, 64): {"scattered": {"dkdv": (32, 64, 4, 3)}},
+    ("sm_90", 16, 128): {"permuted": {"forward": (64, 64, 8, 3)}},
+    ("sm_100", 16, 64): {"rich": {"dq": (64, 64, 8, 2)}},
+    ("sm_100", 16, 128): {"plain": {"dq": (128, 64, 8, 2, 255)}, "rich": {"forward": (64, 32, 8, 2, 255)}},
+    ("sm_80", 16, 64): {"grouped": {"dkdv": (32, 128, 8, 1)}, "rich": {"dkdv": (32, 128, 8, 1)}},
+    ("sm_80", 16, 128): {"rich": {"dkdv": (16, 32, 8, 2)}},
 }
 NEWEST: dict[Key, dict[str, dict[str, Any]]] = {
     ("sm_90", 16, 64): {
@@ -185,9 +169,7 @@ NEWEST: dict[Key, dict[str, dict[str, Any]]] = {
         "grouped": {"dkdv": (32, 64, 4, 3, 255)},
         "rich": {"dkdv": (32, 64, 8, 2, 255), "dq": (64, 64, 4, 1)},
     },
-    ("sm_80", 16, 64): {
-        "scattered": {"dq": (64, 64, 4, 1)},
-    },
+    ("sm_80", 16, 64): {"scattered": {"dq": (64, 64, 4, 1)}},
 }
 
 

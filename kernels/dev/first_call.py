@@ -1,15 +1,16 @@
 """Seconds of a process's first attention call, every kernel's compilation included, printed as JSON.
 
-Run as a program on a GPU: python first_call_cases.py [head dimensions]. Each row is a process of its own with an empty
-cache of Triton's; what importing torch and Triton takes is not counted.
+    python kernels/dev/first_call.py [head dimensions]
+
+Each row is a process of its own with an empty cache of Triton's; what importing torch and Triton takes is not counted.
 """
 
 import json
+import os
+import subprocess
 import sys
 import tempfile
 from typing import Any
-
-from child_process import child
 
 CHILD = """
 import json, sys, time
@@ -42,7 +43,8 @@ print(json.dumps({
 def first_call(head_dim: int, mask: str) -> dict[str, Any]:
     """One row: seconds of the first forward, the first backward and a later pair, and of each kernel's compilation."""
     with tempfile.TemporaryDirectory() as empty:
-        done = child("-c", CHILD, str(head_dim), mask, TRITON_CACHE_DIR=empty)
+        command, cache = (sys.executable, "-c", CHILD, str(head_dim), mask), {"TRITON_CACHE_DIR": empty}
+        done = subprocess.run(command, env=os.environ | cache, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-4000:])
     return json.loads(done.stdout)
