@@ -39,6 +39,9 @@ from .packing import Packing, check_boundaries, check_packing
 from .torch_attention import attention_by_torch
 
 Result = Tensor | tuple[Tensor, ...]
+# Calls that were checked and found right, and the pass that each is.
+_CHECKED: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
+_KINDS = {float, int, bool, type(None)}
 
 
 class Requested(NamedTuple):
@@ -57,11 +60,6 @@ class Requested(NamedTuple):
     dropout_seed: int | Tensor | None = None
     return_lse: bool = False
     learnable_sink: Tensor | None = None
-
-
-# Calls that were checked and found right, and the pass that each is.
-_CHECKED: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
-_KINDS = {float, int, bool, type(None)}
 
 
 def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packing: Packing | None = None) -> Result:

@@ -16,6 +16,7 @@ from .options import Packed
 # operator its backward one.
 COMPUTES: dict[Any, Callable] = {}
 BACKWARD_OF: dict[Any, Any] = {}
+_numbers = itertools.count()
 
 
 class Pass:
@@ -51,7 +52,6 @@ class Pass:
         return self.function(*self.filled(tensors))
 
 
-_numbers = itertools.count()
 _PASSES: Bounded[tuple[Any, ...], Pass] = Bounded(4096)
 _KNOWN: Bounded[tuple[Any, ...], CachedLaunches | str] = Bounded(4096)  # by signature; a recording takes some 20 KB
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+_Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
+
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, at every call
 class Form:
@@ -33,7 +35,6 @@ class Form:
         return out.squeeze(0), None if lse is None else lse.squeeze(0)
 
 
-_Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
 BATCH = Form({"q": _Q, "k": "(B, Sk, K, D)", "v": "(B, Sk, K, D)"})
 KV_PACKED = Form({"q": _Q, "kv": "(B, Sk, 2, K, D)"})
 QKV_PACKED = Form({"qkv": "(B, S, 3, H, D)"})

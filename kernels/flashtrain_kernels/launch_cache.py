@@ -18,6 +18,7 @@ from . import environment
 
 _APART = 512  # bytes between workspaces, as between torch's own allocations
 _PLAIN = (Tensor, torch.nn.Parameter)
+_active = threading.local()
 
 
 def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
@@ -121,9 +122,6 @@ class Recorder(TorchDispatchMode):
         if known is None:
             raise _RefusedError(x)
         return known
-
-
-_active = threading.local()
 
 
 def recorder() -> Recorder | None:

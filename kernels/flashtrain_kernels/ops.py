@@ -26,6 +26,8 @@ from .masks.operators import SCHEMAS
 from .masks.plan import build_plan_reference
 from .options import SCHEMA, Options, Packed, pack, unpack
 
+_DEVICES = ("cpu", "cuda")
+
 
 def backend_for(call: Call, direction: Direction) -> Backend:
     """The kernels that run a pass of a call: the first that serve it."""
@@ -76,9 +78,6 @@ def check_interpreter(dtype: torch.dtype) -> None:
         raise ValueError(
             "Triton's interpreter multiplies bfloat16 wrongly: use float16 or float32 with TRITON_INTERPRET=1"
         )
-
-
-_DEVICES = ("cpu", "cuda")
 
 
 def _run(operator: Any, inputs: tuple) -> Any:

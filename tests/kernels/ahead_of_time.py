@@ -6,9 +6,12 @@ CPU can check.
 
 import contextlib
 import io
+import json
 import re
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,16 @@ def compile_gluon_launch(launch: Launch) -> tuple[Compiled, str]:
 def serialised(said: str) -> bool:
     """Does ptxas say that it had to serialise wgmma (C7510 to C7514)?"""
     return bool(re.search(r"C75\d\d", said))
+
+
+def report(rows: Iterable[dict[str, Any]], strict: bool) -> None:
+    """Print rows as JSON; where strict, fail at the end if any has faults."""
+    wrong = 0
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        wrong += bool(row["faults"])
+    if strict and wrong:
+        sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
 
 
 def _compiled(source_type: Any, launch: Launch, capability: int) -> Any:

@@ -9,15 +9,12 @@ B batch, S sequence, H query heads, K key/value heads (H / group), D head dimens
 
 import argparse
 import itertools
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-import triton
-from ahead_of_time import compile_launch, empty
+from ahead_of_time import compile_launch, empty, report
 
 from flashtrain_kernels.backends import Call, Gradients
 from flashtrain_kernels.backends.portable import tile_table
@@ -56,15 +53,10 @@ FEATURES = {
     "dropout": Options(0.125, right=0, dropout_p=0.1, seed=empty(3, dtype=torch.int64)),
     "intervals, dropout": Options(0.125, mask=intervals(1), dropout_p=0.1, seed=empty(3, dtype=torch.int64)),
     "everything": Options(
-        0.125,
-        softcap=30.0,
-        dropout_p=0.1,
-        bias=empty(1, H, S, S, dtype=torch.bfloat16),
-        alibi_slopes=empty(H, dtype=torch.float32),
-        seed=empty(3, dtype=torch.int64),
-        mask=intervals(2),
+        0.125, softcap=30.0, dropout_p=0.1, bias=empty(1, H, S, S, dtype=torch.bfloat16),
+        alibi_slopes=empty(H, dtype=torch.float32), seed=empty(3, dtype=torch.int64), mask=intervals(2),
     ),
-}
+}  # fmt: skip
 
 
 Case = tuple[str, int, int]  # feature, D, group
@@ -161,15 +153,9 @@ def main() -> None:
     parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
     parser.add_argument("--spills", type=int, default=0, help="spill instructions a kernel that are no fault")
     chosen = parser.parse_args()
-    wrong, cases = 0, CASES[chosen.cases]
-    cases = cases if chosen.half is None else cases[chosen.half :: 2]
-    for capability in chosen.capabilities:
-        for row in compiled_rows(capability, cases):
-            row["faults"] = faults(row, chosen.spills)
-            print(json.dumps(row), flush=True)
-            wrong += bool(row["faults"])
-    if chosen.strict and wrong:
-        sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
+    cases = CASES[chosen.cases] if chosen.half is None else CASES[chosen.cases][chosen.half :: 2]
+    rows = (row for capability in chosen.capabilities for row in compiled_rows(capability, cases))
+    report((row | {"faults": faults(row, chosen.spills)} for row in rows), chosen.strict)
 
 
 if __name__ == "__main__":

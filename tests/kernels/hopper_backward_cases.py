@@ -27,15 +27,9 @@ FEATURES = (
     "alibi packed full",
 )  # fmt: skip
 GROUPS = {
-    "dropout causal": (4,),
-    "alibi causal": (4,),
-    "full": (1, 4),
-    "causal": (1, 4),
-    "deterministic": (1, 4),
-    "blocks": (1, 2),
-    "intervals": (1, 2),
-    "packed": (1, 4),
-}
+    "dropout causal": (4,), "alibi causal": (4,), "full": (1, 4), "causal": (1, 4), "deterministic": (1, 4),
+    "blocks": (1, 2), "intervals": (1, 2), "packed": (1, 4),
+}  # fmt: skip
 
 
 def requested(feature: str) -> Options:

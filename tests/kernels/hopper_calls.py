@@ -4,15 +4,12 @@ B batch, H query heads.
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
-import triton
-from ahead_of_time import Compiled, empty, serialised
+from ahead_of_time import Compiled, empty, report, serialised
 
 from flashtrain_kernels.backends.hopper import backward, forward_tiles
 from flashtrain_kernels.masks import Mask, Plan, Sequences
@@ -91,11 +88,11 @@ def main(
     parser = argparse.ArgumentParser()
     parser.add_argument("features", nargs="*", default=list(dict.fromkeys(features)))
     parser.add_argument("--strict", action="store_true", help="fail where a row has faults")
-    chosen, wrong = parser.parse_args(), 0
-    for row in rows(chosen.features):
-        case = row["feature"], row["head_dim"]
-        row["faults"] = faults(row, spills.get(case, 0), in_loops.get(case, 0))
-        print(json.dumps(row), flush=True)
-        wrong += bool(row["faults"])
-    if chosen.strict and wrong:
-        sys.exit(f"{wrong} kernels have faults under triton {triton.__version__}")
+    chosen = parser.parse_args()
+
+    def judged() -> Iterator[dict[str, Any]]:
+        for row in rows(chosen.features):
+            case = row["feature"], row["head_dim"]
+            yield row | {"faults": faults(row, spills.get(case, 0), in_loops.get(case, 0))}
+
+    report(judged(), chosen.strict)

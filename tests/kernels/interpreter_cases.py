@@ -35,17 +35,11 @@ def unwritten_memory_is_nan(monkeypatch):
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
 SHAPES = [
-    Case(1, 1, 1, 1, 1, 16),
-    Case(1, 1, 65, 2, 1, 16, "causal"),
-    Case(2, 63, 63, 2, 2, 16, "causal"),
-    Case(1, 63, 127, 3, 1, 16, "causal"),
-    Case(1, 127, 63, 1, 1, 16, "causal"),
-    Case(1, 127, 63, 1, 1, 16, "window"),
-    Case(1, 65, 1, 2, 2, 16, "causal"),
-    Case(1, 65, 65, 1, 1, 80, "causal"),
-    Case(1, 17, 33, 1, 1, 1),
+    Case(1, 1, 1, 1, 1, 16), Case(1, 1, 65, 2, 1, 16, "causal"), Case(2, 63, 63, 2, 2, 16, "causal"),
+    Case(1, 63, 127, 3, 1, 16, "causal"), Case(1, 127, 63, 1, 1, 16, "causal"), Case(1, 127, 63, 1, 1, 16, "window"),
+    Case(1, 65, 1, 2, 2, 16, "causal"), Case(1, 65, 65, 1, 1, 80, "causal"), Case(1, 17, 33, 1, 1, 1),
     Case(1, 33, 33, 1, 1, 200, "causal"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("tile", "together"), [(SMALL, True), (WIDE, False)], ids=["32x16", "16x32"])
@@ -72,16 +66,17 @@ def test_any_lengths_and_head_dimension(seqlen_q, seqlen_k, heads, head_dim, mas
         assert_close(ours(case, inputs), expected(case, inputs), 5e-5)
 
 
-def test_a_thousand_tokens_with_the_default_tile():
-    case = Case(1, 1000, 1000, 1, 1, 64, "causal")
-    inputs = case.inputs(torch.float32)
-    assert_close(ours(case, inputs), expected(case, inputs), 2e-5)
-
-
-def test_float16():
-    case = Case(1, 65, 65, 2, 1, 64, "causal")
-    inputs = case.inputs(torch.float16)
-    assert_close(ours(case, inputs), expected(case, inputs), 5e-3)
+@pytest.mark.parametrize(
+    ("case", "dtype", "tolerance"),
+    [
+        (Case(1, 1000, 1000, 1, 1, 64, "causal"), torch.float32, 2e-5),
+        (Case(1, 65, 65, 2, 1, 64, "causal"), torch.float16, 5e-3),
+    ],
+    ids=["a thousand tokens", "float16"],
+)
+def test_the_default_tile(case, dtype, tolerance):
+    inputs = case.inputs(dtype)
+    assert_close(ours(case, inputs), expected(case, inputs), tolerance)
 
 
 def test_bfloat16_is_refused_because_the_interpreter_multiplies_it_wrongly():

@@ -2,29 +2,19 @@
 
 import pytest
 import torch
-from kvcache_cases import ALONE, Case, expected
+from kvcache_cases import ALONE, Case, assert_equals_the_formula, expected
 
 import flashtrain_kernels as fk
 
 
 @pytest.mark.parametrize("case", ALONE, ids=str)
 def test_the_kernels_equal_the_formula_and_write_the_cache(case):
-    arguments = case.arguments(torch.float32)
-    wanted = expected(case, arguments)
-    out, lse = fk.flash_attn_with_kvcache(**arguments)
-    torch.testing.assert_close(out.double(), wanted["out"], atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(lse.double(), wanted["lse"], atol=2e-5, rtol=2e-5)
-    for name in ("k_cache", "v_cache"):
-        torch.testing.assert_close(arguments[name].double(), wanted[name], atol=1e-6, rtol=1e-6)
+    assert_equals_the_formula(case, torch.float32, 2e-5)
 
 
 def test_float16_is_near_the_formula():
     case = Case(seqlen_q=2, new=2, capacity=200, head_dim=64, rotary=32, causal=True, page=16, splits=2)
-    arguments = case.arguments(torch.float16)
-    wanted = expected(case, arguments)
-    out, lse = fk.flash_attn_with_kvcache(**arguments)
-    torch.testing.assert_close(out.double(), wanted["out"], atol=4e-3, rtol=4e-3)
-    torch.testing.assert_close(lse.double(), wanted["lse"], atol=4e-3, rtol=4e-3)
+    assert_equals_the_formula(case, torch.float16, 4e-3)
 
 
 def test_rows_past_the_keys_may_hold_anything_and_a_table_past_the_pages_reads_none_elsewhere():

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from plain_formula import plain_attention, window_pairs
 
+import flashtrain_kernels as fk
+
 
 class Case(NamedTuple):
     """batch sequences of seqlen_q queries and `new` keys (0: none) over caches of `capacity` rows, in pages of `page`
@@ -123,6 +125,16 @@ def expected(case: Case, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
         outs.append(out)
         lses.append(lse)
     return {"out": torch.cat(outs), "lse": torch.cat(lses), "k_cache": k_cache, "v_cache": v_cache}
+
+
+def assert_equals_the_formula(case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    """The outputs, and what is in the cache afterwards."""
+    arguments = case.arguments(dtype)
+    wanted = expected(case, arguments)
+    out, lse = fk.flash_attn_with_kvcache(**arguments)
+    got = {"out": out, "lse": lse, "k_cache": arguments["k_cache"], "v_cache": arguments["v_cache"]}
+    for name, x in got.items():
+        torch.testing.assert_close(x.double(), wanted[name], atol=tolerance, rtol=tolerance)
 
 
 ALONE = [

@@ -34,14 +34,11 @@ def replays(monkeypatch):
 
 
 FEATURES = [
-    Case(1, 20, 33, 2, 1, 16, "causal"),
-    Case(2, 20, 20, 2, 2, 16, "window"),
-    Case(1, 33, 33, 2, 1, 16, "causal document"),
-    Case(1, 33, 33, 1, 1, 16, "shuffled"),
+    Case(1, 20, 33, 2, 1, 16, "causal"), Case(2, 20, 20, 2, 2, 16, "window"),
+    Case(1, 33, 33, 2, 1, 16, "causal document"), Case(1, 33, 33, 1, 1, 16, "shuffled"),
     Case(1, 40, 50, 2, 2, 16, "blocks causal"),
-    Case(2, 20, 20, 2, 1, 16, "causal", 2.0, "alibi_rows", (1, 0, 1, 0), 0.3),
-    Case(1, 20, 20, 2, 2, 16, sinks=True),
-]
+    Case(2, 20, 20, 2, 1, 16, "causal", 2.0, "alibi_rows", (1, 0, 1, 0), 0.3), Case(1, 20, 20, 2, 2, 16, sinks=True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("together", [True, False])

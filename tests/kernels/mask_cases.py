@@ -68,11 +68,13 @@ def undivided(batch: Batch) -> Batch:
     return [[[length for document in row for length in document]] for row in batch]
 
 
-def within_documents(batch: Batch, left: int = 5, right: int = 3, global_tokens: int = 4) -> dict[str, MaskCase]:
-    """The masks that know documents, on a batch."""
-    ids, segments = document_ids(batch), segment_ids(batch)
+def within_documents(
+    batch: Batch, left: int = 5, right: int = 3, global_tokens: int = 4, documents: masks.Documents | None = None
+) -> dict[str, MaskCase]:
+    """The masks that know documents, on a batch. documents: instead of its own."""
+    ids, segments = documents or document_ids(batch), segment_ids(batch)
     prefix = torch.tensor([[token.question for token in tokens(row)] for row in batch])
-    seqlen = ids.shape[1]
+    seqlen = segments.shape[1]
 
     def same(query: Token, key: Token) -> bool:
         return query.start == key.start

@@ -18,30 +18,18 @@ import flashtrain_kernels as fk
 from flashtrain_kernels import dispatch
 
 CASES = [
-    Case(2, 37, 45, 4, 2, 64, "causal"),
-    Case(1, 45, 37, 1, 1, 64, "window"),
-    Case(1, 1, 131, 2, 2, 64),
-    Case(1, 67, 67, 1, 1, 40, "causal"),
-    Case(1, 131, 197, 2, 1, 128, "causal"),
-    Case(1, 67, 67, 2, 2, 128, "document"),
-    Case(1, 131, 197, 2, 1, 256, "causal"),
-    Case(1, 67, 45, 1, 1, 256),
-    Case(1, 20, 10, 1, 1, 256, "causal"),
-    Case(2, 131, 131, 2, 2, 64, "causal document"),
-    Case(1, 131, 131, 2, 2, 64, "global window"),
-    Case(1, 67, 67, 1, 1, 64, "shuffled"),
-    Case(1, 67, 99, 2, 2, 64, "blocks causal"),
+    Case(2, 37, 45, 4, 2, 64, "causal"), Case(1, 45, 37, 1, 1, 64, "window"), Case(1, 1, 131, 2, 2, 64),
+    Case(1, 67, 67, 1, 1, 40, "causal"), Case(1, 131, 197, 2, 1, 128, "causal"), Case(1, 67, 67, 2, 2, 128, "document"),
+    Case(1, 131, 197, 2, 1, 256, "causal"), Case(1, 67, 45, 1, 1, 256), Case(1, 20, 10, 1, 1, 256, "causal"),
+    Case(2, 131, 131, 2, 2, 64, "causal document"), Case(1, 131, 131, 2, 2, 64, "global window"),
+    Case(1, 67, 67, 1, 1, 64, "shuffled"), Case(1, 67, 99, 2, 2, 64, "blocks causal"),
     Case(1, 37, 45, 2, 1, 64, "causal", 3.0, "alibi_rows", (0, 0, 0, 0), 0.3),
-    Case(1, 37, 53, 2, 1, 64, "causal", dropout=0.3),
-    Case(1, 131, 131, 2, 1, 128, "window", dropout=0.3),
-    Case(1, 37, 45, 2, 1, 64, "causal", 3.0),
-    Case(1, 67, 67, 2, 2, 72, "causal document", 3.0),
-    Case(1, 67, 45, 1, 1, 136, "causal"),
-    Case(1, 67, 99, 2, 1, 128, "causal", alibi="alibi_rows"),
-    Case(2, 37, 45, 2, 2, 64, "causal", sinks=True),
-    Case(2, 37, 45, 2, 2, 64, "causal", bias=(1, 0, 1, 0)),
+    Case(1, 37, 53, 2, 1, 64, "causal", dropout=0.3), Case(1, 131, 131, 2, 1, 128, "window", dropout=0.3),
+    Case(1, 37, 45, 2, 1, 64, "causal", 3.0), Case(1, 67, 67, 2, 2, 72, "causal document", 3.0),
+    Case(1, 67, 45, 1, 1, 136, "causal"), Case(1, 67, 99, 2, 1, 128, "causal", alibi="alibi_rows"),
+    Case(2, 37, 45, 2, 2, 64, "causal", sinks=True), Case(2, 37, 45, 2, 2, 64, "causal", bias=(1, 0, 1, 0)),
     Case(2, 37, 45, 2, 2, 64, "causal", bias=(0, 1, 0, 1)),
-]
+]  # fmt: skip
 
 
 def packed(device: str, dtype: torch.dtype) -> None:

@@ -14,8 +14,6 @@ BATCH, SEQLEN_Q, SEQLEN_K, HEADS, KV_HEADS, HEAD_DIM = 2, 7, 10, 4, 2, 8
 BANDS = [{}, {"causal": True}, {"window_size": (3, 1)}, {"window_size": (-1, 2)}, {"window_size": (0, -1)}]
 
 pytestmark = pytest.mark.usefixtures("through_the_operators")
-
-
 bounds = st.none() | st.integers(-14, 14)
 
 

@@ -39,11 +39,6 @@ TOGETHER = pairwise(
 )
 
 
-@pytest.mark.parametrize("factors", ALONE, ids=lambda factors: str(feature_case(factors)))
-def test_each_feature_is_as_exact_as_torchs_attention(factors):
-    assert_as_exact_as_torch(feature_case(factors), BF16)
-
-
 @pytest.mark.parametrize(
     "factors", TOGETHER, ids=lambda factors: f"{feature_case(factors)}-{str(factors['dtype']).removeprefix('torch.')}"
 )
@@ -74,8 +69,8 @@ PADDED += [Case(2, 397, 397, 4, 2, 96, mask) for mask in ("causal document", "gl
 PADDED += [Case(2, 461, 333, 2, 2, 72, "window"), Case(1, 333, 461, 4, 4, 200, "full")]
 
 
-@pytest.mark.parametrize("case", CAPPED, ids=str)
-def test_softcaps_are_as_exact_as_torchs_attention(case, path):
+@pytest.mark.parametrize("case", [*map(feature_case, ALONE), *CAPPED], ids=str)
+def test_each_feature_is_as_exact_as_torchs_attention(case, path):
     assert_as_exact_as_torch(case, BF16)
 
 
@@ -88,13 +83,10 @@ def test_head_dimensions_between_are_as_exact_as_torchs_attention(case, path):
 
 # Positions of keys: other ones in each row of the batch, queries and whole tiles of them that see nothing, any lengths.
 PARTS = [
-    (Case(2, 333, 461, 4, 2, 64, "part"), BF16),
-    (Case(3, 461, 333, 2, 2, 96, "part"), BF16),
-    (Case(2, 600, 1100, 4, 1, 128, "part"), BF16),
-    (Case(1, 257, 63, 2, 2, 128, "part"), FP16),
-    (Case(2, 333, 461, 4, 4, 64, "part", 3.0), FP16),
-    (Case(2, 333, 461, 4, 2, 128, "part", 3.0), BF16),
-]
+    (Case(2, 333, 461, 4, 2, 64, "part"), BF16), (Case(3, 461, 333, 2, 2, 96, "part"), BF16),
+    (Case(2, 600, 1100, 4, 1, 128, "part"), BF16), (Case(1, 257, 63, 2, 2, 128, "part"), FP16),
+    (Case(2, 333, 461, 4, 4, 64, "part", 3.0), FP16), (Case(2, 333, 461, 4, 2, 128, "part", 3.0), BF16),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "dtype"), PARTS, ids=str)
@@ -154,18 +146,13 @@ def test_sinks_join_each_row_once_however_many_threads_hold_it(path):
 
 
 REPEATED = [
-    Case(2, 1000, 1000, 4, 4, 64, "causal"),
-    Case(2, 1000, 1000, 4, 2, 64, "causal"),
-    Case(33, 500, 500, 4, 4, 64, "causal"),
-    Case(2, 1000, 1000, 4, 2, 256, "causal"),
-    Case(2, 1000, 1000, 4, 4, 64, "causal document"),
-    Case(2, 1000, 1000, 4, 4, 64, "global window"),
-    Case(2, 1000, 1000, 4, 4, 64, "shuffled"),
-    Case(2, 1000, 1100, 4, 4, 64, "blocks causal"),
-    Case(2, 1000, 1100, 4, 4, 64, "causal", dropout=0.3),
-    Case(2, 1000, 1100, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
+    Case(2, 1000, 1000, 4, 4, 64, "causal"), Case(2, 1000, 1000, 4, 2, 64, "causal"),
+    Case(33, 500, 500, 4, 4, 64, "causal"), Case(2, 1000, 1000, 4, 2, 256, "causal"),
+    Case(2, 1000, 1000, 4, 4, 64, "causal document"), Case(2, 1000, 1000, 4, 4, 64, "global window"),
+    Case(2, 1000, 1000, 4, 4, 64, "shuffled"), Case(2, 1000, 1100, 4, 4, 64, "blocks causal"),
+    Case(2, 1000, 1100, 4, 4, 64, "causal", dropout=0.3), Case(2, 1000, 1100, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
     Case(2, 1000, 1100, 4, 4, 64, "causal", bias=(1, 1, 1, 1)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REPEATED, ids=str)
@@ -178,19 +165,13 @@ def test_ten_runs_are_equal_bit_for_bit(case, path):
 # Where the Hopper kernels add dQ up in one order: every mask that they do so with, grouped heads, both warpgroups' ways
 # at D = 128 (a tile late or not), and more items than run at once.
 DETERMINISTIC = [
-    Case(2, 1000, 1000, 4, 2, 64, "causal"),
-    Case(2, 700, 1300, 4, 4, 64, "window"),
-    Case(1, 1300, 700, 4, 1, 64, "full"),
-    Case(2, 1000, 1000, 4, 4, 128, "causal"),
-    Case(2, 700, 1900, 8, 2, 128, "causal"),
-    Case(2, 333, 1461, 4, 2, 128, "full"),
-    Case(1, 1301, 777, 4, 4, 128, "full"),
-    Case(2, 1333, 1333, 4, 2, 128, "window causal"),
-    Case(2, 1000, 1100, 4, 2, 96, "causal", softcap=3.0),
-    Case(2, 3000, 3000, 16, 16, 128, "causal"),
-    Case(2, 1000, 1000, 4, 2, 64, "causal", alibi="alibi"),
-    Case(2, 700, 1000, 4, 1, 128, "causal", alibi="alibi"),
-]
+    Case(2, 1000, 1000, 4, 2, 64, "causal"), Case(2, 700, 1300, 4, 4, 64, "window"),
+    Case(1, 1300, 700, 4, 1, 64, "full"), Case(2, 1000, 1000, 4, 4, 128, "causal"),
+    Case(2, 700, 1900, 8, 2, 128, "causal"), Case(2, 333, 1461, 4, 2, 128, "full"),
+    Case(1, 1301, 777, 4, 4, 128, "full"), Case(2, 1333, 1333, 4, 2, 128, "window causal"),
+    Case(2, 1000, 1100, 4, 2, 96, "causal", softcap=3.0), Case(2, 3000, 3000, 16, 16, 128, "causal"),
+    Case(2, 1000, 1000, 4, 2, 64, "causal", alibi="alibi"), Case(2, 700, 1000, 4, 1, 128, "causal", alibi="alibi"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DETERMINISTIC, ids=str)

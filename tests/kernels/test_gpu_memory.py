@@ -19,25 +19,16 @@ BF16 = torch.bfloat16
 HERE = Path(__file__).parent
 
 GUARDED = [
-    Case(2, 333, 461, 4, 2, 64, "causal"),
-    Case(2, 461, 333, 4, 4, 64, "window"),
-    Case(1, 1, 461, 4, 4, 64, "causal"),
-    Case(1, 301, 259, 3, 3, 40, "causal"),
-    Case(1, 201, 201, 2, 1, 17, "causal"),
-    Case(2, 333, 461, 4, 2, 256, "causal"),
-    Case(1, 461, 333, 2, 2, 256),
-    Case(1, 461, 333, 2, 2, 128),
+    Case(2, 333, 461, 4, 2, 64, "causal"), Case(2, 461, 333, 4, 4, 64, "window"), Case(1, 1, 461, 4, 4, 64, "causal"),
+    Case(1, 301, 259, 3, 3, 40, "causal"), Case(1, 201, 201, 2, 1, 17, "causal"),
+    Case(2, 333, 461, 4, 2, 256, "causal"), Case(1, 461, 333, 2, 2, 256), Case(1, 461, 333, 2, 2, 128),
     Case(33, 201, 333, 8, 8, 64),  # two whole heads for each of 132 programs
-    Case(2, 397, 397, 4, 4, 64, "causal document"),
-    Case(1, 1023, 1023, 1, 1, 64, "global window"),
-    Case(2, 397, 397, 4, 4, 64, "shuffled"),
-    Case(2, 333, 461, 4, 4, 64, "blocks causal"),
-    Case(2, 333, 461, 4, 4, 64, "causal", dropout=0.3),
-    Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
-    Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 0, 1, 0)),
-    Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 1, 0, 1)),
+    Case(2, 397, 397, 4, 4, 64, "causal document"), Case(1, 1023, 1023, 1, 1, 64, "global window"),
+    Case(2, 397, 397, 4, 4, 64, "shuffled"), Case(2, 333, 461, 4, 4, 64, "blocks causal"),
+    Case(2, 333, 461, 4, 4, 64, "causal", dropout=0.3), Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 0, 0, 0)),
+    Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 0, 1, 0)), Case(2, 333, 461, 4, 4, 64, "causal", bias=(0, 1, 0, 1)),
     Case(2, 333, 461, 4, 4, 64, "causal", bias=(1, 1, 1, 1)),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GUARDED, ids=str)

@@ -135,9 +135,8 @@ def _is_not_seen(name, head_dim, window, bad):
     (cu_q, cu_k), options = [x.tolist() for x in cu], WINDOWS[window]
     dout, dlse = torch.randn_like(inputs[0]), torch.randn(4, inputs[0].shape[0], device=DEVICE)
     clean = results(inputs, cu, dout, dlse, **options)
-    sick = {"unequal": 2, "long": 1, "documents": 4}[
-        name
-    ]  # its neighbours' tiles reach into it, or its row's tail into theirs
+    # Its neighbours' tiles reach into it, or its row's tail into theirs.
+    sick = {"unequal": 2, "long": 1, "documents": 4}[name]
     rows_q, rows_k = ([*range(ends[sick], ends[sick + 1]), *range(ends[-1], total)] for ends, total in (
         (cu_q, inputs[0].shape[0]), (cu_k, inputs[1].shape[0])))  # fmt: skip
     with torch.no_grad():

@@ -24,12 +24,6 @@ def test_they_compile_with_wgmma_and_tma_and_without_spills_or_serialised_produc
     if direction == "backward":
         kinds = {(row["head_dim"], row["whole"], row["late"]) for row in rows}
         assert kinds == {
-            (64, False, False),
-            (64, True, False),
-            (128, False, False),
-            (128, False, True),
-            (256, False, False),
-            (72, False, True),
-            (96, False, True),
-            (200, False, False),
-        }
+            (64, False, False), (64, True, False), (128, False, False), (128, False, True), (256, False, False),
+            (72, False, True), (96, False, True), (200, False, False),
+        }  # fmt: skip

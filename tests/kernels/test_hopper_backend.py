@@ -81,6 +81,8 @@ BANDS = [{}, {"right": 0}, {"left": -100, "right": 0}]
 SLOPES, DROPS = {"alibi_slopes": torch.ones(2)}, {"dropout_p": 0.1, "seed": SEED}
 BIAS = {"bias": torch.zeros(1, 1, 1, 1)}
 DOCUMENTS = {"mask": masks.document(torch.arange(1024)[None] // 300, causal=True)}
+EVERYTHING = torch.ones(1, 8, 8, dtype=torch.bool)
+IN_BLOCKS = {"mask": block_sparse.block_mask(EVERYTHING, block_size=128, seqlen_q=1024, seqlen_k=1024)}
 SERVED = [
     ({"head_dim": head_dim, "kv_heads": kv_heads}, {**band, **rich})
     for head_dim, kv_heads, band in itertools.product((64, 128), (1, 2), BANDS)
@@ -169,13 +171,9 @@ def test_packed_sequences_are_served_in_both_passes_wherever_no_mask_is_made_of_
 
 def test_documents_and_block_masks_are_served_and_planned_for_their_tiles(gpu):
     gpu()
-    ids = torch.arange(1024)[None] // 300
-    mask = masks.document(ids, causal=True)
-    assert refusals(*tensors(), mask=mask) == (None, None)
-    everything = torch.ones(1, 8, 8, dtype=torch.bool)
-    blocks = block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024)
-    assert refusals(*tensors(), mask=blocks) == (None, None)
-    sizes = hopper.plan_blocks(mask, 64, BF16, rich=False, softcap=False)
+    for options in (DOCUMENTS, IN_BLOCKS):
+        assert refusals(*tensors(), **options) == (None, None)
+    sizes = hopper.plan_blocks(DOCUMENTS["mask"], 64, BF16, rich=False, softcap=False)
     assert sizes[:2] == (64, 64)  # queries and keys a tile of the forward
     assert sizes[4:] == (64, 128)  # and of the backward
 
@@ -215,14 +213,10 @@ def test_the_forward_reads_positions_of_keys_and_calls_without_them_have_no_argu
 
 def test_masks_of_wide_heads_are_left_to_the_portable_kernels(gpu):
     gpu()
-    everything = torch.ones(1, 8, 8, dtype=torch.bool)
-    for mask in (
-        masks.document(torch.arange(1024)[None] // 300, causal=True),
-        block_sparse.block_mask(everything, block_size=128, seqlen_q=1024, seqlen_k=1024),
-    ):
+    for options in (DOCUMENTS, IN_BLOCKS):
         with dispatch.force("hopper"):
-            assert all("mask" in reason for reason in refusals(*tensors(256), mask=mask))
-        assert refusals(*tensors(128), mask=mask)[0] is None
+            assert all("mask" in reason for reason in refusals(*tensors(256), **options))
+        assert refusals(*tensors(128), **options)[0] is None
 
 
 def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
@@ -242,7 +236,7 @@ def test_dropout_of_packed_sequences_is_served_with_one_cu_seqlens(gpu):
 
 
 def test_masks_with_a_softcap_are_planned_for_the_tiles_of_those_that_serve_them(planning_gpu):
-    mask = masks.document(torch.arange(1024)[None] // 300, causal=True)
+    mask = DOCUMENTS["mask"]
     for head_dim in (64, 96, 128):
         planned = mask.planned(head_dim, BF16, softcap=True)
         assert planned.plan.blocks == mask.planned(head_dim, BF16).plan.blocks == (64, 64, 32, 32, 64, 128)

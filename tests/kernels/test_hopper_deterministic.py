@@ -21,22 +21,14 @@ class Item:
     """What a program does. places: of the workspace, step by step. needed: how many steps the counter `before` must be
     at for each; `counter` is its own."""
 
-    def __init__(self, number, call, choices, sequences):
+    def __init__(self, number, call, choices, replaced):
         from plain_jit import Integer, plain
 
         from flashtrain_kernels.backends.hopper import backward_schedule
 
-        replaced = {"opaque": lambda x: x}
-        if choices.packed:
-            find = plain(sequences.find)
-            replaced |= {
-                "noted": lambda notes, place: Integer(len(call.table.array) - 1),
-                "find": lambda *given: tuple(map(Integer, find(*given))),
-            }
-        work_of = plain(backward_schedule.work_of, **replaced)
-        first_step, tile_of, next_step, steps_behind, counter_of = (
-            plain(getattr(backward_schedule, name), opaque=lambda x: x)
-            for name in ("first_step", "tile_of", "next_step", "steps_behind", "counter_of")
+        work_of, first_step, tile_of, next_step, steps_behind, counter_of = (
+            plain(getattr(backward_schedule, name), **replaced)
+            for name in ("work_of", "first_step", "tile_of", "next_step", "steps_behind", "counter_of")
         )
         walk, _masks, first_key, head_place = work_of(Integer(number), call, None, choices)
         self.counter = counter_of(first_key, walk, head_place, call, choices)
@@ -68,7 +60,7 @@ def items_of(seqlen_q, seqlen_k, left, right, batch=1, kv_heads=1, group=1, toge
         1.0, kv_heads * group, bounds, query_tiles, key_tiles, batch * kv_heads, together, None, None, None, None,
         None, None, None,
     )  # fmt: skip
-    return [Item(number, call, choices, None) for number in range(key_tiles * batch * kv_heads)]
+    return [Item(number, call, choices, {"opaque": lambda x: x}) for number in range(key_tiles * batch * kv_heads)]
 
 
 def run(items, processors, made):
@@ -127,23 +119,17 @@ def test_every_tile_of_dq_is_added_up_in_one_order_and_nobody_waits_for_ever(
     together=st.integers(1, 3), processors=st.integers(1, 20), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_so_is_that_of_packed_sequences(lengths, window, group, together, processors, seed):
-    from plain_jit import Pointer
+    from plain_jit import packed_call
 
-    from flashtrain_kernels.backends.hopper import backward_kernel, backward_schedule, sequences
-    from flashtrain_kernels.backends.portable.tiles import Bounds
+    from flashtrain_kernels.backends.hopper import backward_kernel
 
     cu_q, cu_k = (np.cumsum([0, *ends]) for ends in zip(*lengths, strict=True))
-    number, total_q, total_k = len(lengths), max(1, int(cu_q[-1])), max(1, int(cu_k[-1]))
+    totals = max(1, int(cu_q[-1])), max(1, int(cu_k[-1]))
     choices = backward_kernel.Choices(
         stages=3, group=group, left=window[0] >= 0, right=window[1] >= 0, packed=True, deterministic=True
     )
-    bounds = Bounds(total_q, total_k, -max(window[0], 0), max(window[1], 0))
-    slots_q, slots_k = sequences.slots(total_q, number, 64), sequences.slots(total_k, number, 128)
-    call = backward_schedule.Call(
-        1.0, 2 * group, bounds, slots_q, slots_k, 2, together, None, None, Pointer(cu_k), Pointer(cu_q), None, None,
-        None,
-    )  # fmt: skip
-    items = [Item(each, call, choices, sequences) for each in range(2 * slots_k)]
+    call, replaced = packed_call(cu_q, cu_k, *totals, window, 2 * group, 2, together)
+    items = [Item(each, call, choices, replaced) for each in range(2 * call.key_tiles)]
     added = run(items, processors, random.Random(seed))
     visible = sum(  # of each sequence, pairs of a tile and an item with something to see
         bool(window_pairs(q, k, *window)[a : a + 64, b : b + 128].any())

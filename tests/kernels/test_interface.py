@@ -110,12 +110,9 @@ def seen_by(seqlen_q, seqlen_k, **options):
     return (fk.flash_attn_func(q, v, v, **options)[0, :, 0, :seqlen_k] > 0).int().tolist()
 
 
-def test_the_causal_alignment_of_its_docstring():
+def test_windows_are_inclusive_and_all_is_aligned_as_its_docstring_says():
     assert seen_by(2, 5, causal=True) == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert seen_by(5, 2, causal=True) == [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
-
-
-def test_windows_are_inclusive_and_aligned_alike():
     assert seen_by(4, 4, window_size=(1, 0)) == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     assert seen_by(2, 5, window_size=(1, 1)) == [[0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
     assert seen_by(2, 5, window_size=(-1, 0)) == seen_by(2, 5, causal=True)

@@ -16,18 +16,6 @@ def test_a_mask_that_the_batch_shares_keeps_rows_apart_in_dropout_and_slopes():
     torch.testing.assert_close(by_mask, by_name)
 
 
-@pytest.mark.parametrize("with_lse", [True, False], ids=["reference", "torch"])
-def test_documents_by_a_mask_equal_each_document_alone(with_lse):
-    q, k, v = tensors(1, 9, 9)
-    ids = torch.tensor([[0, 0, 0, 0, 1, 1, 2, 2, 2]])
-    mask = masks.document(fk.documents_from_ids(ids), causal=True)
-    got = fk.flash_attn_func(q, k, v, mask=mask, return_lse=with_lse)
-    parts = [(0, 4), (4, 6), (6, 9)]
-    apart = [fk.flash_attn_func(*(x[:, a:b] for x in (q, k, v)), causal=True, return_lse=True) for a, b in parts]
-    wanted = torch.cat([out for out, _ in apart], 1), torch.cat([lse for _, lse in apart], 2)
-    assert_same(got if with_lse else (got,), wanted if with_lse else wanted[:1], (q, k, v))
-
-
 @pytest.mark.parametrize("shape", [(9,), (6, 1), (1, 9), (4, 6, 9), (2, 1, 1, 9), (1, 1, 6, 9), (2, 4, 6, 9)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_bias_broadcasts_and_its_gradient_has_its_shape(shape, dtype):

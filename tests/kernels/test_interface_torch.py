@@ -51,13 +51,6 @@ def test_torch_compile_with_masks_and_biases_of_changing_lengths(implementation)
         assert_one_graph_serves(attend, calls)
 
 
-@pytest.mark.slow
-def test_torch_compile_with_a_block_mask():
-    mask = fk.block_mask(torch.rand(4, 3, 4) > 0.4, block_size=16, seqlen_q=40, seqlen_k=50)
-    inputs = tensors(batch=1, seqlen_q=40, seqlen_k=50)
-    assert_one_graph_serves(lambda q, k, v, mask: fk.flash_attn_func(q, k, v, mask=mask), [(*inputs, mask)])
-
-
 def test_one_line_is_logged_a_process(monkeypatch, caplog):
     monkeypatch.setattr(torch_attention, "_said", False)
     x = torch.zeros(1, 4, 1, 8)

@@ -2,20 +2,15 @@
 
 import pytest
 import torch
-from kvcache_cases import ALONE, Case, expected
+from kvcache_cases import ALONE, Case, assert_equals_the_formula, expected
+from plain_formula import cumulative
 
 import flashtrain_kernels as fk
 
 
 @pytest.mark.parametrize("case", ALONE, ids=str)
 def test_every_feature_equals_the_formula_and_the_cache_is_written(case):
-    arguments = case.arguments(torch.float64)
-    wanted = expected(case, arguments)
-    out, lse = fk.flash_attn_with_kvcache(**arguments)
-    torch.testing.assert_close(out, wanted["out"])
-    torch.testing.assert_close(lse, wanted["lse"])
-    for name in ("k_cache", "v_cache"):
-        torch.testing.assert_close(arguments[name], wanted[name])
+    assert_equals_the_formula(case, torch.float64, 1e-7)
 
 
 def test_one_token_after_another_is_attention_over_them_all():
@@ -105,7 +100,7 @@ def test_rotary_tables_too_short_or_too_wide_are_named(columns):
 def test_packed_sequences_over_pages_equal_those_over_rows_gradients_too(options):
     options = dict(options)
     lengths_q, lengths_k, size = [3, 0, 5], [7, 4, 5], 4
-    cu_q, cu_k = (torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k))
+    cu_q, cu_k = map(cumulative, (lengths_q, lengths_k))
     if options.pop("alibi", False):
         options["alibi_slopes"] = torch.rand(3, 4)
     table = torch.tensor([[5, 2], [0, -1], [1, 3]], dtype=torch.int32)  # 0 holds all of the second sequence

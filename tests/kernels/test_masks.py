@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_cases import DOCUMENT_MASKS, EXAMPLE, TWELVE, the_twelve, within_documents
-from plain_formula import assert_one_graph_serves, sequence_pairs
+from plain_formula import assert_one_graph_serves, cumulative, sequence_pairs
 
 from flashtrain_kernels import documents_from_ids, masks
 from flashtrain_kernels.masks import HIGH, LOW, POSITION, SEQUENCE, START
@@ -67,10 +67,6 @@ def test_a_selection_of_queries_and_keys_is_the_dense_mask_indexed(name):
     assert torch.equal(again.dense(), part.dense()[:, ::3, :5])
 
 
-def cumulative(lengths):
-    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-
-
 @settings(max_examples=60)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=5),
@@ -110,12 +106,8 @@ def test_documents_hold_the_first_and_one_past_the_last_index_of_each_tokens_doc
     assert documents.start.tolist() == [[0, 0, 2, 2, 2, 5], [0, 0, 0, 0, 0, 0]]
     assert documents.end.tolist() == [[2, 2, 5, 5, 5, 6], [6, 6, 6, 6, 6, 6]]
     assert documents.start.dtype == documents.end.dtype == torch.int32
-
-
-def test_a_number_that_comes_again_is_another_document():
-    documents = documents_from_ids(torch.tensor([[3, 3, 1, 3, 3]]))
-    assert documents.start.tolist() == [[0, 0, 2, 3, 3]]
-    assert documents.end.tolist() == [[2, 2, 3, 5, 5]]
+    again = documents_from_ids(torch.tensor([[3, 3, 1, 3, 3]]))  # a number that comes again is another document
+    assert (again.start.tolist(), again.end.tolist()) == ([[0, 0, 2, 3, 3]], [[2, 2, 3, 5, 5]])
 
 
 def test_documents_from_cumulative_lengths_are_those_from_ids():
@@ -130,21 +122,7 @@ def test_documents_from_cumulative_lengths_are_those_from_ids():
 @pytest.mark.parametrize("name", DOCUMENT_MASKS)
 def test_tokens_of_no_document_see_nothing_and_are_not_seen(name):
     documents = masks.documents_from_cu_seqlens(cumulative([9, 14]), 30)
-    segments = torch.arange(30)[None] // 4
-    prefix = torch.full((1, 30), 5)
-    made = {
-        "full document": lambda: masks.document(documents, causal=False),
-        "causal document": lambda: masks.document(documents, causal=True),
-        "full sliding window document": lambda: masks.sliding_window(30, (5, 3), documents=documents),
-        "causal sliding window document": lambda: masks.sliding_window(30, (5, 0), documents=documents),
-        "shared question document": lambda: masks.shared_question(segments, documents=documents),
-        "global window document": lambda: masks.global_window(30, 4, (5, 3), documents=documents),
-        "causal global window document": lambda: masks.global_window(30, 4, (5, 3), causal=True, documents=documents),
-        "causal blockwise document": lambda: masks.causal_blockwise(segments, documents=documents),
-        "prefix-LM document": lambda: masks.prefix_lm(prefix, documents=documents),
-        "block-causal document": lambda: masks.block_causal(7, documents),
-    }
-    seen = made[name]().dense()
+    seen = within_documents([[[4, 5], [3, 11], [7]]], documents=documents)[name].mask.dense()
     assert not seen[:, 23:].any()
     assert not seen[:, :, 23:].any()
     assert seen[:, :23].any(2).all()
@@ -158,8 +136,6 @@ def test_huge_windows_and_blocks_are_no_bound():
 
 
 IDS = torch.zeros(2, 4, dtype=torch.int64)
-
-
 MISTAKES = [
     ("ids", TypeError, lambda: documents_from_ids(torch.zeros(2, 3))),
     ("ids", TypeError, lambda: documents_from_ids([[0, 1]])),

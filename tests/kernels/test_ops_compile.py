@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_cases import Case, assert_close, ours, run
+from plain_formula import cumulative
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import masks, ops
@@ -69,7 +70,7 @@ def test_one_graph_for_any_lengths_of_packed_sequences():
 
     calls = []
     for lengths in ([5, 6, 9, 1, 7, 8], [30, 1, 8], [20, 2, 4, 70]):
-        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+        cu_seqlens = cumulative(lengths)
         inputs = [
             x[0].detach().requires_grad_() for x in Case(1, sum(lengths), sum(lengths), 4, 2, 8).inputs(torch.float32)
         ]

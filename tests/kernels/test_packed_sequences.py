@@ -5,14 +5,13 @@ T tokens of a side, N sequences.
 """
 
 import importlib.util
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_formula import sequence_pairs
+from plain_formula import each_alone, sequence_pairs
 
 import flashtrain_kernels as fk
 from flashtrain_kernels import attend as way_in
@@ -103,24 +102,18 @@ def test_the_forwards_tiles_visit_each_visible_pair_once_and_store_each_row_once
 @settings(max_examples=150)
 @given(packing=packings())
 def test_the_backwards_items_visit_each_visible_pair_once_and_store_each_key_once(packing):
-    from plain_jit import Integer, Pointer, lanes, plain
+    from plain_jit import Pointer, lanes, packed_call, plain
 
     from flashtrain_kernels.backends.hopper import backward_kernel, backward_parts, backward_schedule, sequences
 
     cu_q, cu_k, total_q, total_k, window = packing
-    wanted, f, whole = visible(*packing), features(window), bounds(total_q, total_k, window)
+    wanted = visible(*packing)
     number = len(cu_q) - 1
-    tiles, items = sequences.slots(total_q, number, 64), sequences.slots(total_k, number, 128)
-    choices = backward_kernel.Choices(stages=3, left=f.left, right=f.right, packed=True)
-    call = backward_schedule.Call(
-        1.0, 1, whole, tiles, items, 1, 1, None, None, Pointer(cu_k), Pointer(cu_q), None, None, None
-    )
+    choices = backward_kernel.Choices(stages=3, left=window[0] >= 0, right=window[1] >= 0, packed=True)
+    call, replaced = packed_call(cu_q, cu_k, total_q, total_k, window)
+    tiles, items = call.query_tiles, call.key_tiles
     find, begin_of = plain(sequences.find), plain(sequences.begin_of)
-    work_of = plain(
-        backward_schedule.work_of,
-        noted=lambda notes, place: Integer(number),
-        find=lambda *given: tuple(map(Integer, find(*given))),
-    )
+    work_of = plain(backward_schedule.work_of, **replaced)
     hide = plain(backward_parts.hide, opaque=lambda x: x)
     tile_of, first_step = plain(backward_schedule.tile_of), plain(backward_schedule.first_step)
     of_tile = []  # the rows that the first kernel gives each slot of queries, and the last one stores dQ for
@@ -285,12 +278,18 @@ def test_vmap_and_grad_take_them_one_by_one(by_boundaries):
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(q, cu), wanted)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3], ids=["qkv", "q, kv", "q, k, v"])
-def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts, monkeypatch):
-    checked = []
+@pytest.fixture
+def checked(monkeypatch, by_boundaries):
+    """The calls that were checked."""
+    calls = []
     options_of = way_in.options_of
-    monkeypatch.setattr(way_in, "options_of", lambda *a: (checked.append(a), options_of(*a))[1])
-    monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
+    monkeypatch.setattr(way_in, "options_of", lambda *a: (calls.append(a), options_of(*a))[1])
+    way_in._CHECKED.clear()
+    return calls
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3], ids=["qkv", "q, kv", "q, k, v"])
+def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts, checked):
     shapes = {1: [(20, 3, 2, 16)], 2: [(20, 2, 16), (20, 2, 2, 16)], 3: [(20, 2, 16)] * 3}[parts]
     function = {
         1: lambda x, ends, longest: fk.flash_attn_varlen_qkvpacked_func(x, ends, longest, causal=True),
@@ -301,46 +300,34 @@ def test_a_packed_call_like_one_before_is_checked_by_its_boundaries_alone(parts,
     def both(ends, longest):
         return ends, ends, longest, longest
 
-    way_in._CHECKED.clear()
-    with dispatch.force("reference"):
-        for turn, ends in enumerate(([0, 7, 20], [0, 12, 19], [0, 20, 20])):
-            given = [torch.randn(shape, requires_grad=True) for shape in shapes]
-            out = function(*given, torch.tensor(ends, dtype=torch.int32), 20)
-            apart = [x for y in given for x in (y.unbind(1) if y.dim() == 4 else [y])]
-            alone = [
-                fk.reference.attention(*(x[None, start:end] for x in apart), causal=True)[0]
-                for start, end in pairwise(ends)
-                if start < end
-            ]
-            torch.testing.assert_close(out[: ends[-1]], torch.cat(alone))
-            assert out[ends[-1] :].eq(0).all()
-            got = torch.autograd.grad(out.square().sum(), given)
-            wanted = torch.autograd.grad(sum(x.square().sum() for x in alone), given)
-            torch.testing.assert_close(got, wanted)
-            assert len(checked) == 1, turn
-        name = "" if parts == 1 else "_q"
-        for ends, longest, mistake in (
-            ([0, 7, 21], 20, f"cu_seqlens{name} must .* the number of tokens, 20"),
-            ([0, 12, 7], 20, f"cu_seqlens{name} must not decrease"),
-            ([1, 7, 20], 20, f"cu_seqlens{name} must start at 0"),
-            ([0, 7, 20], 12, f"max_seqlen{name} must .* longest sequence's 13"),
-        ):
-            with pytest.raises(ValueError, match=mistake):
-                function(*given, torch.tensor(ends, dtype=torch.int32), longest)
-        with pytest.raises(TypeError, match=f"max_seqlen{name} must"):
-            function(*given, torch.tensor([0, 7, 20], dtype=torch.int32), 20.0)
-        assert len(checked) == 1
-        function(*given, torch.tensor([0, 7, 15, 20], dtype=torch.int32), 20)
-        assert len(checked) == 2  # another number of sequences
+    for turn, ends in enumerate(([0, 7, 20], [0, 12, 19], [0, 20, 20])):
+        given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        out = function(*given, torch.tensor(ends, dtype=torch.int32), 20)
+        apart = [x for y in given for x in (y.unbind(1) if y.dim() == 4 else [y])]
+        alone, _ = each_alone(fk.reference.attention, *apart, ends, ends, causal=True)
+        torch.testing.assert_close(out[: ends[-1]], alone)
+        assert out[ends[-1] :].eq(0).all()
+        got, wanted = (torch.autograd.grad(x.square().sum(), given) for x in (out, alone))
+        torch.testing.assert_close(got, wanted)
+        assert len(checked) == 1, turn
+    name = "" if parts == 1 else "_q"
+    for ends, longest, mistake in (
+        ([0, 7, 21], 20, f"cu_seqlens{name} must .* the number of tokens, 20"),
+        ([0, 12, 7], 20, f"cu_seqlens{name} must not decrease"),
+        ([1, 7, 20], 20, f"cu_seqlens{name} must start at 0"),
+        ([0, 7, 20], 12, f"max_seqlen{name} must .* longest sequence's 13"),
+    ):
+        with pytest.raises(ValueError, match=mistake):
+            function(*given, torch.tensor(ends, dtype=torch.int32), longest)
+    with pytest.raises(TypeError, match=f"max_seqlen{name} must"):
+        function(*given, torch.tensor([0, 7, 20], dtype=torch.int32), 20.0)
+    assert len(checked) == 1
+    function(*given, torch.tensor([0, 7, 15, 20], dtype=torch.int32), 20)
+    assert len(checked) == 2  # another number of sequences
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(packed, monkeypatch):
-    checked = []
-    options_of = way_in.options_of
-    monkeypatch.setattr(way_in, "options_of", lambda *a: (checked.append(a), options_of(*a))[1])
-    monkeypatch.setattr(dispatch, "finds_sequences", lambda *_: True)
-
+def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(packed, checked):
     def attend(ends, window, seqlen=20, **changed):
         cu = torch.tensor(ends, dtype=torch.int32)
         mask = fk.masks.varlen(cu, cu, seqlen, seqlen, causal=True, window=window)._replace(**changed)
@@ -352,18 +339,16 @@ def test_a_call_with_a_mask_of_boundaries_like_one_before_is_not_checked_again(p
         options = {"causal": True, "window_size": window, "dropout_p": 0.3, "dropout_seed": 3}
         torch.testing.assert_close(out, fk.flash_attn_varlen_func(*x, cu, cu, seqlen, seqlen, **options))
 
-    way_in._CHECKED.clear()
-    with dispatch.force("reference"):
-        for ends in ([0, 7, 20], [0, 12, 20]):
-            attend(ends, (-1, -1))
-            assert len(checked) == 2  # the one with the mask, and the one without
-        attend([0, 12, 20], (5, -1))
-        assert len(checked) == 4
-        attend([0, 12, 24], (5, -1), 24)
-        assert len(checked) == 6
-        with pytest.raises((TypeError, ValueError), match="mask"):
-            attend([0, 12, 20], (5, -1), queries=[1])
-        with pytest.raises((TypeError, ValueError), match="mask"):
-            attend([0, 12, 20], (5, -1), queries=torch.zeros(5, 1, 21, dtype=torch.int32))
-        with pytest.raises((TypeError, ValueError), match="mask"):
-            attend([0, 12, 20], (5, -1), seqlen_k=21)
+    for ends in ([0, 7, 20], [0, 12, 20]):
+        attend(ends, (-1, -1))
+        assert len(checked) == 2  # the one with the mask, and the one without
+    attend([0, 12, 20], (5, -1))
+    assert len(checked) == 4
+    attend([0, 12, 24], (5, -1), 24)
+    assert len(checked) == 6
+    with pytest.raises((TypeError, ValueError), match="mask"):
+        attend([0, 12, 20], (5, -1), queries=[1])
+    with pytest.raises((TypeError, ValueError), match="mask"):
+        attend([0, 12, 20], (5, -1), queries=torch.zeros(5, 1, 21, dtype=torch.int32))
+    with pytest.raises((TypeError, ValueError), match="mask"):
+        attend([0, 12, 20], (5, -1), seqlen_k=21)

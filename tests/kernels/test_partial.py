@@ -1,17 +1,15 @@
 """The two passes apart: over all keys they are flash_attn_func; over parts of the keys their gradients add up."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from plain_formula import tensors as random_tensors
 
 from flashtrain_kernels import attention_backward, attention_forward, flash_attn_func, masks, merge_attention
 
 
-def tensors(queries=13, keys=21, heads=4, kv_heads=2):
-    generator = torch.Generator().manual_seed(0)
-    make = lambda length, count: torch.randn(2, length, count, 8, dtype=torch.float64, generator=generator)  # noqa: E731
-    return make(queries, heads), make(keys, kv_heads), make(keys, kv_heads), make(queries, heads)
+def tensors():
+    q, k, v = (x.detach() for x in random_tensors(seqlen_q=13, seqlen_k=21, head_dim=8))
+    return q, k, v, torch.randn_like(q)
 
 
 def exact(q, k, v, dout, **options):

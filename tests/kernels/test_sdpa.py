@@ -67,14 +67,14 @@ def test_masks_of_any_shape_that_broadcasts(shape, kind):
         assert_as_torch(draw(2, 4, 6, 5), draw(2, 4, 7, 5), draw(2, 4, 7, 5), mask)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 6, 7), (2, 3, 1, 1, 7), (1, 3, 4, 6, 7), (6, 7)], ids=str)
-def test_masks_with_more_leading_dimensions(shape):
-    assert_as_torch(draw(2, 3, 4, 6, 5), draw(2, 3, 4, 7, 5), draw(2, 3, 4, 7, 5), torch.rand(shape) > 0.3)
-
-
-def test_masks_without_heads():
-    assert_as_torch(draw(3, 6, 5), draw(3, 7, 5), draw(3, 7, 5), torch.rand(3, 6, 7) > 0.3)
-    assert_as_torch(draw(6, 5), draw(7, 5), draw(7, 5), torch.rand(6, 7) > 0.3)
+@pytest.mark.parametrize(
+    ("leading", "shape"),
+    [*(((2, 3, 4), shape) for shape in [(2, 1, 1, 6, 7), (2, 3, 1, 1, 7), (1, 3, 4, 6, 7), (6, 7)]),
+     ((3,), (3, 6, 7)), ((), (6, 7))],
+    ids=str,
+)  # fmt: skip
+def test_masks_with_more_leading_dimensions_and_with_fewer(leading, shape):
+    assert_as_torch(*(draw(*leading, length, 5) for length in (6, 7, 7)), torch.rand(shape) > 0.3)
 
 
 def test_a_query_that_its_mask_hides_everything_from_gives_zero_and_no_gradient():

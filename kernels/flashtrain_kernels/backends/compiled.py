@@ -20,6 +20,8 @@ from ..launch_cache import Place
 PlaceOf = Callable[[Any], Place]
 # Releases whose launchers are known. Others' kernels are launched in Triton's own way.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
+_MAPS: Bounded[tuple[int, int], Any] = Bounded(16384)  # each is a few hundred bytes
+_numbers = itertools.count()
 
 
 class Entry(NamedTuple):
@@ -103,10 +105,6 @@ class Repeated:
             self.launch(*self.grid, stream, *self.middle, *args)
         else:
             self.launch(*self.grid, stream, *self.middle, args)
-
-
-_MAPS: Bounded[tuple[int, int], Any] = Bounded(16384)  # each is a few hundred bytes
-_numbers = itertools.count()
 
 
 class _Map:

@@ -9,6 +9,11 @@ from ...options import Options
 
 _WIDTHS = (64, 128)  # head dimensions
 _LOG2E = gl.constexpr(1.4426950408889634)
+# A score loses slope * |p - j|, p being the query's position among the keys. Distances are counted from the tile's
+# first column and are one multiplication of whole numbers below 2^24; the eight neighbouring numbers that a thread
+# holds of an accumulator differ from the first one's by 1, 7, 8 or 9 slopes. (rows, columns) from the first to each:
+_PLACES = ((0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9))
+_BITS = {1: "3F800000", 7: "40E00000", 8: "41000000", 9: "41100000"}
 
 
 def why_not_lean(q: Tensor, options: Options) -> str | None:
@@ -25,12 +30,6 @@ def why_not_lean(q: Tensor, options: Options) -> str | None:
     return None
 
 
-# A score loses slope * |p - j|, p being the query's position among the keys. Distances are counted from the tile's
-# first column and are one multiplication of whole numbers below 2^24; the eight neighbouring numbers that a thread
-# holds of an accumulator differ from the first one's by 1, 7, 8 or 9 slopes. (rows, columns) from the first to each:
-_PLACES = ((0, 0), (0, 1), (8, 0), (8, 1), (0, 8), (0, 9), (8, 8), (8, 9))
-
-
 def _assembly() -> str:
     # Operands, eight each: results, scores, the rows' and the columns' distances times the slope, the slope, and its
     # sign turned round: a slope may be negative.
@@ -45,7 +44,6 @@ def _assembly() -> str:
     return "\n".join([*lines, "}"])
 
 
-_BITS = {1: "3F800000", 7: "40E00000", 8: "41000000", 9: "41100000"}
 _LEAN = gl.constexpr(_assembly())
 _CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 40))
 

@@ -6,6 +6,12 @@ import struct
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+_EXP2 = gl.constexpr("\n".join(f"ex2.approx.ftz.f32 ${i}, ${8 + i};" for i in range(8)))
+_EXP2_CONSTRAINTS = gl.constexpr(",".join(["=f"] * 8 + ["f"] * 8))
+CAPPED_BOUND = 0.5
+_COEFFICIENTS = [0.9242340591251537, 0.2756131645768112, 0.09892209397347329, 0.04337248314201259]
+_PACK = 16
+
 
 @gluon.jit
 def barrier(OP: gl.constexpr, name):
@@ -19,10 +25,6 @@ def barrier(OP: gl.constexpr, name):
         is_pure=False,
         pack=1,
     )
-
-
-_EXP2 = gl.constexpr("\n".join(f"ex2.approx.ftz.f32 ${i}, ${8 + i};" for i in range(8)))
-_EXP2_CONSTRAINTS = gl.constexpr(",".join(["=f"] * 8 + ["f"] * 8))
 
 
 @gluon.jit
@@ -42,11 +44,6 @@ def exp2_few(x):
 # slow, exp2 and reciprocal, is not used. Where one of a warp's numbers is larger, by 1 - 2 / (1 + e^2x), which is exact
 # at both ends. Both are within 3e-7 b; tests/kernels/test_hopper_ptx.py computes them. a, b and m are in the
 # coefficients, which the host computes.
-CAPPED_BOUND = 0.5
-_COEFFICIENTS = [0.9242340591251537, 0.2756131645768112, 0.09892209397347329, 0.04337248314201259]
-_PACK = 16
-
-
 def capped_terms(a: float, b: float, m: float) -> tuple[float, ...]:
     """What `capped` takes besides the products. a within 1e-4 and 1e3: its powers are float32."""
     return (a, b, m, (CAPPED_BOUND / a) ** 2, *(c * b * a ** (2 * i + 1) for i, c in enumerate(_COEFFICIENTS)))

@@ -22,6 +22,8 @@ HALF = gl.constexpr(64)
 BETWEEN = gl.constexpr(7)
 RING = gl.constexpr(11)
 LOADED = gl.constexpr(14)
+# What `hide` leaves of softcap's tanh: its weight is 0, and its square finite, so that its derivative is 0, too.
+_HIDDEN = gl.constexpr(-1e18)
 
 
 @gluon.jit
@@ -106,10 +108,6 @@ def gradient_scale(call, C: gl.constexpr):
     else:
         scale_log2 = call.scale_log2
     return scale_log2 * 0.6931471805599453
-
-
-# What `hide` leaves of softcap's tanh: its weight is 0, and its square finite, so that its derivative is 0, too.
-_HIDDEN = gl.constexpr(-1e18)
 
 
 @gluon.jit

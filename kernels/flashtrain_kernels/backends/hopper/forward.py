@@ -30,6 +30,11 @@ from .softcap import scale_of
 
 # How much of the L2 cache (50 MB on an H100, 60 MB on an H200) the keys and values of one section of heads may fill.
 L2_BYTES = 24 << 20
+NOT_SPECIALISED = [
+    "heads", "total", "section", "tiles", "block_m", "block_s", "section_m", "section_s", "heads_m", "heads_s",
+    "seqlen_q", "seqlen_k", "band_left", "band_right", "stride_tb", "stride_th",
+    "stride_tr", "stride_rows", "plane",
+]  # fmt: skip
 
 
 class Constants(NamedTuple):
@@ -51,13 +56,6 @@ class Constants(NamedTuple):
     packed: bool = False  # sequences are packed
     bounded: bool = False  # a softcap bounds the exponents (_is_bounded)
     ranked: bool = False  # tiles of packed sequences come by rank
-
-
-NOT_SPECIALISED = [
-    "heads", "total", "section", "tiles", "block_m", "block_s", "section_m", "section_s", "heads_m", "heads_s",
-    "seqlen_q", "seqlen_k", "band_left", "band_right", "stride_tb", "stride_th",
-    "stride_tr", "stride_rows", "plane",
-]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=NOT_SPECIALISED)

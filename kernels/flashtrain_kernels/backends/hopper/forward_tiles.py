@@ -11,6 +11,12 @@ from . import triton_compat
 from .descriptors import why_not
 from .dropout_rng import why_not_change
 
+# The tiles that masks are planned for. Measured with documents (kernels/dev/OPTIMISATION.md): small ones waste least at
+# the documents' borders.
+PLANNED = (64, 64)
+PACKED_LONG = {64: 1024, 128: 512}  # tokens
+MAX_RANKED = 1024  # sequences among which a tile is found soon enough
+
 
 class ForwardTile(NamedTuple):
     """How the forward runs."""
@@ -28,9 +34,6 @@ class ForwardTile(NamedTuple):
     tight: bool = False  # see forward_warps.consume
 
 
-# The tiles that masks are planned for. Measured with documents (kernels/dev/OPTIMISATION.md): small ones waste least at
-# the documents' borders.
-PLANNED = (64, 64)
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short sequences, windows and masks.
 _SMALL = {
     64: ForwardTile(1, 64, 64, 2, turns=False, programs=3, q_stages=2, cap=80),
@@ -48,11 +51,9 @@ PACKED = {
     64: (_LARGE[64]._replace(programs=0, stages=2, q_stages=1), _SMALL[64]._replace(programs=0)),
     128: (_LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True), _SMALL[128]._replace(programs=0)),
 }
-PACKED_LONG = {64: 1024, 128: 512}  # tokens
 # Long ones, causal: programs that do several tiles each, longest first, as all get their share then. Measured:
 # 1.02 to 1.12 of a program a tile.
 RANKED = {64: _LARGE[64], 128: _LARGE[128]._replace(tight=True)}
-MAX_RANKED = 1024  # sequences among which a tile is found soon enough
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 

@@ -12,6 +12,8 @@ from ...masks.plan import empty_tables
 from .launch import Launch, ceil_div
 
 INT_MAX = tl.constexpr(2**31 - 1)
+_TOKENS = 1024  # tokens a program of the first launch reads
+_CHUNK = 256  # tiles a program of the second judges at once
 NOT_SPECIALISED = [
     "batch", "seqlen_q", "seqlen_k", "tiles_fwd_q", "tiles_fwd_k", "tiles_dq_q", "tiles_dq_k", "tiles_q", "tiles_k",
     "programs_q", "programs_fwd_k", "programs_dq_k",
@@ -84,10 +86,6 @@ def summary_kernel(
             else:
                 program -= programs_fwd_k
                 _key_summary(keys, dq_summary, number, batch, program, seqlen_k, tiles_dq_k, DQ_BLOCK_K, TOKENS)
-
-
-_TOKENS = 1024  # tokens a program of the first launch reads
-_CHUNK = 256  # tiles a program of the second judges at once
 
 
 @triton.jit

@@ -12,6 +12,9 @@ from ...masks import BlockMask, Mask
 from .. import Call
 
 Key = tuple[str, int, int]  # (architecture, bits of the dtype, head dimension up to), as in the table
+SHORT = 1024
+# Where an architecture has no row of its own it borrows this one's.
+_BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
 
 
 class Tile(NamedTuple):
@@ -138,9 +141,6 @@ VARIANTS: dict[Key, dict[str, dict[str, Any]]] = {
     },
     ("sm_80", 16, 128): {"rich": {"forward": Tile(64, 32, 8, 3), "dkdv": Tile(16, 64, 8, 2)}},
 }
-SHORT = 1024
-# Where an architecture has no row of its own it borrows this one's.
-_BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "small"}
 _INTERPRETER_TILES = Tiles.all(Tile(64, 64, 4, 1), together=True)
 # Releases of Triton that would spill registers with the tiles above get the nearest tiles that do not, found by
 # compiling ahead of time (tests/kernels/compile_cases.py) and never timed: OLDEST for 3.6, NEWEST from 3.9 on.
