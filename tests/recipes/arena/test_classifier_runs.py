@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 from typing import Any
@@ -17,13 +16,12 @@ from tiny_runs import TinyRuns
 import flashtrain
 from flashtrain import registry
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
-from flashtrain.command.compose import compose_settings, parse_overrides, quoted
+from flashtrain.command.compose import compose_settings
 from flashtrain.command.modes import run_mode
 from flashtrain.errors import UserError
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.training.checkpoints import read_checkpoint
-from flashtrain_recipes.arena.evaluate import _command
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier, read_notes, write_classifier
 
@@ -124,13 +122,6 @@ def test_a_finished_stage_leads_to_the_next(curriculum: TinyRuns, finished) -> N
     assert curve(folder) == curve(finished)
 
 
-def test_a_stage_may_pre_train_on_pixels_alone(curriculum: TinyRuns) -> None:
-    stages = "curriculum.stages=[{side:24,steps:3,classification_weight:0},{side:24,steps:3,masked_weight:0}]"
-    status, folder = curriculum.run("pixels", stages, "sequence.batch=4")
-    assert status == 0
-    assert len(curve(folder)) == 2
-
-
 def test_tokens_are_pre_trained_on_and_their_weights_start_a_training(tmp_path, caplog) -> None:
     runs = TinyRuns(tmp_path, [*LISTOPS])
     with caplog.at_level("INFO", logger="flashtrain"):
@@ -204,14 +195,6 @@ def test_what_weights_say_becomes_values_of_few_settings(tmp_path) -> None:
         settings_from_checkpoint(["mode=evaluate", f"weights={write_classifier(other, tmp_path / 'o.safetensors')}"])
 
 
-def test_the_command_of_a_row_can_be_typed_again(tmp_path) -> None:
-    name = "it's mine, brighter"
-    words = ["recipe=pathx", "mode=evaluate", "weights=w.safetensors", f"sequence.path={tmp_path}/x.npz"]
-    command = _command(compose_settings([*words, f"sequence.name={quoted(name)}"]))
-    values = {override.key_or_group: override.value() for override in parse_overrides(shlex.split(command)[3:])}
-    assert values["sequence.name"] == name
-
-
 def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "x.ckpt")
     with pytest.raises(UserError, match="holds no classifier"):
@@ -227,21 +210,16 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         (("curriculum.stages=[{side:24,stop_at_accuracy:90}]",), "stop_at_accuracy"),
         (("curriculum.stages=[{side:24,stop_at_accuracy:0.9,classification_weight:0}]",), "stop_at_accuracy"),
         (("curriculum.stages=[{side:24,contour:7..3}]",), "contour '7-3'"),
-        (("curriculum.stages=[{side:24,contour:3...9}]",), "contour"),
-        (("pathfinder.contour=3..9",), "contour"),
         (("curriculum.stages=[{side:24,schedule:cosin}]",), "cosine"),
         (("sequence.data=listops",), "only pathfinder has"),
         (("sequence.data=poems",), "sequence.data"),
         (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "augment"),
         (("sequence.length=64",), "pathfinder.side"),
-        (("sequence.data=image", "sequence.length=64", "curriculum.stages=[]"), "sequence.length"),
         (("sequence.train=9",), "pathfinder.train_images"),
         (("sequence.data=text", "sequence.test=9", "curriculum.stages=[]"), "sequence.test"),
         (("masked_pixels.share=0",), "masked_pixels.share"),
         (("sequence.training_pixels=400",), "training_pixels=400"),
         (("sequence.data=listops", "sequence.training_pixels=9", "curriculum.stages=[]"), "training_pixels"),
-        (("trainer.max_minutes=0",), "trainer.max_minutes"),
-        (("task=poetry",), "task"),
     ],
 )
 def test_settings_that_cannot_work_are_named(curriculum: TinyRuns, words, named) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from matplotlib.figure import Figure
 
 from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table
-from flashtrain_recipes.arena.figures import curriculum_figure
 from flashtrain_recipes.arena.speed import SPEEDUP
 
 PATHX = {"implementation": "flashtrain", "task": "pathfinder", "side": 128, "contour": "hard", "accuracy": 0.8,
@@ -56,20 +54,6 @@ def test_the_papers_stand_beside_their_own_task_only(task, same, others) -> None
         table = accuracy_table([{**row, **other}])
         assert [line["implementation"] for line in table.rows] == ["flashtrain", "chance"]
         assert len(table.notes) == 1
-
-
-def test_a_demo_and_the_papers_task_are_two_tasks_of_one_table() -> None:
-    found = [row["task"] for row in accuracy_rows([PATHX, {**PATHX, "contour": "easy"}]) if row["accuracy"] == 0.8]
-    assert found == ["pathx, unknown images", "pathfinder, side 128, easy contours"]
-
-
-def test_a_curriculums_figure_has_a_line_for_each_stage(tmp_path, monkeypatch) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    point = {"side": 32, "contour": "hard", "validation_accuracy": 0.8}
-    curriculum_figure([{**point, "stage": n, "minutes": n} for n in (1, 2, 3)], tmp_path / "x.png")
-    axis = drawn[0].axes[0]
-    assert len([line for line in axis.lines if line.get_marker() == "o"]) == 3
 
 
 def test_speed_is_told_over_standard_attention_at_the_same_task_batch_and_compilation() -> None:

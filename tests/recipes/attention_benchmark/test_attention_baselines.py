@@ -66,18 +66,6 @@ def test_every_implementation_of_this_machine_gives_the_references_answer(case: 
         assert wanted.gradient_error(dq, dk * 1.01, dv) > 0.005  # a wrong one shows
 
 
-def test_what_a_cpu_cannot_have_is_named_with_its_reason() -> None:
-    baselines, without = choose(all_baselines("cpu"), None, CPU)
-    missing = {one.title: reason for one, reason in without.items()}
-    assert [one.name for one in baselines] == ["flashtrain", "flashtrain-planned", "sdpa-flash", "sdpa-math",
-                                               "standard"]  # fmt: skip
-    assert set(missing) == {
-        "flashtrain, portable", "torch SDPA, cuDNN", "torch SDPA, efficient", "FlexAttention", "torch varlen_attn",
-        "flash-attn", "flash-attn-3", "flash-attn-4", "flashtrain, compiled",
-    }  # fmt: skip
-    assert missing["torch SDPA, cuDNN"] == "needs an NVIDIA GPU"
-
-
 def test_a_package_that_is_not_installed_is_missing_on_a_gpu_too(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     assert "cannot be imported" in str(FlashAttn().missing(GPU))

@@ -6,11 +6,9 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain_recipes.attention_benchmark.figures import (
-    PAPER_MILLISECONDS,
     both_directions,
     largest_shape,
     memory_figure,
-    paper_rows,
     runtime_figure,
 )
 
@@ -43,13 +41,6 @@ def test_a_figure_is_of_the_shape_with_the_most_lengths() -> None:
         largest_shape(ROWS[:2])
     with pytest.raises(UserError, match="peak_memory_mib"):
         memory_figure([{**each, "peak_memory_mib": None} for each in ROWS], "none.png")
-
-
-def test_the_papers_values_are_those_of_its_appendix() -> None:
-    assert PAPER_MILLISECONDS["FlashAttention"] == {
-        512: 0.73, 1024: 2.29, 2048: 7.64, 4096: 30.09, 16384: 470.5, 65536: 7493.0
-    }  # fmt: skip
-    assert len(paper_rows()) == 16
 
 
 def test_the_paper_stands_beside_its_own_shape_only(tmp_path, monkeypatch) -> None:

@@ -58,12 +58,6 @@ def test_documents_fill_the_row_with_lengths_in_their_range(total: int) -> None:
     assert lengths == document_lengths(total)
 
 
-def test_the_anchors_documents_are_13() -> None:
-    lengths = document_lengths(32768, 13)
-    assert (len(lengths), sum(lengths)) == (13, 32768)
-    assert 512 <= min(lengths) <= max(lengths) <= 4096
-
-
 def test_a_random_block_mask_has_its_density_in_every_row_of_whole_blocks() -> None:
     table = block_table(case_of("block-random", 128 * 20, density=0.25), CPU)
     assert table.shape == (2, 20, 20)

@@ -8,7 +8,6 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
-from flashtrain_recipes.attention_benchmark.baselines import all_baselines
 from flashtrain_recipes.attention_benchmark.cases import cases
 from flashtrain_recipes.attention_benchmark.settings import MASKS, parse_mask
 from flashtrain_recipes.harness.settings import BenchmarkSettings
@@ -44,10 +43,6 @@ def test_the_grid_is_a_product_with_a_batch_of_so_many_tokens() -> None:
     assert {(c.head_dim, c.heads) for c in found} == {(64, 32), (128, 16)}
 
 
-def test_without_a_word_the_grid_goes_from_128_to_64k() -> None:
-    assert sorted({c.seqlen_q for c in asked()}) == [2**power for power in range(7, 17)]
-
-
 def test_block_sparse_has_every_density_beside_full_attention() -> None:
     found = asked(rows="block-sparse", seqlens=[4096], head_dims=[128])
     assert [c.mask for c in found] == ["full", *["block-random"] * 5, "block-butterfly"]
@@ -60,11 +55,6 @@ def test_lengths_and_masks_choose_among_the_rows_of_a_preset() -> None:
     assert max(c.seqlen_q for c in asked(rows="core", longest=4096)) == 4096
     with pytest.raises(UserError, match=r"benchmark.rows=core has no row of these"):
         asked(rows="core", seqlens=[77])
-
-
-def test_every_implementation_has_its_own_name_and_title() -> None:
-    everyone = all_baselines()
-    assert len({one.name for one in everyone}) == len({one.title for one in everyone}) == len(everyone)
 
 
 def test_every_mask_is_understood() -> None:

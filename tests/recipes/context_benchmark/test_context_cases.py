@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.distributed.context import local_attention
-from flashtrain.distributed.context.layouts import LAYOUTS
-from flashtrain.distributed.context.methods import METHODS
 from flashtrain.errors import UserError
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_kernels import masks
@@ -35,13 +33,6 @@ def case(mask: str = "causal", length: int = 64, shape: str = "4/2x16", degree: 
     words = BenchmarkSettings(name="context", masks=[mask], seqlens=[length], shapes=[shape], dtype="float32")
     (found,) = cases(words, [degree])
     return found
-
-
-def test_every_way_and_layout_is_measured_under_a_title_of_its_own() -> None:
-    found = ContextBenchmark(asked(), CPU).make_baselines()
-    titles = {one.title for one in found}
-    assert len(titles) == len(found)
-    assert all(any(name in title for title in titles) for name in (*METHODS, *LAYOUTS))
 
 
 def test_degrees_are_those_that_the_devices_can_hold() -> None:
@@ -77,13 +68,6 @@ def test_documents_fill_the_sequence_whatever_its_length(total: int, seed: int) 
 def test_ulysses_computes_alike_in_every_layout_and_is_measured_in_one() -> None:
     titles = [one.title for one in baselines(["ulysses", "ring"], ["zigzag", "contiguous"])]
     assert titles == ["ulysses, zigzag", "ring, zigzag", "ring, contiguous"]
-
-
-def test_ways_that_heads_do_not_divide_into_are_refused_in_a_line() -> None:
-    by_way = {one.way: one for one in baselines(None, ["balanced"])}
-    twelve = case(shape="12x64", degree=8)
-    assert "12 heads on 8 ranks" in by_way["ulysses"].refuses(twelve)
-    assert by_way["hybrid"].refuses(twelve) is None
 
 
 def test_communicating_alone_leaves_the_kernels_out_and_puts_them_back() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -10,20 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
-from flashtrain.tasks.batching import choose_batching
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.lamb import Lamb
 from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.harness import processes
 from flashtrain_recipes.huggingface_benchmark import long_steps
-from flashtrain_recipes.huggingface_benchmark.long_rank import make_states, model_of, warm_up
+from flashtrain_recipes.huggingface_benchmark.long_rank import make_states
 from flashtrain_recipes.huggingface_benchmark.long_steps import LongSteps, memory_figure
 
 pytestmark = pytest.mark.integration  # whole runs and plans
@@ -143,17 +140,6 @@ def test_the_largest_context_is_limited_by_the_device_where_that_is_full_first()
     assert 0.9 * 0.9 * 79 < row["memory_estimate_gib"] <= 0.9 * 79
     none = replace(H200, free_memory_bytes=20 * 2**30)  # at no context
     assert long_steps_on(none, "benchmark.models=[llama-8b]").plans() == []
-
-
-def test_nothing_of_the_step_that_compiles_is_left(tmp_path: Path) -> None:
-    words = ["recipe=hf-long", "hardware=cpu", "benchmark.models=[tiny]", "benchmark.contexts=[64]"]
-    job = LongSteps(compose_settings(words), detect_hardware("cpu"))
-    (case,) = job.cases
-    batching = choose_batching(case.settings(), job.settled, model_of(case, job.settled))
-    before = {id(found) for found in gc.get_objects() if isinstance(found, pl.LightningModule | pl.Trainer)}
-    assert warm_up(case, job.settled, tmp_path, batching) > 0
-    after = [found for found in gc.get_objects() if isinstance(found, pl.LightningModule | pl.Trainer)]
-    assert [found for found in after if id(found) not in before] == []
 
 
 def test_the_figure_has_a_line_for_each_model_up_to_its_largest_context(tmp_path: Path) -> None:

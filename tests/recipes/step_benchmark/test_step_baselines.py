@@ -110,14 +110,6 @@ def test_the_flops_of_a_token_are_6n_and_half_the_square_of_attention() -> None:
     assert case.flops_per_token() == 6 * multiplied + 12 * 12 * 768 * 1024 / 2
 
 
-def test_equal_seeds_give_every_baseline_the_same_tokens() -> None:
-    tokens, labels = CASE.draw(CPU, seed=5)
-    again, _ = CASE.draw(CPU, seed=5)
-    assert torch.equal(tokens, again)
-    assert torch.equal(tokens[:, 1:], labels[:, :-1])
-    assert tokens.shape == (3, 24)
-
-
 DEMO = ["recipe=gpt2", "model.size=demo", "model.vocab_rows=null", "context=32"]
 
 

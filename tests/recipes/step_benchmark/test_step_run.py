@@ -14,7 +14,6 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import write_summary
 from flashtrain.report.rows import read_result
 from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.metrics_file import MetricsFile
 from flashtrain_recipes.step_benchmark import command_cost
 from flashtrain_recipes.step_benchmark import run as steps_run
@@ -108,15 +107,6 @@ def test_a_command_that_fails_or_takes_too_long_is_a_row_that_says_so(tmp_path, 
     assert run(tmp_path / "run", *SPEED, *words) == 0
     (row,) = [row for row in read_result(tmp_path / "run" / "result.json").rows if "command" in row["implementation"]]
     assert row["status"] == "no time left"
-
-
-def test_plan_lists_cases_and_batches_and_starts_nothing() -> None:
-    settings = settled("recipe=context-speed", "hardware.demo=never", "mode=plan")
-    told = steps_run.GPT2Steps(settings, detect_hardware("cpu")).plan()
-    assert "11 cases" in told
-    assert "124m S=1024 weights fp32 batch 64" in told
-    assert "124m S=1048576 weights fp32 batch 1" in told
-    assert told.endswith("leave out mode=plan to measure.")
 
 
 def test_another_family_of_models_is_refused() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from flashtrain.errors import UserError
 from flashtrain_recipes.arena.pathfinder.parameters import (
-    PathfinderParameters,
     contour_words,
     contours_in,
     of_side,
@@ -14,24 +13,6 @@ from flashtrain_recipes.arena.pathfinder.parameters import (
 from flashtrain_recipes.arena.settings import PathfinderSettings
 
 SIDES = (32, 64, 128, 256)
-
-
-def test_path_x_has_the_long_range_arenas_figures() -> None:
-    assert of_side(128) == PathfinderParameters(
-        side=128,
-        padding=1,
-        seed_distance=20,
-        marker_radius=3.0,
-        dash_length=5,
-        thickness=1.5,
-        margins=(2, 3),
-        continuity=1.8,
-        distractors=8,
-        long_contrast=0.9,
-        short_contrast=0.9,
-        contour_dashes=14,
-        distractor_dashes=4,
-    )
 
 
 @pytest.mark.parametrize(

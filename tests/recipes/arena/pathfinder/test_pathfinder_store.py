@@ -48,12 +48,6 @@ def test_a_set_grows_and_keeps_its_first_images(whole: bytes, tmp_path: Path) ->
     assert len(ensure(32, 5, 10, cache_dir=tmp_path)) == 10
 
 
-def test_what_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ensure(32, 5, 20, workers=1, cache_dir=tmp_path)
-    monkeypatch.setattr(generate, "grow_file", lambda *_: pytest.fail("generated again"))
-    assert len(ensure(32, 5, 20, cache_dir=tmp_path)) == 20
-
-
 def test_an_interrupted_generation_goes_on_where_it_ended(
     whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
