@@ -16,7 +16,7 @@ from flashtrain.errors import first_line
 from flashtrain_recipes.attention_benchmark.baselines.ours import Flashtrain
 from flashtrain_recipes.attention_benchmark.inputs import Context, make_sets
 from flashtrain_recipes.attention_benchmark.reference import Expected, expected
-from flashtrain_recipes.context_benchmark.baseline import Attention, ContextBaseline, Place
+from flashtrain_recipes.context_benchmark.baseline import ContextBaseline, Place
 from flashtrain_recipes.context_benchmark.cases import ContextCase
 from flashtrain_recipes.context_benchmark.passes import Passes, only_communicating
 from flashtrain_recipes.context_benchmark.ranks import Team
@@ -41,11 +41,11 @@ class CaseFailed(Exception):
 
 @dataclass(kw_only=True)
 class ContextEntry(Entry[Any]):
-    """A baseline at the case; attention None: one device."""
+    """A baseline, or one device, at the case."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {_BOTH: []})
     passes: Passes
-    attention: Attention | None = None
+    attention: Any = None  # Attention; None: of one device
 
     def measures(self) -> Row:
         """Return this rank's medians in milliseconds, memory and errors, by their columns."""

@@ -49,5 +49,5 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
     return curves(shown, "context", measures, path, apart=("model", "weights"))
 
 
-def _is_alike(one: Mapping[str, Any], row: Row) -> bool:
+def _is_alike(one: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
     return bool(one.get(RATE)) and all(one[key] == row[key] for key in (*_CASE, "implementation"))
