@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -125,6 +127,15 @@ SPECIAL = (
     "<|begin|>", "<|end|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     "[INST]", "[/INST]",
 )  # fmt: skip
+
+
+def write_sums(path: Path, pairs: Iterable[tuple[int, int]]) -> Path:
+    """Conversations of a question and an answer, "What is 2+3?" and "5", as a .jsonl file."""
+    with path.open("w") as file:
+        for a, b in pairs:
+            talk = [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": f"{a + b}"}]
+            file.write(json.dumps({"messages": talk}) + "\n")
+    return path
 
 
 def save_tokenizer_folder(

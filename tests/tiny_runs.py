@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -39,6 +40,18 @@ TINY = (
 )
 
 
+TINY_ENCODER = (
+    "hardware=cpu",
+    "hardware.demo=never",
+    "bert.size=tiny",
+    "schedule.warmup_steps=1",
+    "trainer.steps=4",
+    "trainer.log_every=1",
+    "trainer.validate_every=2",
+    "trainer.checkpoint_every=2",
+)
+
+
 def each(names: Iterable[str], *quick: str) -> list[ParameterSet]:
     """The names as parameters of a test that is an integration test but for those that are quick."""
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.integration]) for name in names]
@@ -65,6 +78,13 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             place.mkdir()
             (place / "run").write_text(str(make(place)))
     return shutil.copytree((place / "run").read_text(), factory.mktemp("copies") / name)
+
+
+def last_weights(folder: Path) -> dict[str, Any]:
+    """The state of a run's last checkpoint, by name."""
+    from flashtrain.training.checkpoints import read_checkpoint
+
+    return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
 @dataclass

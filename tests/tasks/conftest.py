@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from chat_folders import CHATML, save_tokenizer_folder
+from chat_folders import CHATML, save_tokenizer_folder, write_sums
 from tiny_runs import TinyRuns, made_once
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -24,12 +24,7 @@ def base(tmp_path_factory) -> Path:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=265, max_position_embeddings=256))
     model.save_pretrained(folder)
-    rows = [
-        {"messages": [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": f"{a + b}"}]}
-        for a in range(8)
-        for b in range(8)
-    ]
-    (folder.parent / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_sums(folder.parent / "chats.jsonl", product(range(8), range(8)))
     return folder
 
 

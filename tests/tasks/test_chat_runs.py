@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
-from chat_folders import CHATML, save_tokenizer_folder
+from chat_folders import CHATML, save_tokenizer_folder, write_sums
 from tiny_runs import TINY, TinyRuns, made_once
 
 from flashtrain.command import modes
@@ -19,18 +20,12 @@ from flashtrain.tasks.language.prepare import make_data
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.metrics_file import METRICS, read_metrics
 
-SUMS = [(a, b) for a in range(8) for b in range(8)]
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> TinyRuns:
     folder = tmp_path_factory.mktemp("chats")
     save_tokenizer_folder(folder / "model", CHATML, words="What is the sum? user assistant " * 9)
-    rows = [
-        {"messages": [{"role": "user", "content": f"What is {a}+{b}?"}, {"role": "assistant", "content": f"{a + b}"}]}
-        for a, b in SUMS
-    ]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_sums(folder / "chats.jsonl", product(range(8), range(8)))
     without = [word for word in TINY if not word.startswith(("data=", "data.tokenizer=", "context=", "trainer.tokens"))]
     words = ["data=chat", f"data.tokenizer={folder / 'model'}", "context=96", "trainer.tokens_per_step=768"]
     return TinyRuns(folder, [*without, *words, f"data.path={folder / 'chats.jsonl'}", f"data.cache_dir={folder}",

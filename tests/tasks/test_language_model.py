@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from quiet_trainer import quiet_trainer
 from torch.utils.data import DataLoader
 
 from flashtrain import GPT2, GPT2Config, LanguageModel
@@ -27,11 +27,7 @@ def batch() -> Batch:
 
 def train_one_step(model: Trainable, document_mask: bool) -> LanguageModel:
     task = LanguageModel(model, document_mask=document_mask)
-    trainer = pl.Trainer(
-        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(task, DataLoader([batch()], batch_size=None))
+    quiet_trainer(1).fit(task, DataLoader([batch()], batch_size=None))
     return task
 
 
@@ -82,9 +78,6 @@ class Watched(Trainable):
 @pytest.mark.parametrize(("accumulate", "there"), [(1, [False] * 4), (2, [False, True, False, True])])
 def test_a_steps_forward_begins_without_the_gradients_of_the_step_before(accumulate, there):
     model = Watched()
-    trainer = pl.Trainer(
-        max_steps=4 // accumulate, accumulate_grad_batches=accumulate, accelerator="cpu", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(4 // accumulate, accumulate_grad_batches=accumulate)
     trainer.fit(LanguageModel(model, document_mask=False), DataLoader([batch()] * 4, batch_size=None))
     assert model.gradients == there

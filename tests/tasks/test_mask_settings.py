@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from quiet_trainer import quiet_trainer
 from torch.utils.data import DataLoader
 
 import flashtrain
@@ -130,11 +130,7 @@ def model() -> GPT2:
 
 
 def fit(task: LanguageModel) -> LanguageModel:
-    trainer = pl.Trainer(
-        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(task, DataLoader([batch()], batch_size=None), DataLoader([batch()], batch_size=None))
+    quiet_trainer(1).fit(task, DataLoader([batch()], batch_size=None), DataLoader([batch()], batch_size=None))
     return task
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import pytorch_lightning as pl
 import torch
+from quiet_trainer import FailsInStep3, quiet_trainer
 
 from flashtrain.data.masked_datamodule import MaskedTextDataModule
 from flashtrain.data.masking import score_arguments
-from flashtrain.models import Bert, BertConfig, MemorySavings
+from flashtrain.models import Bert, BertConfig
 from flashtrain.tasks import MaskedLanguageModel
 
 TEXT = "\n\n".join(" ".join(f"{word}{number % 3}" for word in ("ab", "cd", "ef", "gh")) for number in range(200))
@@ -55,20 +56,12 @@ def fit(folder, module, *callbacks, stop_at=None, **options):
     losses = Losses()
     source = data(folder / "cache", **options)
     accumulate = source.accumulate
-    trainer = pl.Trainer(
-        max_steps=stop_at or source.total_steps, accelerator="cpu", logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, num_sanity_val_steps=0,
-        accumulate_grad_batches=accumulate, limit_val_batches=1.0, callbacks=[losses, *callbacks],
-        default_root_dir=folder,
+    trainer = quiet_trainer(
+        stop_at or source.total_steps, log_every_n_steps=1, num_sanity_val_steps=0, limit_val_batches=1.0,
+        accumulate_grad_batches=accumulate, callbacks=[losses, *callbacks], default_root_dir=folder,
     )  # fmt: skip
     trainer.fit(module, datamodule=source)
     return trainer, losses, source
-
-
-class FailsInStep3(pl.Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if batch_idx == 5:
-            raise ArithmeticError
 
 
 def test_the_work_of_a_step_that_fails_is_not_counted(tmp_path):
@@ -110,13 +103,3 @@ def test_accuracy_is_the_share_of_held_out_labels_found(tmp_path):
     assert total > 50
     assert losses.accuracy[-1] == pytest.approx(found / total, abs=1e-6)
     assert trainer.callback_metrics["validation_loss"] < 6
-
-
-@pytest.mark.parametrize(("checkpointing", "names"), [("none", ["loss"]), ("full", ["compute"] * 2)])
-def test_the_loss_is_compiled_whole_or_under_full_checkpointing_by_blocks(checkpointing, names, monkeypatch):
-    compiled: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function.__name__) or function)
-    module = task(compile=True)
-    module.bert.save_memory(MemorySavings(checkpointing))
-    module.configure_model()
-    assert compiled == names

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from chat_folders import write_sums
 from transformers import AutoModelForCausalLM
 
 import flashtrain
@@ -19,19 +21,10 @@ from flashtrain.data.tokenizers import huggingface_tokenizer
 TEXTS = ["The river runs to the sea.", "Nothing else happens here, and nobody minds it.", "An end."]
 
 
-def write_chats(path: Path, numbers: range) -> Path:
-    rows = [
-        [{"role": "user", "content": f"What is {n}+{n}?"}, {"role": "assistant", "content": f"{n + n}"}]
-        for n in numbers
-    ]
-    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture
 def others(tmp_path: Path) -> Path:
     """Conversations that no run was trained on."""
-    return write_chats(tmp_path / "others.jsonl", range(100, 120))
+    return write_sums(tmp_path / "others.jsonl", product([9], range(100, 120)))
 
 
 def evaluated(caplog, *words: str) -> tuple[dict[str, Any], str]:
@@ -89,6 +82,6 @@ def test_a_larger_share_than_was_held_out_is_not_called_so(lora: Path, caplog) -
 
 def test_a_folder_with_named_splits_is_scored_on_its_validation(base: Path, lora: Path, tmp_path: Path, caplog) -> None:
     shutil.copy(base.parent / "chats.jsonl", tmp_path / "train.jsonl")
-    write_chats(tmp_path / "validation.jsonl", range(200, 207))
+    write_sums(tmp_path / "validation.jsonl", product([9], range(200, 207)))
     found, _ = evaluated(caplog, f"checkpoint={lora}", f"data.path={tmp_path}")
     assert (found["conversations"], found["held_out"]) == (7, True)

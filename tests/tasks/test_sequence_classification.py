@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import pytorch_lightning as pl
 import torch
+from quiet_trainer import FailsInStep3, quiet_trainer
 from torch.utils.data import DataLoader
 
 from flashtrain.errors import UserError
@@ -36,15 +37,7 @@ def batches(count: int, size: int, seed: int = 0) -> list[dict[str, torch.Tensor
 
 
 def fit(task: SequenceClassification, steps: int, size: int = 64, **options) -> pl.Trainer:
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
+    trainer = quiet_trainer(steps, **options)
     trainer.fit(task, DataLoader(batches(steps * trainer.accumulate_grad_batches, size), batch_size=None))
     return trainer
 
@@ -66,11 +59,6 @@ def test_it_learns_an_easy_task_to_over_90_percent_of_unseen_images() -> None:
 
 
 def test_the_accuracy_of_a_step_that_fails_is_not_counted() -> None:
-    class FailsInStep3(pl.Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-            if batch_idx == 5:
-                raise ArithmeticError
-
     stopped, failed = task(), task()
     fit(stopped, 2, accumulate_grad_batches=2)
     with pytest.raises(ArithmeticError):
@@ -113,11 +101,7 @@ def test_the_accuracy_logged_is_the_mean_over_the_steps_micro_batches() -> None:
 
     torch.manual_seed(0)
     learner = Kept(Classifier(CONFIG, "sdpa"), make_optimizer=lambda model: adamw(model, lr=5e-3, weight_decay=0.0))
-    trainer = pl.Trainer(
-        accelerator="cpu", max_steps=2, accumulate_grad_batches=3, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
-    )  # fmt: skip
-    trainer.fit(learner, DataLoader(batches(6, 8), batch_size=None))
+    trainer = fit(learner, 2, size=8, accumulate_grad_batches=3, log_every_n_steps=1)
     assert float(trainer.callback_metrics["train_accuracy"]) == pytest.approx(sum(shares[3:]) / 3, abs=1e-6)
     assert learner.take_train_accuracy() == pytest.approx(sum(shares) / 6, abs=1e-6)
     assert learner.take_train_accuracy() is None

@@ -6,25 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_runs import TinyRuns, made_once
+from tiny_runs import TINY_ENCODER, TinyRuns, made_once
 
 TINY_HEAD = (
     "recipe=bert-finetune",
-    "hardware=cpu",
-    "hardware.demo=never",
+    *TINY_ENCODER,
     "logger=none",
-    "bert.size=tiny",
     "context=16",
     "finetune.data=files",
     "finetune.pooling=max",
     "finetune.dropout=0",
     "finetune.batch=8",
     "optimizer.learning_rate=0.003",
-    "schedule.warmup_steps=1",
-    "trainer.steps=4",
-    "trainer.log_every=1",
-    "trainer.validate_every=2",
-    "trainer.checkpoint_every=2",
 )
 
 

@@ -26,16 +26,20 @@ def counts(source: LabelledSource) -> dict[str, int]:
     return {name: len(samples) for name, samples in source.samples.items()}
 
 
-def test_files_are_the_parts_that_they_are_named_for(tmp_path) -> None:
-    for name, count in (("train-1", 4), ("train-2", 4), ("more", 2), ("validation", 3), ("test", 2)):
+NAMED = {"train-1": 4, "train-2": 4, "more": 2, "validation": 3, "test": 2}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (NAMED, {"train": 10, "validation": 3, "test": 2}),
+        ({"data": 20, "test": 5}, {"train": 18, "validation": 2, "test": 5}),
+    ],
+)
+def test_files_are_the_parts_that_they_are_named_for(tmp_path, files, expected) -> None:
+    for name, count in files.items():
         write(tmp_path / f"{name}.jsonl", "xy", count)
-    assert counts(source_of(tmp_path)) == {"train": 10, "validation": 3, "test": 2}
-
-
-def test_a_test_file_beside_others_is_never_trained_on(tmp_path) -> None:
-    write(tmp_path / "data.jsonl", "xy", 20)
-    write(tmp_path / "test.jsonl", "xy", 5)
-    assert counts(source_of(tmp_path)) == {"train": 18, "validation": 2, "test": 5}
+    assert counts(source_of(tmp_path)) == expected
 
 
 def test_a_file_alone_is_divided(tmp_path) -> None:

@@ -5,29 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_runs import TinyRuns, made_once
+from tiny_runs import TINY_ENCODER, TinyRuns, made_once
 
 TINY_BERT = (
     "recipe=bert",
-    "hardware=cpu",
-    "hardware.demo=never",
+    *TINY_ENCODER,
     "logger=csv",
     "data=files",
     "data.tokenizer=bytes",
     "data.validation_fraction=0.3",
-    "bert.size=tiny",
     "bert.family=bert",
     "context=64",
     "masked.sample_unit=sentence",
     "masked.token_budget=128",
     "masked.validation_samples=8",
     "optimizer.learning_rate=0.001",
-    "schedule.warmup_steps=1",
-    "trainer.steps=4",
     "trainer.tokens_per_step=256",
-    "trainer.log_every=1",
-    "trainer.validate_every=2",
-    "trainer.checkpoint_every=2",
 )
 
 
