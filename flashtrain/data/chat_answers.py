@@ -96,7 +96,7 @@ class ChatAnswers:
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end an answer, of those that get labels."""
+        """The ids of the tokens with labels that end an answer."""
         ends = self._end or "".join(self._markers.values())
         found = map(self.rendering.library.token_to_id, dict.fromkeys(self.rendering.added(ends)))
         return [number for number in found if number is not None]

@@ -51,7 +51,7 @@ class ChatRendering:
         """List the ranges that the template marks, as (begin, end) in characters."""
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
-    def taken(self, messages: Messages, tools: Tools) -> Messages:
+    def accepted(self, messages: Messages, tools: Tools) -> Messages:
         """Return the messages in the first form that the template accepts. Raises UserError if it accepts none."""
         refused = []
         for form in forms(joined(messages)):

@@ -23,7 +23,7 @@ MARKS_CHUNK = 2**22  # marks that are counted at once
 
 
 class MicroBatch(NamedTuple):
-    """The rows of a batch."""
+    """A micro-batch of conversations: which documents its rows hold."""
 
     rows: tuple[tuple[int, ...], ...]  # the document numbers of each row
     weight: float  # see ChatBatch
@@ -67,7 +67,7 @@ class ChatSamples(Dataset[ChatBatch]):
 
     @property
     def tokens(self) -> int:
-        """Tokens of all documents within the context."""
+        """The number of tokens of all documents within the context."""
         return int(self.documents.lengths.sum())
 
     @property

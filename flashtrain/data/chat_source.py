@@ -30,7 +30,7 @@ class ChatRows(TextSource, Protocol):
     """A source of rows of conversations, and of text if they have any."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each row with its place as text.
+        """Yield each row with its place (file and line) as text.
 
         Args:
             broken: Called with the error of each line that cannot be read, which is then skipped.
@@ -41,7 +41,7 @@ class ChatFiles(FilesSource):
     """The rows of the .jsonl files (also compressed) and .parquet files of a FilesSource."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See ChatRows. Raises UserError: there is no such file, or one cannot be read."""
+        """Yield rows as ChatRows does. Raises UserError if there is no such file, or one cannot be read."""
         files = [file for file in self.files() if {".parquet", ".jsonl"} & set(file.suffixes)]
         if not files:
             raise UserError(f"no conversations in {self.path}: expected .jsonl (also compressed) or .parquet files.")
@@ -55,7 +55,7 @@ class ChatDataset(HubSource):
     """The rows of a HubSource."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See ChatRows."""
+        """Yield rows as ChatRows does."""
         for number, row in enumerate(self.table, start=1):
             yield f"{self.describe()}: row {number}", _without_nulls(row)
 

@@ -82,12 +82,12 @@ class ChatTemplate:
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
         """Encode a row's messages with the generation prompt. Raises UserError if the row is wrong."""
         messages, tools = messages_of(row.get("messages"), "messages"), tools_of(row)
-        rendered = self._rendering.text(self._rendering.taken(messages, tools), tools, prompt=True)
+        rendered = self._rendering.text(self._rendering.accepted(messages, tools), tools, prompt=True)
         return self._rendering.ids([rendered])[0].tolist()
 
     def _conversation(self, messages: Messages, tools: Tools, first: int) -> list[Piece]:
         """The documents of a conversation. first: index of the first message that may get labels."""
-        messages = self._rendering.taken(messages, tools)
+        messages = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
         if self.train_on == "all":
             return [Piece(whole, ())]
@@ -103,7 +103,7 @@ class ChatTemplate:
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens that end an answer, of those that get labels; none without a template."""
+        """The ids of the tokens with labels that end an answer; none without a template."""
         return self._answers.end_ids
 
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -48,7 +48,7 @@ def file_rows(path: Path, columns: Columns) -> list[Row]:
 
 
 def dataset_rows(
-    name: str, config: str | None, columns: Columns, most: dict[str, int | None] | None = None
+    name: str, config: str | None, columns: Columns, max_rows: dict[str, int | None] | None = None
 ) -> dict[str, list[Row]]:
     """Read the rows of each split of a dataset of the Hugging Face hub, or of a local folder that `datasets` can load.
 
@@ -59,7 +59,7 @@ def dataset_rows(
         name: Name on the hub, or the folder.
         config: The dataset's configuration, if it has several.
         columns: Which columns to read.
-        most: For each split, how many of its first rows to read (None: all).
+        max_rows: For each split, how many of its first rows to read (None: all).
 
     Raises:
         UserError: `datasets` is not installed, or a column is missing. Whatever `datasets` raises is passed on.
@@ -73,7 +73,7 @@ def dataset_rows(
         table, where = tables[called], f"dataset {' '.join(filter(None, (name, config)))}, split {called}"
         feature = table.features.get(columns.labels)
         label_names = getattr(getattr(feature, "feature", feature), "names", None)
-        rows = islice(table, (most or {}).get(split))
+        rows = islice(table, (max_rows or {}).get(split))
         found[split] = [_row(row, f"{where}, row {number}", columns) for number, row in enumerate(rows)]
         if label_names is not None:
             found[split] = [row._replace(labels=[label_names[int(one)] for one in row.labels]) for row in found[split]]

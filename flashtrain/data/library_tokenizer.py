@@ -51,7 +51,7 @@ class LibraryTokenizer:
         return [np.asarray(one.ids, dtype=np.uint32) for one in found]
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """Decode ids to a text. special: with the names of special tokens."""
+        """Decode ids to a text. special: whether the text has the names of special tokens."""
         return self._library.decode([int(token) for token in ids], skip_special_tokens=not special)
 
     def describe(self) -> str:

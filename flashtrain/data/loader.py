@@ -100,11 +100,11 @@ class StepSampler(DistributedSampler):
         return self._anchor_sample + (step - self._anchor_step) * self.samples_per_step
 
     def place(self, step: int) -> dict[str, Any]:
-        """Say where this step begins, in plain values for a checkpoint."""
+        """Return the place in the stream of samples at which a step begins, as plain values for a checkpoint."""
         return {"samples_read": self.first_number(step)}
 
     def continue_from(self, step: int, place: dict[str, Any]) -> None:
-        """Let this step begin at this place, to resume a run, also with another number of samples per step."""
+        """Let a step begin at a saved place, to resume a run, also with another number of samples per step."""
         # The place is not step * samples_per_step: the run may have changed its batch size before.
         self._anchor_step, self._anchor_sample = step, place["samples_read"]
 

@@ -30,7 +30,7 @@ class TokenBreaks(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenBreaks:
-        """Decode every token of the vocabulary once."""
+        """Find how each token of a tokenizer breaks a text."""
         texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
         blank = np.array([not text.strip() for text in texts])
         before = np.array([text[: len(text) - len(text.lstrip())].count("\n") for text in texts])

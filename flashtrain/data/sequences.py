@@ -36,7 +36,7 @@ class SequenceShape:
 
 
 class SequenceSource(Protocol):
-    """A task's data.
+    """The data of a task of sequence classification.
 
     A source whose samples are not tokens yet also has `finish`, which turns a loader's batch into a SequenceBatch on
     the device.

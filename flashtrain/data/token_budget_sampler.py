@@ -12,7 +12,7 @@ STATES_SAVED = 256  # of the latest planned steps: more than workers read ahead
 
 
 class TokenBudgetSampler(StepSampler):
-    """Yields, for each micro-batch of a run, what `samples` build this device's batch of (such as a Row).
+    """Yields, for each micro-batch of a run, the index of this device's batch in `samples` (such as a Row).
 
     A step has accumulate * world_size micro-batches of batch_size rows. Worker processes read ahead, and so does the
     plan: its states after the latest steps are saved.

@@ -72,10 +72,10 @@ class TokenFiles(SplitFiles):
         for file in files:
             if not file.tokens:
                 raise UserError(f"{file.path} contains no tokens.")
-            least, most, *ends = _checked(file, end, cache)
-            if least < 0 or most >= known.vocab_size:
+            low, high, *ends = _checked(file, end, cache)
+            if low < 0 or high >= known.vocab_size:
                 raise UserError(
-                    f"{file.path} holds token {least if least < 0 else most}, expected 0 to {known.vocab_size - 1:,}. "
+                    f"{file.path} holds token {low if low < 0 else high}, expected 0 to {known.vocab_size - 1:,}. "
                     "Set data.tokenizer to the tokenizer that made it, or data.vocab_size."
                 )
             offsets.append(begin + np.array(ends))

@@ -103,7 +103,7 @@ def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] =
     """Make the tokenizer of a spec.
 
     Args:
-        documents: Returns the texts that a "bpe" is trained on; the other kinds call it never.
+        documents: Returns the texts that a "bpe" is trained on; the other kinds do not call it.
 
     Raises:
         UserError: The files of the tokenizer are missing or damaged.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import zipfile
 
 import fsspec
 import pyarrow
@@ -57,18 +56,10 @@ def test_the_fingerprint_follows_what_the_file_system_says_of_the_content(corpus
     assert FilesSource(corpus).fingerprint() != first
 
 
-def test_files_in_an_archive(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("texts/a.txt", "one")
-        archive.writestr("texts/b.txt", "two")
-    for place, texts in (("texts", ["one", "two"]), ("texts/b.txt", ["two"])):
-        assert list(FilesSource(f"zip://{place}::{tmp_path / 'a.zip'}").documents()) == texts
-
-
 def test_mistakes_name_the_address(corpus, memory, monkeypatch):
-    def fails(address, message, **options):
+    def fails(address, message):
         with pytest.raises(UserError, match=message):
-            list(FilesSource(address, **options).documents())
+            list(FilesSource(address).documents())
 
     class Failed(Exception):
         pass
@@ -77,7 +68,6 @@ def test_mistakes_name_the_address(corpus, memory, monkeypatch):
         raise Failed("throttled\nsecond line")
 
     fails("memory://nowhere", r"no readable file at data\.path=memory://nowhere")
-    fails(corpus, r"b\.jsonl:1: no column 'body'", text_column="body")
     memory.pipe("/corpus/b.jsonl", b"{")
     fails(corpus, r"memory://.*b\.jsonl:1: .*JSON")
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "_open", fail)

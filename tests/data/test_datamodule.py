@@ -57,9 +57,6 @@ def fit(data, folder, *, resume=None, **options):
     return model
 
 
-# ------------------------------------------------------------------ on its own
-
-
 def test_without_a_trainer_it_knows_its_tokens_and_makes_batches_of_the_sizes_set_by_then(data):
     module = data(accumulate=1)
     assert isinstance(module.tokenizer, ByteTokenizer)
@@ -129,9 +126,6 @@ def test_a_tokenizer_that_is_none_and_a_text_that_is_too_short_are_told(data):
         TextDataModule("stdlib", "bpee")
     with pytest.raises(UserError, match="fewer than"):
         data(["short"], context=100).setup()
-
-
-# ------------------------------------------------------------------ under Lightning
 
 
 def test_a_run_is_one_epoch_of_all_its_steps(data, tmp_path):

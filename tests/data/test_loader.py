@@ -70,9 +70,6 @@ def test_every_device_validates_on_something():
     assert batches == [[[0]], [[1]], [[0]]]
 
 
-# ------------------------------------------------------------------ the loader
-
-
 def make(*, workers=0, seed=0, context=4, batch_size=2, accumulate=2):
     samples = PackedSamples(np.arange(321, dtype=np.uint16), Spans(np.array([0]), np.array([321])), context)
     sampler = StepSampler(len(samples), batch_size=batch_size, total_steps=5, accumulate=accumulate, seed=seed)

@@ -85,14 +85,6 @@ def test_validation_reads_every_held_out_sample_once_masked_alike_each_time(make
     assert sum(batch["sequences"] for part in (half, other) for batch in part) == samples
 
 
-def test_workers_read_what_the_process_itself_would(make):
-    data = make(total_steps=4)
-    here = list(data.train_dataloader())
-    data.num_workers = 1
-    there = list(data.train_dataloader())
-    assert all(equal(one, other) for one, other in zip(here, there, strict=True))
-
-
 def test_a_context_without_room_for_a_token_is_refused(make):
     with pytest.raises(UserError, match="context=2 must be at least 3"):
         make(context=2)

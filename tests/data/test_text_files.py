@@ -40,9 +40,6 @@ def refusal(path: Path | str, **options: str) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------ which files and rows
-
-
 def test_rows_without_a_text_are_no_documents(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         '{"text": "one", "n": 1}\n\n{"text": null}\n{"text": "zwei \\u00fc \\ud83d\\ude00"}\n'
@@ -134,9 +131,6 @@ def test_a_line_that_is_no_text_is_named_by_file_and_line(tmp_path: Path, line: 
         read(tmp_path)
 
 
-# ------------------------------------------------------------------ compressed
-
-
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_file_of_several_compressed_parts_is_read_to_its_end(tmp_path: Path, suffix: str) -> None:
     compress = COMPRESS[suffix]
@@ -161,9 +155,6 @@ def test_a_damaged_file_is_an_error_and_not_a_shorter_text(tmp_path: Path, suffi
     cut = {"cut": whole[:-20], "cut in the second part": whole + whole[:-20], "cut in the first bytes": whole[:3]}
     (tmp_path / f"a.txt{suffix}").write_bytes(cut[damage])
     assert f"cannot read {tmp_path / 'a.txt'}{suffix}: " in refusal(tmp_path, encoding="latin-1")
-
-
-# ------------------------------------------------------------------ encodings
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)

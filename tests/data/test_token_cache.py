@@ -80,9 +80,6 @@ def test_a_changed_source_or_tokenizer_is_another_cache_and_each_has_the_name_it
     assert "bytes-497f6ab1e7b6" in folders
 
 
-# ------------------------------------------------------------------ writing
-
-
 def test_documents_are_read_in_groups_of_bounded_size_that_do_not_change_the_tokens(list_source, tmp_path, monkeypatch):
     texts = [f"text {number}" for number in range(50)]
     spec = TokenizerSpec("bpe", vocab_size=270)

@@ -37,12 +37,6 @@ def test_every_tokenizer_fits_the_protocol_and_gives_back_the_text(tokenizer):
         assert tokenizer.end_of_text not in tokenizer.encode(text)
 
 
-def test_many_texts_at_once_give_the_ids_of_each(tokenizer):
-    texts = ["one cat", "", "ü" * 50]
-    assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == [tokenizer.encode(text) for text in texts]
-    assert tokenizer.encode_batch([]) == []
-
-
 def test_a_saved_tokenizer_loads_as_itself(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "saved")
     loaded = load_tokenizer(tmp_path / "saved")
