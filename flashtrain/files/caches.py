@@ -20,7 +20,12 @@ CANNOT_WRITE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTDIR, errno.E
 def only_writer(path: Path, setting: str) -> Iterator[None]:
     """A context in which no other process writes `path`. If one does, this waits for it.
 
-    setting: the setting that chooses the cache's folder, for the UserError if that cannot be written.
+    Args:
+        path: the file or folder in the cache.
+        setting: the setting that chooses the cache's folder, for the error.
+
+    Raises:
+        UserError: the cache's folder cannot be written.
     """
     import filelock  # here, since the command's help locks nothing
 

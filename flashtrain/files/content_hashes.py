@@ -23,12 +23,17 @@ LOGGED_SIZE = 2**30  # bytes to read from which on a line is logged
 
 
 def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
-    """A hash of the names, relative to `base`, and contents of files below it, in their order.
+    """A hash of the names and contents of files.
 
     A file is read only once: its hash is saved in the cache folder with its size, times and inode, which are all that
     later runs look at.
 
-    Raises OSError if a file cannot be read.
+    Args:
+        base: a folder, to which the names are relative.
+        paths: files below it; their order counts.
+
+    Raises:
+        OSError: a file cannot be read.
     """
     place = hashlib.sha256(str(base.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     memory = default_cache_dir() / SAVED_HASHES / f"{place}.json"
@@ -66,6 +71,6 @@ def _state(path: Path) -> list[int]:
 def _hash(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while piece := file.read(READ_CHUNK):
-            digest.update(piece)
+        while chunk := file.read(READ_CHUNK):
+            digest.update(chunk)
     return digest.hexdigest()

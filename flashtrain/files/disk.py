@@ -25,8 +25,8 @@ def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
     is unchanged. A link or pipe at `path` is replaced, and not written to.
 
     Args:
-        path: The file to write.
-        sync: Flush content and name to the disk, for files that must survive a power cut.
+        path: the file to write.
+        sync: flush content and name to the disk, for files that must survive a power cut.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

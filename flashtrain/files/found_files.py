@@ -22,8 +22,10 @@ VERSIONS = (
 class RemoteFile:
     """A file of an fsspec file system, with the methods of Path that readers use.
 
-    path: within the file system. relative: within the given address. size: bytes, 0 if unknown. version: a text that
-    changes with the content.
+    Attributes:
+        path, relative: within the file system, and within the address that was given.
+        size: bytes; 0 if unknown.
+        version: a text that changes with the content.
     """
 
     filesystem: Any
@@ -51,15 +53,16 @@ class RemoteFile:
 
 
 def find_files(place: Path | str) -> dict[PurePath, Any]:
-    """A file, or all files below a folder that are not hidden, by their paths within it and in the order of these.
-
-    Linked folders are followed, each real folder once.
+    """Find all files below a folder that are not hidden. Linked folders are followed, each real folder once.
 
     Args:
-        place: A Path, or an address, whose files are RemoteFiles.
+        place: a file or a folder: a Path, or an address.
+
+    Returns:
+        Paths (RemoteFiles for an address) by their paths within the folder, in the order of these.
 
     Raises:
-        UserError: The path does not exist (with the nearest names), or it is a folder on the web. Errors of fsspec and
+        UserError: the path does not exist (with the nearest names), or it is a folder on the web. Errors of fsspec and
             of the file system's client are passed on.
     """
     if isinstance(place, str):

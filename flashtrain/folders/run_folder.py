@@ -43,16 +43,17 @@ _made: set[Path] = set()  # the folders that this process made
 
 
 def new_run_folder(parent: Path) -> Path:
-    """A new folder below `parent`, named by the time; the same on all ranks of a torchrun or SLURM job."""
+    """Make a new folder below `parent`, named by the time; the same on all ranks of a torchrun or SLURM job."""
     if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
         return _new(parent)
     return _agreed(lambda: _new(parent), parent)
 
 
 def unfinished_or_new(parent: Path, settings: Settings) -> Path:
-    """The folder for resume=auto, held by this process: an unfinished run's, or a new one if none is free.
+    """The folder for resume=auto, which this process then holds; the same on all ranks of a torchrun or SLURM job.
 
-    It is the same on all ranks of a torchrun or SLURM job.
+    Returns:
+        The folder of an unfinished run with these settings, or a new one if none is free.
     """
 
     def choose() -> Path:
@@ -99,7 +100,8 @@ def read_settings(folder: Path) -> Settings:
 
     Older names of settings are read as ours (aliases.py).
 
-    Raises UserError if it is not a run folder, or its settings are unknown or invalid.
+    Raises:
+        UserError: it is not a run folder, or its settings are unknown or invalid.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -137,14 +139,18 @@ def note_failure(folder: Path, error: str) -> None:
 
 
 def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> tuple[Path, Path]:
-    """Find (run folder, checkpoint) of a path that a user gave.
+    """Find the checkpoint of a path that a user gave.
 
     Args:
-        given: A run folder, or a checkpoint in one.
+        given: a run folder, or a checkpoint in one.
         prefer: LAST to continue a run, BEST to use its weights; if that one is missing, the other is used.
-        setting: The setting that the path was given by, for the error.
+        setting: the setting that the path was given by, for the error.
 
-    Raises UserError if there is no checkpoint.
+    Returns:
+        The run folder and the checkpoint.
+
+    Raises:
+        UserError: there is no checkpoint.
     """
     path = Path(given).expanduser()
     if not path.exists():
@@ -165,7 +171,10 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
 def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> Path | None:
     """The newest run folder below `parent` that trains the same, has a checkpoint and is not finished.
 
-    take: hold it for this process, and skip folders that another run is using.
+    Args:
+        parent: the folder of the runs.
+        settings: of the training.
+        take: hold the folder for this process, and skip folders that another run is using.
     """
     for folder, _ in _of_the_same((path for path in newest_first(parent) if _is_unfinished(path)), settings):
         if not take:
@@ -178,9 +187,12 @@ def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> 
 
 
 def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False) -> Path | None:
-    """The first of these folders that trains the same, in the same mode, attention and precision.
+    """The first run folder that trains the same, in the same mode, attention and precision.
 
-    take: hold it for this process, and skip folders that another run is using.
+    Args:
+        folders: to look into, in this order.
+        settings: of the training.
+        take: hold the folder for this process, and skip folders that another run is using.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
     for folder, there in _of_the_same((path for path in folders if (path / CONFIG_FILE).is_file()), settings):
@@ -262,8 +274,7 @@ def _held_by_job(job: str, parent: Path) -> Path:
 
 @contextlib.contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A new folder `parent`/`name` (`name`-2, -3, ... if that exists), which is removed if writing into it fails or is
-    interrupted."""
+    """A context that makes the folder of `make_unique`, and removes it if writing into it fails or is interrupted."""
     folder = make_unique(parent, name)
     try:
         yield folder

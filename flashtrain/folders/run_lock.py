@@ -32,12 +32,16 @@ class Busy(UserError):
 def hold(folder: Path, *, wait: float = 0) -> None:
     """Hold the folder for this process until `let_go` or the process's end; make it if it is missing.
 
-    Nothing happens if this process holds it already, or is not the first rank. On a file system without locks a line is
-    printed, and the run continues. wait: seconds to wait for another process.
+    Nothing happens if this process holds it already, or is not the first rank, which holds it for all. On a file system
+    without locks a line is printed, and the run continues.
+
+    Args:
+        folder: of the run.
+        wait: seconds to wait for another process.
 
     Raises:
-        Busy: Another process still holds the folder.
-        UserError: The folder has links that lead out of it.
+        Busy: another process still holds the folder.
+        UserError: the folder has links that lead out of it.
     """
     key = folder.resolve()
     if key in _held or not is_first_of_job():

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from flashtrain.files.disk import write_atomically
-from flashtrain.files.yaml_files import read_yaml
 from flashtrain.folders.run_folder import CONFIG_FILE, SAMPLE
 from flashtrain.report.formats import cell, heading
 from flashtrain.report.rows import (
@@ -34,7 +31,6 @@ _FIRST = (
     "train_loss", "validation_loss", "perplexity", "accuracy", "validation_accuracy", "micro_f1", "tokens_per_second",
     "mfu", "peak_memory_gib", "tokens", "steps", "seconds",
 )  # fmt: skip
-_NO_SETTINGS = ("demo", "is_demo", "checkpoint", "resume")  # they select a run or a place, not what is computed
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1240px;
   padding: 1.5rem; }
@@ -45,7 +41,7 @@ dl.facts { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; }
 dl.facts div { background: #f4f6f8; border-radius: 6px; padding: .5rem .9rem; }
 dl.facts dt { color: #666; font-size: .8rem; } dl.facts dd { margin: 0; font-size: 1.15rem; }
 .curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(340px, 1fr)); gap: .5rem; }
-.beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr)); gap: 1.2rem;
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 560px), 1fr)); gap: 1.2rem;
   align-items: start; }
 img { max-width: 100%; height: auto; } .curves img { width: 100%; }
 .wide { overflow-x: auto; }
@@ -87,9 +83,9 @@ def write_page(folder: str | Path, row: Row | None = None) -> Path:
     parts = [
         _head(folder, own, rows),
         _section("Curves", _curves(folder)),
-        _section("What it writes", _sample(folder)),
+        _section("What it writes", _contents(folder / SAMPLE)),
         _section("Results", _results(folder, rows)),
-        _section("Settings that differ from their defaults", _settings(folder)),
+        _section("Settings", _contents(folder / CONFIG_FILE)),
         _section("Files", _files(folder)),
     ]
     return write_atomically(folder / PAGE, "".join(parts) + "</body>\n</html>\n")
@@ -132,10 +128,8 @@ def _curves(folder: Path) -> str:
     return f'<div class="curves">\n{"".join(pictures)}</div>\n' if pictures else ""
 
 
-def _sample(folder: Path) -> str:
-    if not (folder / SAMPLE).is_file():
-        return ""
-    return f"<pre>{_text((folder / SAMPLE).read_text(encoding='utf-8'))}</pre>\n"
+def _contents(file: Path) -> str:
+    return f"<pre>{_text(file.read_text(encoding='utf-8'))}</pre>\n" if file.is_file() else ""
 
 
 def _results(folder: Path, rows: Sequence[Row]) -> str:
@@ -151,7 +145,7 @@ def _results(folder: Path, rows: Sequence[Row]) -> str:
         table = sweep_table(with_overrides(rows))
         tables += _table(table, links=[_page_of(folder, str(row["run"])) for row in table.rows])
     columns = [f"<div>\n{column}</div>\n" for column in (pictures, tables) if column]
-    return f'<div class="beside">\n{"".join(columns)}</div>\n' if columns else ""
+    return f'<div class="columns">\n{"".join(columns)}</div>\n' if columns else ""
 
 
 def _page_of(folder: Path, run: str) -> str | None:
@@ -177,50 +171,6 @@ def _table(table: Table, links: Sequence[str | None] = ()) -> str:
 
 def _kind(is_number: bool) -> str:
     return " class=number" if is_number else ""
-
-
-def _settings(folder: Path) -> str:
-    if not (folder / CONFIG_FILE).is_file():
-        return ""
-    from flashtrain.settings.schema import schema_of
-    from flashtrain.settings.settings import Settings
-
-    given = _flat(read_yaml(folder / CONFIG_FILE))
-    default = _flat(asdict(schema_of(given.get("task", Settings.task))()))
-    differing = {
-        name: value
-        for name, value in given.items()
-        if value != default.get(name) and name.partition(".")[0] not in _NO_SETTINGS
-    }
-    lines = [
-        f"<tr><td>{_text(cell('', name))}</td><td>{_text(_shown(value))}</td>"
-        f'<td class="quiet">{_text(_shown(default.get(name)))}</td></tr>\n'
-        for name, value in differing.items()
-    ]
-    if not lines:
-        return "<p>none</p>\n"
-    head = "<tr><th>setting</th><th>here</th><th>default</th></tr>\n"
-    return f'<div class="wide"><table>\n{head}{"".join(lines)}</table></div>\n'
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
-def _shown(value: Any) -> str:
-    """A setting's value as on the command line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return cell("", str(value)) if value != "" else "''"
 
 
 def _files(folder: Path) -> str:

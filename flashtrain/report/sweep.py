@@ -105,10 +105,7 @@ def varied_keys(rows: Sequence[Row]) -> list[str]:
         values = [row.get(key) for row in rows]
         if all(value == values[0] for value in values):
             continue
-        # the column "model" shows model.size=124m,355m already, if every job has that column
-        shown = [name for name in key.split(".") if name in varied and all(row.get(name) is not None for row in rows)]
-        if not shown:
-            varied.append(key)
+        varied.append(key)
     return varied
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -27,7 +26,6 @@ from flashtrain.report.rows import Row, has_failed, status_text, values_of
 OPTIONS = ("columns", "pivot", "value", "only")
 _ERROR_LENGTH = 200  # characters of an error in a line below the table
 _HEADING_WIDTH = 11  # characters; longer headings are wrapped, so that a sweep's table fits a terminal of 80 columns
-_UNLIMITED = 100_000
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     title: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def headings(self) -> list[str]:
@@ -151,32 +149,27 @@ class Table:
 
     def print(self, console: Console | None = None) -> None:
         """Print the table on the terminal, unless output is quiet."""
-        # No number is ever cut: a table that is too wide runs past the terminal's edge.
         if console is None and is_quiet():
             return
         console = console or Console()
-        title = Text(one_line(self.title)) if self.title else None
-        drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        for column, text in zip(self.columns, self.headings, strict=True):
+        drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+        for column, text, *cells in zip(self.columns, self.headings, *self.cells, strict=True):
             numeric = self.is_numeric(column)
-            # headings are wrapped here by words: rich would also wrap the numbers below them
+            # Headings are wrapped here by words: rich would also wrap the numbers below them.
             lines = textwrap.wrap(text, _HEADING_WIDTH, break_long_words=False)
+            # No number is ever cut: a table that is too wide runs past the terminal's edge.
+            uncut = cells if numeric or not console.is_terminal else []
             drawn.add_column(
                 Text("\n".join(lines)),
                 justify="right" if numeric else "left",
-                no_wrap=numeric,
-                min_width=max(len(line) for line in lines),
+                min_width=max(map(len, [*lines, *uncut])),
                 overflow="fold",
             )
         for row, cells in zip(self.rows, self.cells, strict=True):
-            drawn.add_row(*[Text(part) for part in cells], style="red" if has_failed(row) else None)
-        needed = Measurement.get(console, console.options.update(width=_UNLIMITED), drawn)
-        width = console.width
-        console.width = max(width, needed.minimum if console.is_terminal else needed.maximum, len(self.title))
-        try:
-            console.print(drawn, crop=False)
-        finally:
-            console.width = width
+            drawn.add_row(*map(Text, cells), style="red" if has_failed(row) else None)
+        if self.title:
+            console.print(Text(one_line(self.title)), soft_wrap=True)
+        console.print(drawn, crop=False)
         for note in self.notes:
             console.print(Text(note), style="red", soft_wrap=True)
 
@@ -193,10 +186,8 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
         columns: keys in order; None: every key with a value, known ones first in the order of COLUMNS.
 
     Raises:
-        UserError: there are no rows, or no row has one of the columns.
+        UserError: no row has one of the columns.
     """
-    if not rows:
-        raise UserError("no rows: the table would be empty.")
     shown = [dict(row) for row in rows]
     present = available_columns(shown)
     if columns is None:

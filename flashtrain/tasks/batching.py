@@ -157,7 +157,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             states=settings.optimizer.states,
             precision=hardware.precision,
             compiled=compiles(settings, hardware),
-            pieces_by_autograd=getattr(shape, "pieces_by_autograd", False),
+            chunks_by_autograd=getattr(shape, "pieces_by_autograd", False),
             attention=hardware.attention,
             master_weights=settings.optimizer.master_weights and not sharded,
             shards=ranks if sharded else 1,

@@ -142,9 +142,7 @@ class StopAtTarget(pl.Callback):
         return self._before + (0.0 if self._begun is None else time.monotonic() - self._begun)
 
     def state_dict(self) -> dict[str, Any]:
-        """The training time so far, in seconds."""
         return {"seconds": self._elapsed()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the count of an earlier part of the run."""
         self._before = float(state_dict["seconds"])

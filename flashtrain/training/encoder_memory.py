@@ -1,7 +1,6 @@
 """Estimated GPU memory of an encoder's training step: BERT with any of its heads, and sequence classifiers.
 
-Tensors saved for the backward are counted one by one; tests/training/test_encoder_memory.py compares the count with
-what autograd saves. Letters as in memory.py.
+Letters as in memory.py. tests/training/test_encoder_memory.py compares the estimate with what autograd saves.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from flashtrain.training.memory import (
     ADAMW_STATES,
     EAGER_EXTRA,
     FFN_GRADIENTS,
-    FFN_TENSORS_KEPT,
+    FFN_TENSORS_SAVED,
     HEAD_STATES,
     PRECISIONS,
     RESIDUAL_BYTES,
@@ -26,12 +25,17 @@ from flashtrain_kernels.loss_head import default_chunk
 
 GATED_EXTRA = 2  # in addition to GELU's two tensors of width F: the up projection is twice as wide, its halves multiply
 OUTSIDE_TENSORS = 1  # the input of the one norm that is in no block, in the weights' type where autocast is on
-HEAD_STATES_KEPT = 4  # a head that predicts tokens: input, before and after its activation, after its norm
+HEAD_STATES_SAVED = 4  # a head that predicts tokens: input, before and after its activation, after its norm
 
 
 @dataclass(frozen=True)
 class PredictingHead:
-    """A head that predicts tokens or bins of grey levels, at `positions` of them, with a matrix of `rows` rows."""
+    """A head that predicts tokens or grey levels.
+
+    Attributes:
+        rows: of its matrix, one for each token or grey level.
+        positions: predicted positions of a step.
+    """
 
     rows: int
     positions: int
@@ -42,7 +46,7 @@ def estimate_encoder_memory(
     shape: BlockShape,
     *,
     tokens: int,
-    longest: int,
+    max_seqlen: int,
     head: PredictingHead | None = None,
     precision: str = "bf16-mixed",
     savings: MemorySavings | None = None,
@@ -54,35 +58,40 @@ def estimate_encoder_memory(
 
     Args:
         parameters: P.
+        shape: of the encoder's blocks.
         tokens: T, with padding and tokens that are read twice.
-        longest: S, for "standard" attention, which stores a score matrix for each sequence.
+        max_seqlen: S, for "standard" attention, which stores a score matrix for each sequence.
         head: None for a head on pooled states, which needs next to nothing.
+        precision: a key of PRECISIONS.
+        savings: activation checkpointing, offloading and chunks; None: none of them.
+        compiled: whether torch.compile fuses the blocks' operations.
+        attention: "standard" adds its S x S matrices.
         master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
     """
     savings = savings or MemorySavings()
     weight, copy, activation = PRECISIONS[precision]
     stream = shape.embed * (RESIDUAL_BYTES if copy and shape.residual == "weights" else activation)
     outside = shape.embed * (RESIDUAL_BYTES if copy else activation)
-    kept, block = block_bytes(
+    saved, block = block_bytes(
         shape,
         tokens=tokens,
-        longest=longest,
+        max_seqlen=max_seqlen,
         stream=stream,
         activation=activation,
-        ffn_kept=FFN_TENSORS_KEPT + GATED_EXTRA * shape.gated,
+        ffn_saved=FFN_TENSORS_SAVED + GATED_EXTRA * shape.gated,
         ffn_gradients=FFN_GRADIENTS + shape.gated,
         extra=EAGER_EXTRA if copy and not compiled else 1.0,  # autocast's casts
         savings=savings,
         fused=compiled,
         attention=attention,
     )
-    kept_by_head, at_loss = _of_head(head, shape.embed, activation, savings.loss_chunk)
+    saved_by_head, at_loss = _of_head(head, shape.embed, activation, savings.loss_chunk)
     states = (1 + ADAMW_STATES) * 4 if master_weights and weight < 4 else ADAMW_STATES * weight
     return MemoryEstimate(
         weights=parameters * (weight + copy),
         gradients=parameters * weight,
         optimizer=states * parameters,
-        activations=int(tokens * (shape.layers * kept + OUTSIDE_TENSORS * outside)) + kept_by_head,
+        activations=int(tokens * (shape.layers * saved + OUTSIDE_TENSORS * outside)) + saved_by_head,
         logits=at_loss,
         block=block,
         host=shape.layers * host_bytes(tokens * stream) if savings.offload else 0,
@@ -97,4 +106,4 @@ def _of_head(head: PredictingHead | None, embed: int, activation: int, loss_chun
     # The matrix in the activations' type, its gradient in float32, and the gradient that this one is added to.
     matrices = head.rows * embed * (activation + 8)
     states = HEAD_STATES * head.positions * embed * activation
-    return HEAD_STATES_KEPT * head.positions * embed * activation, chunk * head.rows * activation + matrices + states
+    return HEAD_STATES_SAVED * head.positions * embed * activation, chunk * head.rows * activation + matrices + states

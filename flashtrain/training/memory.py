@@ -27,7 +27,7 @@ RESIDUAL_BYTES = 4  # autocast leaves the residual stream in float32
 ADAMW_STATES = 2  # first and second moment, each in the precision of the weights that are updated
 
 # Tensors of width F that one block saves for its backward:
-FFN_TENSORS_KEPT = 2  # before and after the activation function
+FFN_TENSORS_SAVED = 2  # before and after the activation function
 EAGER_EXTRA = 1.35  # without torch.compile intermediate results of norms, activation and casts are saved too
 STANDARD_BYTES_PER_SCORE = 8  # S x S attention: float32 scores and softmax, and their half-precision copies
 # Gradients that are live at the same time in one block's backward, in units of E (or F) per token:
@@ -49,7 +49,8 @@ class Growth:
     """When gradients are allocated in a backward whose step began without any (zero_grad(set_to_none=True)).
 
     Attributes:
-        head, embedding: bytes allocated before and after the blocks' backward; the rest comes evenly with the `layers`.
+        layers: blocks, with whose backward all other gradients come evenly.
+        head, embedding: bytes allocated before and after the blocks' backward.
         at_embedding: bytes of temporary buffers while `embedding` is allocated.
     """
 
@@ -64,13 +65,15 @@ class MemoryEstimate:
     """Bytes of one device in a training step. Only one of `logits`, `block` and `updating` is live at a time.
 
     Attributes:
-        weights: with the copies that are computed with.
+        weights: with the half-precision copies that matrix products read.
+        gradients: of all trained weights.
         optimizer: the optimiser's states and float32 copies of weights.
         activations: saved in the forward for the backward.
         logits, block, updating: temporary buffers of the output head with its loss, of one block's backward (its
             gradients and recomputed activations), and of the optimiser's step.
         host: pinned main memory for offloaded activations, not in the total.
         exchange: the part of `block` for what devices that share a sequence send each other.
+        other: the CUDA context and a reserve.
         growth: when gradients are allocated; None: all are allocated at any time.
     """
 
@@ -124,10 +127,12 @@ class BlockShape:
     """The sizes of a model's blocks on which its memory depends.
 
     Attributes:
+        layers: number of blocks.
         embed, heads, ffn: E, H, F.
         gated: a feed-forward with two inner matrices.
         rotary: RoPE; the rotated queries and keys are saved in addition to their inputs.
         residual: type of the residual stream under autocast: "weights" (float32) or "compute" (half precision).
+        dropout: whether the blocks have dropout, whose masks are saved.
         kv_width, query_width: K*D and H*D; None: E.
     """
 
@@ -163,7 +168,7 @@ def estimate_memory(
     context_degree: int = 1,
     exchange: int = 0,
     gradients_stay: bool = False,
-    pieces_by_autograd: bool = False,
+    chunks_by_autograd: bool = False,
 ) -> MemoryEstimate:
     """Memory of one training step of a decoder with AdamW, in bytes on one device.
 
@@ -185,24 +190,24 @@ def estimate_memory(
         exchange: bytes that one layer's attention needs for what these devices send each other.
         gradients_stay: gradients are allocated at any time (gradient accumulation, DDP's buckets); otherwise a step
             begins without any, as TrainingTask's does.
-        pieces_by_autograd: feed-forward chunks are differentiated by autograd, not by our operator.
+        chunks_by_autograd: feed-forward chunks are differentiated by autograd, not by our operator.
     """
     weight, copy, activation = PRECISIONS[precision]
     layers, embed, gated = shape.layers, shape.embed, shape.gated
     residual_bytes = RESIDUAL_BYTES if copy and shape.residual == "weights" else activation
     tokens = micro_batch * -(-context // context_degree)
     stream = embed * residual_bytes
-    kept, block = block_bytes(
+    saved, block = block_bytes(
         shape,
         tokens=tokens,
-        longest=context,
+        max_seqlen=context,
         stream=stream,
         activation=activation,
-        ffn_kept=FFN_TENSORS_KEPT + gated,
+        ffn_saved=FFN_TENSORS_SAVED + gated,
         ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated) + (ADAPTER_TENSORS if frozen else 0),
         extra=1.0 if compiled else EAGER_EXTRA,
         savings=savings,
-        chunk_tensors=GATED_CHUNK_TENSORS if gated and pieces_by_autograd else CHUNK_TENSORS,
+        chunk_tensors=GATED_CHUNK_TENSORS if gated and chunks_by_autograd else CHUNK_TENSORS,
         fused=compiled and context_degree == 1,
         attention=attention,
         exchange=exchange,
@@ -244,7 +249,7 @@ def estimate_memory(
         weights=stored // shards + gathered * (copy if shards == 1 else computed),
         gradients=trained * weight // shards,
         optimizer=updated * trained // shards,
-        activations=int(tokens * (layers * kept + 2 * stream)),  # embedding output and final norm too
+        activations=int(tokens * (layers * saved + 2 * stream)),  # embedding output and final norm too
         logits=logits,
         block=block,
         exchange=exchange,
@@ -258,10 +263,10 @@ def block_bytes(
     shape: BlockShape,
     *,
     tokens: int,
-    longest: int,
+    max_seqlen: int,
     stream: int,
     activation: int,
-    ffn_kept: int,
+    ffn_saved: int,
     ffn_gradients: int,
     extra: float,
     savings: MemorySavings,
@@ -270,16 +275,21 @@ def block_bytes(
     exchange: int = 0,
     chunk_tensors: int = CHUNK_TENSORS,
 ) -> tuple[float, int]:
-    """(bytes that one block saves for the backward per token, bytes of temporary buffers of one block's backward).
+    """The memory of one block's activations.
 
     Args:
-        tokens, longest: T and S.
+        shape: of the block.
+        tokens, max_seqlen: T and S.
         stream, activation: bytes of one token's residual stream, and of one element of an activation.
-        ffn_kept, ffn_gradients: tensors of width F that are saved, and that the backward computes.
+        ffn_saved, ffn_gradients: tensors of width F that are saved, and that the backward computes.
         extra: factor for intermediate results that no compiler fuses.
+        savings: activation checkpointing, offloading, and the feed-forward in chunks.
         fused: attention is compiled together with the rest of the block.
         attention, exchange: as in estimate_memory.
         chunk_tensors: tensors of width F per feed-forward chunk.
+
+    Returns:
+        The bytes of a token that are saved for the backward, and the bytes of temporary buffers of the backward.
     """
     embed, ffn = shape.embed, shape.ffn
     kv_width = embed if shape.kv_width is None else shape.kv_width
@@ -292,15 +302,15 @@ def block_bytes(
     qkv = (query + 2 * kv_width + shape.rotary * (query + kv_width)) * activation
     attended = query * activation + 4 * shape.heads  # output and float32 LSE
     normalized = embed * activation
-    scores = shape.heads * longest * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
-    wide = 0.0 if chunk else ffn_kept * ffn * activation * extra
+    scores = shape.heads * max_seqlen * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
+    wide = 0.0 if chunk else ffn_saved * ffn * activation * extra
     attention_half = (normalized + qkv + attended) * extra + dropped + scores
     ffn_half = (stream + normalized) * extra + dropped + wide
     whole = stream * extra + attention_half + ffn_half
     # Selective checkpointing saves nothing of standard attention: its S x S matrices are too large.
     keeps_attention = savings.checkpointing == "selective" and attention != "standard"
     selective = stream + (attended if keeps_attention else 0)
-    kept = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
+    saved = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
 
     # One block's backward has two peaks: in the feed-forward, and then in attention. What was not saved is recomputed;
     # attention's half only when it is needed, if compiled code does not need its result earlier.
@@ -314,14 +324,14 @@ def block_bytes(
     of_attended = query * (activation + QUERY_GRADIENT_BYTES)
     # A feed-forward chunk is freed before attention begins. During the exchange between devices the gradients of the
     # block's output and of attention's output are live, those of queries, keys and values not yet.
-    pieces = (chunk or 0) * chunk_tensors * ffn * activation
-    at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + pieces
+    chunks = (chunk or 0) * chunk_tensors * ffn * activation
+    at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + chunks
     at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended))
     at_exchange = int(tokens * (stream + again_in_attention + of_attended)) + exchange
-    return kept - stream * savings.offload, max(at_ffn, at_attention, at_exchange)
+    return saved - stream * savings.offload, max(at_ffn, at_attention, at_exchange)
 
 
 def host_bytes(size: int) -> int:
-    """Host memory for `size` offloaded bytes: the allocator rounds each piece up to a power of two."""
+    """Host memory for `size` offloaded bytes: its allocator rounds each tensor up to a power of two."""
     rest = size % HOST_PIECE
     return size - rest + (1 << (rest - 1).bit_length() if rest else 0)

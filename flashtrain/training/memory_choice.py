@@ -19,7 +19,12 @@ Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch wi
 
 @dataclass(frozen=True)
 class Room:
-    """Free memory in bytes of the device and of its host (None: unknown; host 0: nothing may be offloaded)."""
+    """Free memory in bytes.
+
+    Attributes:
+        device: of the GPU; None: unknown.
+        host: of the machine; None: unknown, 0: nothing may be offloaded.
+    """
 
     device: int | None
     host: int | None = None
@@ -35,7 +40,7 @@ class Room:
 
 @dataclass(frozen=True)
 class MemoryOption:
-    """Memory savings with a micro-batch, the memory that they are estimated to need, and whether that fits."""
+    """Memory savings with a micro-batch, and the memory that a training step is estimated to need with them."""
 
     savings: MemorySavings
     micro_batch: int
@@ -62,16 +67,23 @@ def candidates(
     """
     if checkpointing != AUTO:
         return [MemorySavings(checkpointing, offload, ffn_chunk, loss_chunk)]
-    pieces = (ffn_chunk or FFN_CHUNK, loss_chunk or LOSS_CHUNK)
+    chunks = (ffn_chunk or FFN_CHUNK, loss_chunk or LOSS_CHUNK)
     resident = [MemorySavings(kind, False, ffn_chunk, loss_chunk) for kind in CHECKPOINTING]
-    offloaded = MemorySavings("full", True, *pieces)
-    return [offloaded] if offload else [*resident, MemorySavings("full", False, *pieces), offloaded]
+    offloaded = MemorySavings("full", True, *chunks)
+    return [offloaded] if offload else [*resident, MemorySavings("full", False, *chunks), offloaded]
 
 
 def memory_options(
     tried: Sequence[MemorySavings], sizes: Sequence[int], room: Room, estimate: Estimate
 ) -> list[MemoryOption]:
-    """Each of the savings with the largest micro-batch of `sizes` (ascending) that fits, or the smallest."""
+    """Pair each of the savings with the largest micro-batch that fits, or with the smallest if none fits.
+
+    Args:
+        tried: the savings, as `candidates` returns them.
+        sizes: micro-batches, ascending.
+        room: the free memory.
+        estimate: the memory of a training step with a micro-batch and savings.
+    """
     return [_with_largest(savings, sizes, room, estimate) for savings in tried]
 
 

@@ -66,13 +66,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear weights and both
     embedding tables) decay; biases and norm weights do not. A tied parameter counts once.
     An empty group is left out.
-
-    Raises:
-        UserError: no parameter has requires_grad.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trained:
-        raise UserError(f"{type(model).__name__} has no trainable parameter: requires_grad is False everywhere")
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},

@@ -28,7 +28,7 @@ from flashtrain.files.disk import flush, os_errors, replacing
 # complete.
 CURRENT = "current.json"
 PLAIN = "plain.ckpt"
-BESIDE = ".parts"  # suffix of the first sharded checkpoint's folder while a file has the checkpoint's name
+TEMPORARY = ".parts"  # ends the name of a sharded checkpoint that is to replace a checkpoint file
 TIED = "tied_weights"  # key of plain.ckpt: names of tied weights -> the weight that each is tied to
 PARTS = ("state_dict", "optimizer_states")  # keys of a checkpoint whose tensors are sharded
 FILE_BYTES = 2**31  # of one file's tensors over all ranks; what is written together is copied in host memory
@@ -50,18 +50,21 @@ def current(path: str | Path) -> Path:
 
 def next_generation(path: Path, step: int) -> str:
     """An unused folder name for the next checkpoint of this step."""
-    taken = {entry.name for place in (path, _beside(path)) if place.is_dir() for entry in place.iterdir()}
+    taken = {entry.name for place in (path, _temporary(path)) if place.is_dir() for entry in place.iterdir()}
     return next(name for name in (f"{step}-{number}" for number in range(10**9)) if name not in taken)
 
 
 def split(
     checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """(the checkpoint with its sharded tensors on the meta device, which have a shape only; these tensors by name).
+    """Take the sharded tensors out of a checkpoint.
 
     Args:
         checkpoint: as Lightning makes it.
         tied: names of tied weights -> the weight that each is tied to; only the latter is saved.
+
+    Returns:
+        The checkpoint with these tensors on the meta device, where they have a shape only, and the tensors by name.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -79,7 +82,12 @@ def split(
 
 
 def joined(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The checkpoint that `split` took apart, with the given tensors; the others stay on the meta device."""
+    """The checkpoint that `split` took apart, with the given tensors in their places.
+
+    Args:
+        plain: the first result of `split`.
+        tensors: tensors by name; those that are missing stay on the meta device.
+    """
     parts = {part: plain[part] for part in PARTS if part in plain}
     checkpoint = {**plain, **_mapped(parts, lambda name, tensor: tensors.get(name, tensor))}
     for name, other in plain.get(TIED, {}).items():
@@ -118,7 +126,16 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
 
 
 def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
-    """The checkpoint with the unsharded tensors of these parts in host memory. Raises as `load`."""
+    """The checkpoint with unsharded tensors in host memory.
+
+    Args:
+        folder: of the checkpoint.
+        plain: its plain.ckpt.
+        parts: keys of the checkpoint whose tensors are read; the others stay on the meta device.
+
+    Raises:
+        UserError: parts of a tensor are missing.
+    """
     _, known = split({part: plain[part] for part in parts if part in plain})
     tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in known.items()}
     load(folder, plain, tensors)
@@ -151,7 +168,13 @@ class ShardWriter:
         self._group: Any = None
 
     def start(self, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor], path: Path, generation: str) -> None:
-        """Start writing the folder `generation` of the checkpoint `path`, after the one before is finished."""
+        """Start writing a checkpoint, after the one before is finished.
+
+        Args:
+            plain, tensors: the results of `split`.
+            path: of the checkpoint.
+            generation: the folder in it, as `next_generation` names it.
+        """
         from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
         self.finish()
@@ -182,7 +205,7 @@ class ShardWriter:
 
         several = self._group is not None
         first = not several or dist.get_rank() == 0
-        home = _beside(path) if path.is_file() else path
+        home = _temporary(path) if path.is_file() else path
         folder = home / generation
         writer = HuggingFaceStorageWriter(str(folder), _files(tensors), save_distributed=True)
         problem: str | None = None
@@ -218,8 +241,8 @@ def _take_place(home: Path, path: Path, generation: str) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(path.name + BESIDE)
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + TEMPORARY)
 
 
 def _files(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

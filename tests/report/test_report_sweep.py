@@ -98,20 +98,6 @@ def test_an_override_with_several_values_is_a_column():
     assert sweep_table(with_overrides(rows)).cells[1][0] == "0.0003"
 
 
-def test_an_override_that_a_summary_column_already_shows_is_no_second_column():
-    rows = [job(i, model=f"gpt2-{size}", overrides=f"model.size={size}") for i, size in enumerate(("124m", "355m"))]
-    assert varied_keys(with_overrides(rows)) == ["model"]
-
-
-def test_it_stays_a_column_when_a_failed_job_could_not_be_told_apart_without_it():
-    rows = [
-        job(0, overrides="model.size=124m"),
-        job(1, model="gpt2-355m", overrides="model.size=355m"),
-        {"run": "2", "status": "failed", "error": "no", "overrides": "model.size=774m"},
-    ]
-    assert varied_keys(with_overrides(rows)) == ["model", "model.size"]
-
-
 def test_overrides_are_keys_with_typed_values_but_for_where_a_job_writes_and_is_logged():
     words = "+a.b=1 c=x rate=1e-3 demo=true logger.group=g hydra.run.dir=runs/0 output=o"
     assert override_values({"overrides": words}) == {"a.b": 1, "c": "x", "rate": 0.001, "demo": True}

@@ -5,7 +5,6 @@ import io
 import pytest
 from rich.console import Console
 
-from flashtrain.errors import UserError
 from flashtrain.report.table import Table, make_table
 
 ROWS = [
@@ -76,8 +75,3 @@ def test_the_title_and_the_failures_are_printed_around_the_table():
     lines = printed(make_table([*ROWS, FAILED], title="recipe gpt2")).splitlines()
     assert lines[0].strip() == "recipe gpt2"
     assert lines[-1].startswith("context 4,096: failed")
-
-
-def test_no_rows_are_refused():
-    with pytest.raises(UserError, match="no rows"):
-        make_table([])

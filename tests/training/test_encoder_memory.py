@@ -64,7 +64,7 @@ def test_berts_kept_tensors_are_those_that_autograd_saves(family, packed, checkp
         model.parameter_count(),
         BlockShape(3, 64, 2, config.ffn, packed, packed, residual="compute"),
         tokens=ROWS * LENGTH,
-        longest=LENGTH,
+        max_seqlen=LENGTH,
         head=PredictingHead(config.vocab_rows, len(masked)),
         precision=precision,
         savings=savings,
@@ -98,7 +98,7 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
         model.parameter_count(),
         BlockShape(3, 64, 2, 256, rotary=pixels),
         tokens=ROWS * length * (1 if masked is None else 2),
-        longest=length,
+        max_seqlen=length,
         head=None if masked is None else PredictingHead(256, masked.numel()),
         precision=precision,
         attention="sdpa",
@@ -111,7 +111,7 @@ def test_every_saving_needs_less_and_every_token_more() -> None:
 
     def needs(tokens: int, **savings) -> int:
         return estimate_encoder_memory(
-            335_000_000, shape, tokens=tokens, longest=512, head=PredictingHead(30528, tokens // 7),
+            335_000_000, shape, tokens=tokens, max_seqlen=512, head=PredictingHead(30528, tokens // 7),
             savings=MemorySavings(**savings),
         ).total  # fmt: skip
 

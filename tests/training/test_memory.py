@@ -202,9 +202,9 @@ def test_standard_attention_is_quadratic_in_the_context_and_flash_linear():
 def test_autograd_through_a_gated_piece_holds_three_tensors_more():
     """As adapters and other activations need it; nothing of it without pieces."""
     gated = partial(GPT2_124M, micro_batch=64, checkpointing="full", gated=True)
-    ours, autograd = (gated(ffn_chunk=32768, pieces_by_autograd=by) for by in (False, True))
+    ours, autograd = (gated(ffn_chunk=32768, chunks_by_autograd=by) for by in (False, True))
     assert 0 < autograd.block - ours.block <= 3 * 32768 * 3072 * 2
-    assert gated(pieces_by_autograd=True) == gated()
+    assert gated(chunks_by_autograd=True) == gated()
 
 
 def test_what_devices_exchange_in_attention_is_not_there_beside_a_piece_of_the_feed_forward():

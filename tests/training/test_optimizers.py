@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from tiny_training import TinyModel
 from torch import nn
 
-from flashtrain.errors import UserError
 from flashtrain.training.optimizers import parameter_groups
 
 
@@ -30,8 +28,3 @@ def test_frozen_parameters_are_left_out():
     model = TinyModel()
     model.embedding.requires_grad_(False)
     assert all(p is not model.embedding.weight for group in parameter_groups(model, 0.1) for p in group["params"])
-
-
-def test_nothing_to_train_is_a_mistake():
-    with pytest.raises(UserError, match="no trainable parameter"):
-        parameter_groups(nn.Flatten(), 0.1)

@@ -99,7 +99,7 @@ def bert_estimate(
             parameters,
             shape,
             tokens=tokens,
-            longest=settings.context,
+            max_seqlen=settings.context,
             head=PredictingHead(config.vocab_rows, math.ceil(share * tokens)) if config.masked_head else None,
             precision=hardware.precision,
             savings=savings,

@@ -160,7 +160,7 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
             model.parameter_count(),
             shape,
             tokens=round(rows * (1 + again)) * length,
-            longest=length,
+            max_seqlen=length,
             head=head if hidden and config.grey_bins else None,
             precision=hardware.precision,
             savings=savings,
