@@ -14,7 +14,7 @@ from flashtrain.registry import component, registered
 from flashtrain.report.page import write_page
 from flashtrain.report.readme import check_tables, insert_tables, source_line, table_text
 from flashtrain.report.rows import Row, collect_summaries, read_result
-from flashtrain.report.save import join_results, save_result
+from flashtrain.report.save import save_result
 from flashtrain.report.sweep import sweep_table, varied_keys, with_overrides
 from flashtrain.report.table import OPTIONS, View, view_of
 
@@ -41,10 +41,7 @@ def _run(options: argparse.Namespace) -> int:
     if not options.sources:
         raise UserError("nothing to report. Give a result file (.json), a run folder or a sweep folder.")
     if options.save:
-        if len(options.sources) == 1:
-            save_result(options.save, options.sources[0])
-        else:
-            join_results(options.save, options.sources)
+        save_result(options.save, *options.sources)
         print(f"wrote {options.save}")
         return 0
     _draw(options)

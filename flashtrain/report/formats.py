@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 MISSING = "-"
@@ -34,9 +35,7 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{value:,.{max(0, digits - 1 - exponent)}f}"
 
 
-def loss(value: float) -> str:
-    """A loss at four significant digits: half a percent must be visible."""
-    return significant(value, 4)
+loss = partial(significant, digits=4)  # half a percent must be visible
 
 
 def plain(value: float) -> str:
@@ -93,8 +92,6 @@ COLUMNS: dict[str, Column] = {
     "perplexity_low": Column("95% from", loss),
     "perplexity_high": Column("95% to", loss),
     "perplexity_sliding": Column("perplexity, full context", loss),
-    "perplexity_sliding_low": Column("95% from (full context)", loss),
-    "perplexity_sliding_high": Column("95% to (full context)", loss),
     "against_shorter": Column("than next shorter"),
     "against_shorter_sliding": Column("than next shorter, full context"),
     "position": Column("place among the scored tokens", grouped),

@@ -18,7 +18,6 @@ from flashtrain.report.rows import (
     has_failed,
     own_row,
     read_result,
-    status_text,
     trainings_of,
 )
 from flashtrain.report.sweep import sweep_table, with_overrides
@@ -95,25 +94,25 @@ def _head(folder: Path, own: Row | None, rows: Sequence[Row]) -> str:
     name = folder.resolve().name
     row = own or {}
     title = ": ".join(cell("", row[key]) for key in ("recipe", "model") if row.get(key)) or name
-    text = _HEAD.format(title=_text(f"{title} - {name}"), style=_STYLE) + f"<h1>{_text(title)}</h1>\n"
+    text = _HEAD.format(title=escape(f"{title} - {name}"), style=_STYLE) + f"<h1>{escape(title)}</h1>\n"
     if own is None:
-        return text + f'<p class="quiet">{_text(name)}: {len(rows)} run{"" if len(rows) == 1 else "s"}</p>\n'
+        return text + f'<p class="quiet">{escape(name)}: {len(rows)} run{"" if len(rows) == 1 else "s"}</p>\n'
     failed = has_failed(row)
-    status = f'<span class="{"bad" if failed else "ok"}">{_text(status_text(row) if failed else "finished")}</span>'
-    about = [status, *(_text(cell(key, row[key])) for key in ("date", "device", "precision") if row.get(key))]
-    text += f"<p>{_text(name)} &middot; {' &middot; '.join(about)}</p>\n"
+    status = f'<span class="{"bad" if failed else "ok"}">{escape(status_text(row) if failed else "finished")}</span>'
+    about = [status, *(escape(cell(key, row[key])) for key in ("date", "device", "precision") if row.get(key))]
+    text += f"<p>{escape(name)} &middot; {' &middot; '.join(about)}</p>\n"
     if isinstance(row.get("overrides"), str):
-        text += f"<p><code>python -m flashtrain {_text(row['overrides'])}</code></p>\n"
+        text += f"<p><code>python -m flashtrain {escape(row['overrides'])}</code></p>\n"
     if failed and row.get("error"):
-        text += f'<p class="bad">{_text(cell("error", row["error"]))}</p>\n'
+        text += f'<p class="bad">{escape(cell("error", row["error"]))}</p>\n'
     facts = [key for key in _FIRST if isinstance(row.get(key), (int, float))]
-    shown = "".join(f"<div><dt>{_text(heading(k))}</dt><dd>{_text(cell(k, row[k]))}</dd></div>" for k in facts)
+    shown = "".join(f"<div><dt>{escape(heading(k))}</dt><dd>{escape(cell(k, row[k]))}</dd></div>" for k in facts)
     return f'{text}<dl class="facts">{shown}</dl>\n'
 
 
 def _section(title: str, content: str) -> str:
     """A section of the page; "" if it has no content."""
-    return f"<section>\n<h2>{_text(title)}</h2>\n{content}</section>\n" if content else ""
+    return f"<section>\n<h2>{escape(title)}</h2>\n{content}</section>\n" if content else ""
 
 
 def _curves(folder: Path) -> str:
@@ -122,20 +121,20 @@ def _curves(folder: Path) -> str:
     from flashtrain.report.curves import curves  # imports matplotlib, half a second, only for a page with curves
 
     pictures = [
-        f'<img alt="{_text(title)} against steps" src="data:image/svg+xml;base64,{_encoded(svg.encode())}">\n'
+        f'<img alt="{escape(title)} against steps" src="data:image/svg+xml;base64,{_encoded(svg.encode())}">\n'
         for title, svg in curves(folder / METRICS)
     ]
     return f'<div class="curves">\n{"".join(pictures)}</div>\n' if pictures else ""
 
 
 def _contents(file: Path) -> str:
-    return f"<pre>{_text(file.read_text(encoding='utf-8'))}</pre>\n" if file.is_file() else ""
+    return f"<pre>{escape(file.read_text(encoding='utf-8'))}</pre>\n" if file.is_file() else ""
 
 
 def _results(folder: Path, rows: Sequence[Row]) -> str:
     """The folder's figures, and next to them the table of its runs or measurements."""
     pictures = "".join(
-        f'<img alt="{_text(path.name)}" src="data:image/png;base64,{_encoded(path.read_bytes())}">\n'
+        f'<img alt="{escape(path.name)}" src="data:image/png;base64,{_encoded(path.read_bytes())}">\n'
         for path in sorted(folder.glob("*.png"))
     )
     tables = ""
@@ -156,16 +155,16 @@ def _page_of(folder: Path, run: str) -> str | None:
 def _table(table: Table, links: Sequence[str | None] = ()) -> str:
     """The table as HTML. links: of the first cell of each row."""
     numbers = [table.is_numeric(name) for name in table.columns]
-    head = "".join(f"<th{_kind(one)}>{_text(name)}</th>" for name, one in zip(table.headings, numbers, strict=True))
+    head = "".join(f"<th{_kind(one)}>{escape(name)}</th>" for name, one in zip(table.headings, numbers, strict=True))
     lines = []
     for index, (row, cells) in enumerate(zip(table.rows, table.cells, strict=True)):
-        shown = [_text(part) for part in cells]
+        shown = [escape(part) for part in cells]
         if index < len(links) and links[index] is not None:
             shown[0] = f'<a href="{links[index]}">{shown[0]}</a>'
         parts = "".join(f"<td{_kind(one)}>{part}</td>" for one, part in zip(numbers, shown, strict=True))
         lines.append(f"<tr{' class=failed' if has_failed(row) else ''}>{parts}</tr>\n")
-    notes = "".join(f'<p class="bad">{_text(note)}</p>\n' for note in table.notes)
-    title = f'<p class="quiet">{_text(table.title)}</p>\n' if table.title else ""
+    notes = "".join(f'<p class="bad">{escape(note)}</p>\n' for note in table.notes)
+    title = f'<p class="quiet">{escape(table.title)}</p>\n' if table.title else ""
     return f'{title}<div class="wide"><table>\n<tr>{head}</tr>\n{"".join(lines)}</table></div>\n{notes}'
 
 
@@ -175,18 +174,13 @@ def _kind(is_number: bool) -> str:
 
 def _files(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir() if path.name != PAGE and not path.name.startswith("."))
-    return "<ul>\n" + "".join(f'<li><a href="{_address(name)}">{_text(name)}</a></li>\n' for name in names) + "</ul>\n"
+    return "<ul>\n" + "".join(f'<li><a href="{_address(name)}">{escape(name)}</a></li>\n' for name in names) + "</ul>\n"
 
 
 def _address(name: str) -> str:
     """A file of the folder as a link."""
-    return escape(f"./{quote(name)}", quote=True)
+    return escape(f"./{quote(name)}")
 
 
 def _encoded(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
-
-
-def _text(text: str) -> str:
-    """The text, escaped for HTML."""
-    return escape(text, quote=True)

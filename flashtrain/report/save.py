@@ -22,16 +22,19 @@ from flashtrain.report.sweep import override_texts, varied_keys, with_overrides
 _LEFT_OUT = ("run", "versions", "overrides", "command", "recipe")
 
 
-def save_result(path: str | Path, folder: str | Path) -> ResultFile:
-    """Write the result file of the runs in `folder`: their command, and the device and versions that they recorded.
+def save_result(path: str | Path, *sources: str | Path) -> ResultFile:
+    """Write the result file of runs, with their command, and the device and versions that they recorded.
 
-    A benchmark run has written its own result file, whose contents are used.
+    Args:
+        path: of the result file.
+        sources: the folder of a run or a sweep, or several folders or result files of benchmark runs.
 
     Raises:
         UserError: no run recorded its recipe and device, or the runs have different versions.
     """
-    if (Path(folder) / RESULT).is_file():
-        return join_results(path, [folder])
+    folder = Path(sources[0])
+    if len(sources) > 1 or (folder / RESULT).is_file():
+        return join_results(path, sources)
     collected = collect_summaries(folder)
     # a killed job's context is in its overrides only, and a swept learning rate is in no summary at all
     rows = with_overrides(collected)

@@ -99,14 +99,8 @@ def with_overrides(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
 def varied_keys(rows: Sequence[Row]) -> list[str]:
     """The keys that differ among the jobs: identity keys first, then overrides with more than one value."""
     varied = [key for key in _IDENTITY if len(values_of(rows, key)) > 1]
-    for key in dict.fromkeys(key for row in rows for key in override_values(row)):
-        if key in varied or key in _IDENTITY:
-            continue
-        values = [row.get(key) for row in rows]
-        if all(value == values[0] for value in values):
-            continue
-        varied.append(key)
-    return varied
+    others = dict.fromkeys(key for row in rows for key in override_values(row) if key not in _IDENTITY)
+    return varied + [key for key in others if any(row.get(key) != rows[0].get(key) for row in rows)]
 
 
 def override_values(row: Mapping[str, Any]) -> Row:

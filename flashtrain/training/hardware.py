@@ -23,9 +23,8 @@ from flashtrain.errors import UserError
 PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bGB200\b", 2500e12),
     (r"\bB200\b", 2250e12),
-    (r"\bGH200\b", 989e12),
     (r"\bH200 NVL\b", 836e12),
-    (r"\bH200\b", 989e12),
+    (r"\bG?H200\b", 989e12),
     (r"\bH100 PCIe\b", 756e12),
     (r"\bH100 NVL\b", 835e12),
     (r"\bH[18]00\b", 989e12),

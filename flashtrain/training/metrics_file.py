@@ -38,10 +38,6 @@ class MetricsFile(Logger):
     def version(self) -> str:
         return ""
 
-    @property
-    def save_dir(self) -> str:
-        return str(self.path.parent)
-
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Does nothing: config.yaml in the run folder has them."""

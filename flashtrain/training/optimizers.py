@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError
-
 
 class Stepping(torch.optim.Optimizer):
     """An optimiser whose step is `_update`, after the optional closure of torch's interface."""
@@ -111,13 +109,8 @@ def muon(
     Args:
         lr: of both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
         momentum: Muon's. The other arguments are as in `adamw`.
-
-    Raises:
-        UserError: the model has no such matrices.
     """
     matrices = inner_matrices(model)
-    if not matrices:
-        raise UserError(f"{type(model).__name__} has no linear layers inside for muon to train. Use optimizer=adamw.")
     rest = adamw(model, lr, betas, eps, weight_decay)
     chosen = {id(matrix) for matrix in matrices}
     for group in rest.param_groups:

@@ -13,7 +13,6 @@ from pytorch_lightning.callbacks import ProgressBar
 
 from flashtrain.announce import is_quiet
 from flashtrain.training.steps import OptimizerStepCounter, log_interval
-from flashtrain.training.throughput import Throughput
 
 VALIDATION_SECONDS = 10.0  # between two lines of a long validation
 
@@ -69,22 +68,22 @@ class LineProgress(ProgressBar):
         if not self._steps.ended(trainer):
             return
         step, interval = trainer.global_step, self.every_n_steps or log_interval(trainer)
-        if self._enabled and (step % interval == 0 or step in (self._first_step + 1, total_steps(trainer))):
+        if self._enabled and (step % interval == 0 or step in (self._first_step + 1, _total_steps(trainer))):
             self._print_step(trainer)
         self._losses.clear()
 
     def _print_step(self, trainer: pl.Trainer) -> None:
-        step, total, now = trainer.global_step, total_steps(trainer), time.perf_counter()
+        step, total, now = trainer.global_step, _total_steps(trainer), time.perf_counter()
         # With several ranks the logged loss is the mean over all; this rank has computed only its part of the step.
         logged = trainer.world_size > 1 and (step % log_interval(trainer) == 0 or step == 1)
         loss = trainer.callback_metrics.get("train_loss") if logged else None
         if loss is None and self._losses:
             loss = torch.stack(self._losses).sum()
-        speed = _tokens_per_second(trainer)
+        speed = trainer.callback_metrics.get("tokens_per_second")  # logged by Throughput
         parts = [f"step {step}" if total is None else f"step {step}/{total}"]
         parts += [] if loss is None else [f"loss {float(loss):.3f}"]
         parts += [] if self._rate is None else [f"lr {self._rate:.1e}"]
-        parts += [f"tokens/s {speed:,.0f}"] if speed else []
+        parts += [f"tokens/s {float(speed):,.0f}"] if speed else []
         # The first step compiles: no remaining time is estimated from it.
         if total is not None and step > self._first_step + 1:
             parts.append(_left((now - self._printed_time) / (step - self._printed_step) * (total - step)))
@@ -121,8 +120,8 @@ class LineProgress(ProgressBar):
             print(*args, file=sys.stderr, flush=True)
 
 
-def total_steps(trainer: pl.Trainer) -> int | None:
-    """The number of optimiser steps at which the fit ends; None if it has no end."""
+def _total_steps(trainer: pl.Trainer) -> int | None:
+    """The optimiser steps at which the fit ends; None if it has no end."""
     total = trainer.estimated_stepping_batches
     return int(total) if total != float("inf") and total > 0 else None
 
@@ -133,10 +132,3 @@ def _left(seconds: float) -> str:
 
 def _step(trainer: pl.Trainer) -> list[str]:
     return [f"step {trainer.global_step}"] if trainer.state.fn == "fit" else []
-
-
-def _tokens_per_second(trainer: pl.Trainer) -> float | None:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Throughput):
-            return callback.latest.get("tokens_per_second")
-    return None

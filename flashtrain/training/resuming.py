@@ -22,12 +22,9 @@ KEY = "random_states"
 
 def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
     """The optimiser steps of the checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
-    missing = [
-        words for key, words in (("optimizer_states", "optimiser"), ("lr_schedulers", "schedule")) if not saved.get(key)
-    ]
-    if missing:
+    if not saved.get("optimizer_states"):
         raise UserError(
-            f"{checkpoint} has no state of the {' and '.join(missing)}, so a run cannot be resumed from it. "
+            f"{checkpoint} has no state of the optimiser, so a run cannot be resumed from it. "
             f"To train its weights further, use weights={checkpoint} without resume=."
         )
     return saved["global_step"]

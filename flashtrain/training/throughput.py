@@ -54,7 +54,6 @@ class Throughput(pl.Callback):
         self.warmup_steps = warmup_steps
         self.step_seconds: list[float] = []  # of every step measured, in order
         self.step_tokens: list[int] = []  # tokens of the same steps, all devices together
-        self.latest: dict[str, float] = {}  # the values logged last
         self._steps = OptimizerStepCounter()
         self._clock: _Clock | None = None
         self._open = False  # the current step's begin is marked
@@ -162,14 +161,13 @@ class Throughput(pl.Callback):
         self._logged = len(self.step_seconds)
         if not seconds:
             return
-        self.latest = {
-            **{name: value for name, value in self._rates(sum(tokens), sum(seconds)).items() if value is not None},
+        values = {
+            **self._rates(sum(tokens), sum(seconds)),
             "step_seconds": sum(seconds) / len(seconds),
+            "peak_memory_gib": self.peak_memory_gib(),
         }
-        peak = self.peak_memory_gib()
-        if peak is not None:
-            self.latest["peak_memory_gib"] = peak
-        pl_module.log_dict(self.latest, on_step=True, on_epoch=False, batch_size=1)
+        known = {name: value for name, value in values.items() if value is not None}
+        pl_module.log_dict(known, on_step=True, on_epoch=False, batch_size=1)
 
     def _rates(self, tokens: float, seconds: float) -> dict[str, float | None]:
         tokens_per_second = tokens / seconds if tokens and seconds > 0 else None
