@@ -18,6 +18,7 @@ from flashtrain.report.rows import (
     has_failed,
     own_row,
     read_result,
+    status_text,
     trainings_of,
 )
 from flashtrain.report.sweep import sweep_table, with_overrides
