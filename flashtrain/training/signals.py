@@ -118,6 +118,11 @@ class SaveOnSignal(pl.Callback):
         trainer.fit_loop.epoch_loop.min_steps = None
         trainer.should_stop = True
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._restore(
+            trainer
+        )  # before Lightning restores what its own handlers replaced, which it does before teardown
+
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._restore(trainer)
 

@@ -9,7 +9,6 @@ is relative to the largest entry of one process's loss or gradient.
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import transformers
-from ranks import fork
+from ranks import end, fork, report
 from torch import Tensor, nn
 
 from flashtrain.distributed.context.batch import shard_batch
@@ -210,9 +209,8 @@ def rank(folder: Path, mine: list[Case]) -> None:
     dist.init_process_group("gloo")
     group = ContextGroup()
     found = {str(case): errors(case, group) for case in mine}
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
+    report(folder, found)
+    end()
 
 
 def import_models() -> None:
@@ -226,10 +224,7 @@ def import_models() -> None:
 def main(folder: Path) -> None:
     import_models()
     for name, degree in (("two", 2), ("four", 4)):
-        mine = [case for case in cases() if case.degree == degree]
-        own = folder / name
-        own.mkdir()
-        (own / "codes.json").write_text(json.dumps(fork(degree, rank, own, mine)))
+        fork(degree, rank, folder / name, [case for case in cases() if case.degree == degree])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ FOLDER/origin gets a tiny Llama's weights. Each rank writes FOLDER/NAME/RANK.jso
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -15,9 +14,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from distributed_ranks import full_state_dict
 from huggingface_fitting import SIZES, STEPS, Reads, fit
-from ranks import fork
+from ranks import end, fork, full_state_dict, report
 
 from flashtrain.distributed.strategies import make_strategy
 from flashtrain.training.checkpoint_callbacks import SaveLast
@@ -50,11 +48,10 @@ def scenario(folder: Path, name: str) -> None:
         torch.save(weights, folder / "weights.pt")
     begun = train(SaveLast(folder / "part"), steps=3)
     resumed = train(SaveLast(folder / "part"), steps=STEPS, resume=folder / "part" / "last.ckpt")
-    result = {"losses": whole.losses, "parts": begun.losses + resumed.losses, "reads": reads.sizes}
-    result["kept"] = sorted(weights)
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    kept = sorted(weights)
+    parts = begun.losses + resumed.losses
+    report(folder, {"losses": whole.losses, "parts": parts, "reads": reads.sizes, "kept": kept})
+    end()
 
 
 def main(folder: Path) -> None:
@@ -62,9 +59,7 @@ def main(folder: Path) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
     model.save_pretrained(folder / "origin", max_shard_size="20KB")
     for name in SCENARIOS:
-        own = folder / name
-        own.mkdir()
-        (own / "codes.json").write_text(json.dumps(fork(2, scenario, own, name)))
+        fork(2, scenario, folder / name, name)
 
 
 if __name__ == "__main__":

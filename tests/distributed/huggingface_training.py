@@ -8,8 +8,6 @@ Those of huggingface_ranks.py, too, in FOLDER/exact: importing everything takes 
 from __future__ import annotations
 
 import copy
-import json
-import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +18,9 @@ import pytorch_lightning as pl
 import torch
 from huggingface_ranks import LENGTH, VOCABULARY, model_of, quiet_and_exact
 from published_commands import python_blocks
-from ranks import fork
-from strategy_ranks import Rows, trainer
+from ranks import end, fork, report
+from strategy_ranks import Loaders, Losses, trainer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 import flashtrain
 from flashtrain.models.trainable import Trainable
@@ -81,36 +78,11 @@ class StandIn(Trainable):
         return 1.0
 
 
-class Losses(pl.Callback):
-    """What each step returned."""
-
-    def __init__(self) -> None:
-        self.found: list[float] = []
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.found.append(float(outputs["loss"]))
-
-
-class InOrder(pl.LightningDataModule):
-    """Rows one after the other (Lightning's own sampler shuffles them), a share for each group of ranks."""
-
-    def __init__(self, rows: list[Any], batch: int) -> None:
-        super().__init__()
-        self.rows, self.batch = rows, batch
-
-    def train_dataloader(self) -> DataLoader:
-        ranks = self.trainer.strategy.distributed_sampler_kwargs if self.trainer.world_size > 1 else {}
-        mine = self.rows[ranks.get("rank", 0) :: ranks.get("num_replicas", 1)]
-        return DataLoader(mine, batch_size=self.batch)
-
-    val_dataloader = train_dataloader
-
-
-def curve(folder: Path, task: pl.LightningModule, data: list[Any], batch: int, **options: Any) -> dict[str, Any]:
+def curve(folder: Path, task: pl.LightningModule, data: Loaders, **options: Any) -> dict[str, Any]:
     """The losses of twenty steps, the mean of the last that was logged, and that of a validation after it."""
     losses = Losses()
     fit = trainer(folder, max_steps=STEPS, callbacks=[losses], limit_val_batches=2, **options)
-    fit.fit(task, InOrder(data, batch))
+    fit.fit(task, data)
     logged = {name: float(fit.callback_metrics.get(name, 0.0)) for name in ("mean", "validation", "validation_loss")}
     return {"losses": losses.found, "logged": logged}
 
@@ -119,7 +91,7 @@ def sinks(folder: Path, batch: int, **options: Any) -> dict[str, Any]:
     """gpt-oss, whose layers are computed again in the backward."""
     model = copy.deepcopy(model_of("gpt_oss", 4))
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    return curve(folder, OfTransformers(model), [row(index) for index in range(2 * STEPS)], batch, **options)
+    return curve(folder, OfTransformers(model), Loaders(2 * STEPS, batch, row=row), **options)
 
 
 def adapters(folder: Path, **options: Any) -> dict[str, Any]:
@@ -129,13 +101,13 @@ def adapters(folder: Path, **options: Any) -> dict[str, Any]:
     config = LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
     torch.manual_seed(5)
     model = get_peft_model(copy.deepcopy(model_of("qwen3", 4)), config).double()
-    return curve(folder, OfTransformers(model), [row(index) for index in range(STEPS)], 1, **options)
+    return curve(folder, OfTransformers(model), Loaders(STEPS, 1, row=row), **options)
 
 
 def language_model(folder: Path, masked: bool, **options: Any) -> dict[str, Any]:
     """flashtrain's own task, of whose batch a model takes tokens, labels that are shifted, and positions."""
     task = LanguageModel(StandIn(copy.deepcopy(model_of("mistral", 4))), document_mask=masked, gradient_clip=0.0)
-    return curve(folder, task, [Rows(STEPS)[index] for index in range(STEPS)], 1, **options)
+    return curve(folder, task, Loaders(STEPS, 1), **options)
 
 
 def script(folder: Path, weights: Path, **options: Any) -> dict[str, Any]:
@@ -167,15 +139,15 @@ def two(folder: Path) -> None:
     }
     if find_spec("peft") is not None:
         found["adapters"] = adapters(folder, devices=2, strategy=strategy(2))
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    report(folder, found)
+    end()
 
 
 def four(folder: Path) -> None:
     quiet_and_exact()
     found = {"sinks": sinks(folder, 1, devices=4, strategy=strategy(2, method="ulysses"))}
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    torch.distributed.destroy_process_group()
+    report(folder, found)
+    end()
 
 
 def main(folder: Path) -> None:
@@ -184,9 +156,7 @@ def main(folder: Path) -> None:
     huggingface_ranks.main(exact)
     save_script_inputs(folder)
     for function, ranks in ((two, 2), (four, 4)):
-        own = folder / function.__name__
-        own.mkdir()
-        (own / "codes.json").write_text(json.dumps(fork(ranks, function, own)))
+        fork(ranks, function, folder / function.__name__)
 
 
 if __name__ == "__main__":

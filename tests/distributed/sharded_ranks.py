@@ -6,7 +6,6 @@ python sharded_ranks.py FOLDER
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 import threading
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from distributed_ranks import full_state_dict
-from ranks import fork
+from ranks import end, fork, full_state_dict, report
 from tiny_training import TinyData, TinyTask, tiny_trainer
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -37,7 +35,7 @@ class TiedTask(TinyTask):
 
 
 def fit(folder: Path, ranks: int, *callbacks: Any, shards: bool = True, resume: Any = None, **options: Any) -> TinyTask:
-    """Train on all ranks with the 8 samples of a step dealt among them."""
+    """Train on all ranks with the 8 samples of a step sharded among them."""
     task = TiedTask()
     trainer = tiny_trainer(
         folder,
@@ -49,12 +47,6 @@ def fit(folder: Path, ranks: int, *callbacks: Any, shards: bool = True, resume: 
     )
     trainer.fit(task, datamodule=TinyData(batch_size=8 // ranks), ckpt_path=resume)
     return task
-
-
-def write(folder: Path, found: dict[str, Any]) -> None:
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()  # gloo's threads abort a process that exits with them
 
 
 def two(folder: Path) -> None:
@@ -71,15 +63,14 @@ def two(folder: Path) -> None:
         callback, path = SaveLast(folder / "switched"), folder / "switched" / "last.ckpt"
         switched.losses += fit(folder, 2, callback, shards=shards, max_steps=steps, resume=path).losses
         kinds.append(path.is_dir())
-    write(
-        folder,
-        {"losses": whole.losses, "switched": switched.losses, "folders": kinds},
-    )
+    report(folder, {"losses": whole.losses, "switched": switched.losses, "folders": kinds})
+    end()
 
 
 def four(folder: Path, checkpoint: Path) -> None:
     resumed = fit(folder, 4, SaveLast(folder / "run"), max_steps=8, resume=checkpoint)
-    write(folder, {"resumed": resumed.losses})
+    report(folder, {"resumed": resumed.losses})
+    end()
 
 
 def going_on(folder: Path) -> None:
@@ -102,7 +93,8 @@ def going_on(folder: Path) -> None:
 
     sharded.ShardWriter._write = late  # type: ignore[method-assign]
     fit(folder, 2, Watch(), OneSave(folder / "last.ckpt"), max_steps=4)
-    write(folder, {"waited": waited})
+    report(folder, {"waited": waited})
+    end()
 
 
 class OneSave(pl.Callback):
@@ -136,17 +128,15 @@ def full_disk(folder: Path) -> None:
             found[name] = str(error)
         finally:
             setattr(owner, function, real)
-    write(folder, found)
+    report(folder, found)
+    end()
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     last = folder / "two" / "run" / "last.ckpt"
     for function, ranks, arguments in ((two, 2, ()), (four, 4, (last,)), (going_on, 2, ()), (full_disk, 2, ())):
-        place = folder / function.__name__
-        place.mkdir()
-        codes = fork(ranks, function, place, *arguments)
-        (place / "codes.json").write_text(json.dumps(codes))
+        fork(ranks, function, folder / function.__name__, *arguments)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from distributed_ranks import of_ranks
 from huggingface_ranks import MODELS, MORE, Case, cases
+from ranks import of_ranks
 
 EXACT = 1e-10
 # Layers of one kind share what is made ready for them: two where windows, or chunks, alternate with none.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distributed_ranks import of_ranks
 from huggingface_fitting import LORA, SIZES, fit
+from ranks import of_ranks
 
 SCENARIOS = {"ddp": (False, True), "fsdp": (False, True), "random": (False, False), "lora": (True, True)}
 SCENARIOS["lora-ddp"] = SCENARIOS["lora"]

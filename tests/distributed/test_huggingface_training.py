@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from distributed_ranks import of_ranks
 from huggingface_ranks import MODELS, model_of
 from huggingface_training import STEPS, OfTransformers, adapters, language_model, row, script, sinks, strategy
+from ranks import of_ranks
 from strategy_ranks import trainer
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader

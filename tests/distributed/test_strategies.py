@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed_ranks import of_ranks
+from ranks import of_ranks
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.training.checkpoints import AtomicCheckpointIO, read_checkpoint, weights_in

@@ -7,7 +7,6 @@ Each rank writes FOLDER/NAME/RANK.json for the scenarios ddp, fsdp and stopping;
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,8 +16,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from distributed_ranks import full_state_dict
-from ranks import fork
+from ranks import end, fork, full_state_dict, report
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
 from flashtrain.distributed.strategies import make_strategy
@@ -129,17 +127,13 @@ def stopping_scenario(folder: Path) -> dict[str, Any]:
 
 def scenario(folder: Path, name: str) -> None:
     warnings.filterwarnings("ignore")
-    result = stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name)
-    (folder / f"{rank()}.json").write_text(json.dumps(result))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()  # gloo's threads abort a process that exits with them
+    report(folder, stopping_scenario(folder) if name == "stopping" else strategy_scenario(folder, name))
+    end()
 
 
 def main(folder: Path) -> None:
     for name in ("ddp", "fsdp", "stopping"):
-        own = folder / name
-        own.mkdir()
-        (own / "codes.json").write_text(json.dumps(fork(2, scenario, own, name)))
+        fork(2, scenario, folder / name, name)
 
 
 if __name__ == "__main__":

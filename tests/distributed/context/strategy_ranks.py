@@ -6,7 +6,6 @@ python strategy_ranks.py FOLDER SCENARIO      as torchrun would; each rank write
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import sys
@@ -21,10 +20,10 @@ from typing import Any
 import attention_ranks
 import pytorch_lightning as pl
 import torch
-from ranks import fork
+from ranks import fork, report
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from unshared_models import UNSHARED
 
 import flashtrain
@@ -147,42 +146,46 @@ class OurTask(LanguageModel):
         super().__init__(GPT2(config).double(), document_mask=True)
 
 
-class Rows(Dataset):
-    """Row i is always the same; the labels of its first document count for nothing, as of a prompt."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(index)
-        text = torch.randint(VOCABULARY, (CONTEXT + 1,), generator=generator).cumsum(0) // 7 % VOCABULARY
-        documents = (torch.arange(CONTEXT) > 4 + index % 7).int() + (torch.arange(CONTEXT) > 30).int()
-        starts = (documents[:, None] > documents[None]).sum(1)
-        labels = torch.where(documents == 0, -100, text[1:])
-        positions = torch.arange(CONTEXT) - starts
-        return {"tokens": text[:-1], "labels": labels, "documents": documents, "positions": positions}
+def row(index: int) -> dict[str, Tensor]:
+    """The labels of its first document count for nothing, as of a prompt."""
+    generator = torch.Generator().manual_seed(index)
+    text = torch.randint(VOCABULARY, (CONTEXT + 1,), generator=generator).cumsum(0) // 7 % VOCABULARY
+    documents = (torch.arange(CONTEXT) > 4 + index % 7).int() + (torch.arange(CONTEXT) > 30).int()
+    starts = (documents[:, None] > documents[None]).sum(1)
+    labels = torch.where(documents == 0, -100, text[1:])
+    positions = torch.arange(CONTEXT) - starts
+    return {"tokens": text[:-1], "labels": labels, "documents": documents, "positions": positions}
 
 
 class Loaders(pl.LightningDataModule):
     """Rows in order (Lightning's own sampler would shuffle them); a data rank r of D reads rows r, r + D, ..."""
 
-    def __init__(self, rows: int, batch: int = ROWS, skipped: int = 0) -> None:
+    def __init__(
+        self, rows: int, batch: int = ROWS, skipped: int = 0, row: Callable[[int], dict[str, Tensor]] = row
+    ) -> None:
         super().__init__()
-        self.rows, self.batch, self.skipped = rows, batch, skipped
+        self.rows, self.batch = [row(index) for index in range(rows)], batch
+        self.skipped = skipped
 
-    def loader(self, rows: int, skipped: int) -> DataLoader:
+    def loader(self, rows: list[dict[str, Tensor]]) -> DataLoader:
         ranks = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) or {"num_replicas": 1, "rank": 0}
-        taken = list(range(skipped, rows))[ranks["rank"] :: ranks["num_replicas"]]
-        return DataLoader(Rows(rows), batch_size=self.batch, sampler=taken)
+        return DataLoader(rows[ranks["rank"] :: ranks["num_replicas"]], batch_size=self.batch)
 
     def train_dataloader(self) -> DataLoader:
-        return self.loader(self.rows, self.skipped)
+        return self.loader(self.rows[self.skipped :])
 
     def val_dataloader(self) -> DataLoader:
-        return self.loader(4, 0)
+        return self.loader(self.rows[:4])
+
+
+class Losses(pl.Callback):
+    """What each training step returned."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.found.append(float(outputs["loss"]))
 
 
 def trainer(folder: Path, **options: Any) -> pl.Trainer:
@@ -259,8 +262,8 @@ class Trouble(pl.Callback):
 def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) -> None:
     """Training that cannot end well."""
     task = PlainTask()
-    told = (folder / f"{os.environ['RANK']}.told").write_text
-    watched = flashtrain.ContextParallelStrategy(timeout_seconds=20, on_failure=told)
+    verdict = (folder / f"{os.environ['RANK']}.verdict").write_text
+    watched = flashtrain.ContextParallelStrategy(timeout_seconds=20, on_failure=verdict)
     trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, **options).fit(task, Loaders(80))
 
 
@@ -319,7 +322,7 @@ def four(folder: Path) -> None:
         )
     found["begun"] = begun(folder, 3, devices=4, strategy=strategy(4))
     found["attention"] = attention_ranks.found()
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    report(folder, found)
     trouble(folder, 2, partial(time.sleep, 600), devices=4)
 
 
@@ -333,7 +336,7 @@ def two(folder: Path, checkpoint: Path) -> None:
     found["left"] = sorted(type(x).__name__ for x in gc.get_objects() if isinstance(x, (ContextSequence, FSDPModule)))
     found["by hand"] = [by_hand(folder, how, devices=2, strategy=strategy()) for how in HOW]
     found["unshared"], found["unshared_by_hand"] = unshared(folder)
-    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
+    report(folder, found)
     trouble(folder, 1, partial(os._exit, 7), devices=2)
 
 
@@ -356,9 +359,7 @@ def import_what_ranks_need() -> None:
 def main(folder: Path) -> None:
     import_what_ranks_need()
     for function, ranks, arguments in ((four, 4, ()), (two, 2, (folder / "four" / "begun.ckpt",))):
-        own = folder / function.__name__
-        own.mkdir()
-        (own / "codes.json").write_text(json.dumps(fork(ranks, function, own, *arguments)))
+        fork(ranks, function, folder / function.__name__, *arguments)
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tm
 def test_a_stuck_rank_ends_the_job_and_is_named(four):
     assert four.codes == [EXIT_CODE] * 4
     assert all("rank 2 of 4 is stuck at a batch" in output for output in four.outputs)
-    assert len(four.told) == 4
-    assert all("rank 2 of 4 is stuck" in line for line in four.told)
+    assert len(four.verdicts) == 4
+    assert all("rank 2 of 4 is stuck" in line for line in four.verdicts)
 
 
 def test_a_dead_rank_ends_the_job_and_is_named(two):
