@@ -121,7 +121,7 @@ class SaveOnSignal(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._restore(
             trainer
-        )  # before Lightning restores what its own handlers replaced, which it does before teardown
+        )  # before Lightning, whose handlers replaced others, restores those
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._restore(trainer)
