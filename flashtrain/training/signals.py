@@ -119,9 +119,7 @@ class SaveOnSignal(pl.Callback):
         trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._restore(
-            trainer
-        )  # before Lightning, whose handlers replaced others, restores those
+        self._restore(trainer)  # before Lightning, whose handlers replaced others, restores those
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._restore(trainer)
