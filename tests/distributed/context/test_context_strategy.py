@@ -175,32 +175,22 @@ def test_parameters_outside_of_submodules_need_a_configure_model(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_verdicts():
-    """silence 10 s, timeout 100 s; times in seconds."""
-
-    def record() -> Record:
-        known = Record(3, 10, 100, now=0)
-        for rank in range(3):
-            known.note(rank, Beat("alive", 1, 1, "step 1"), now=1)
-        return known
-
-    assert record().verdict(5) is None
-    failed = record()
-    failed.note(2, Beat("failed", 2, 1, "out of memory"), now=2)
-    for rank in (0, 1):
-        failed.note(rank, Beat("alive", 9, 1, "step 1"), now=12)
-    assert failed.verdict(5) is None  # the others may end by themselves
-    assert failed.verdict(12.5) == "rank 2 of 3 has failed: out of memory"
-    left = record()
-    left.note(1, Beat("gone", 2, 1, "step 1"), now=2)
-    for rank in (0, 2):
-        left.note(rank, Beat("alive", 9, 1, "step 1"), now=50)
-    assert left.verdict(55) is None
-    assert "rank 2 of 4 has died or hangs at the start" in str(_unheard().verdict(11))
-
-
-def _unheard() -> Record:
-    known = Record(4, 10, 100, now=0)
-    for rank in (0, 1, 3):
-        known.note(rank, Beat("alive", 1, 1, "the start"), now=9)
-    return known
+@pytest.mark.parametrize(
+    ("changes", "now", "verdict"),
+    [
+        ({}, 5, None),
+        ({2: Beat("failed", 2, 1, "out of memory")}, 11.5, None),  # the others may end by themselves
+        ({2: Beat("failed", 2, 1, "out of memory")}, 12.5, "rank 2 of 3 has failed: out of memory"),
+        ({1: Beat("gone", 2, 1, "step 1")}, 55, None),
+        ({2: None}, 12.5, "rank 2 of 3 has died or hangs at the start: no sign of it for 10 s"),
+    ],
+)
+def test_verdicts(changes, now, verdict):
+    """silence 10 s, timeout 100 s; times in seconds; all ranks but the changed ones write on."""
+    record = Record(3, 10, 100, now=0)
+    for rank in range(3):
+        last = changes.get(rank, Beat("alive", 9, 1, "step 1"))
+        if last is not None:
+            record.note(rank, Beat("alive", 1, 1, "step 1"), now=1)
+            record.note(rank, last, now=2 if rank in changes else now)
+    assert record.verdict(now) == verdict
