@@ -1,9 +1,7 @@
 """transformers' names of tensors and configuration entries for the decoders that our models can be.
 
-model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2 (Llama with LayerNorm and a feed-forward of
-two matrices); model=llama is its Llama. Starcoder2 and Llama rotate the pairs (i, i + D/2) of a head as
-RotaryPositions does, and store separately what our models compute as one product (q, k, v; gate and value). All have
-exactly as many embedding rows as tokens.
+model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2; model=llama is its Llama. Those two store
+separately what our models compute as one product (q, k, v; gate and value).
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@
     save_bert(model, "for_transformers")            # BertForPreTraining.from_pretrained("for_transformers")
 
 Three layouts are read: BertForPreTraining (masked head, pooler, next-sentence head), BertForMaskedLM (masked head) and
-BertModel (encoder, with or without its pooler); of a fine-tuned classifier its BertModel. transformers stores the
-projections of queries, keys and values separately, and has exactly as many embedding rows as tokens; otherwise only
-names differ.
+BertModel (encoder, with or without its pooler); of a fine-tuned classifier its BertModel.
 """
 
 from __future__ import annotations
@@ -67,15 +65,14 @@ COMPUTATION: dict[str, tuple[Any, ...]] = {
 }
 
 
-def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[BertConfig, dict[str, Tensor]]:
+def load_bert(folder_or_file: str | Path) -> tuple[BertConfig, dict[str, Tensor]]:
     """Load the configuration and state dict of a Bert from transformers' weights or from those of save_weights.
 
     The configuration has the file's heads. Tensors are on the CPU in the file's dtype. For transformers' weights
-    config.dropout is 0 whatever the file has.
+    config.dropout is 0 whatever the file has, and the embedding table has a multiple of 64 rows, the added ones zero.
 
     Args:
         folder_or_file: A folder, or a safetensors file next to its config.json.
-        vocab_rows: Rows of the embedding table, the added ones zero (None: tokens rounded up to a multiple of 64).
 
     Raises:
         UserError: Nothing there, another architecture, a computation that Bert lacks, or tensors that do not fit.
@@ -85,14 +82,13 @@ def load_bert(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> t
     if own is not None:
         return own, tensors
     tensors = _bare(tensors)
-    config = _our_config(content, tensors, vocab_rows, folder_or_file)
+    config = _our_config(content, tensors, folder_or_file)
     make, tensors = partial(Bert, config, attention="sdpa"), _without_tied(tensors, folder_or_file)
     return config, converted(tensors, make, partial(_their_parts, config=config), folder_or_file)
 
 
 def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
-    """Save a BERT as transformers' BertForPreTraining, BertForMaskedLM or BertModel, by its heads; else (the modern
-    family) in our own layout.
+    """Save a BERT as transformers' class with its heads, and the modern family in our own layout.
 
     Args:
         pad_token: The token's id, for config.json.
@@ -115,7 +111,13 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
 
 
 def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str) -> dict[str, Tensor]:
-    """The tensors of a Bert, or of a head on its encoder, under transformers' names."""
+    """The tensors of a Bert, or of a classifier on its encoder, under transformers' names.
+
+    Args:
+        state: The model's state dict.
+        config: Of the encoder.
+        prefix: Before the names of the encoder and the pooler.
+    """
     tensors = {}
     for name, tensor in state.items():
         if name in WITH_VOCABULARY:
@@ -184,13 +186,11 @@ def _without_tied(tensors: dict[str, Tensor], where: str | Path) -> dict[str, Te
     return {name: tensor for name, tensor in tensors.items() if name not in tied}
 
 
-def _our_config(
-    content: dict[str, Any], tensors: dict[str, Tensor], vocab_rows: int | None, where: str | Path
-) -> BertConfig:
+def _our_config(content: dict[str, Any], tensors: dict[str, Tensor], where: str | Path) -> BertConfig:
     check_architecture(content, ("bert",), COMPUTATION, where)
     return BertConfig(
         vocab_size=content["vocab_size"],
-        vocab_rows=round_up(content["vocab_size"], 64) if vocab_rows is None else vocab_rows,
+        vocab_rows=round_up(content["vocab_size"], 64),
         context=content["max_position_embeddings"],
         layers=content["num_hidden_layers"],
         heads=content["num_attention_heads"],

@@ -1,10 +1,8 @@
-"""Training of Hugging Face decoders that use transformers' attention interface.
+"""Training of Hugging Face decoders, with our attention, chunked loss and activation checkpointing.
 
     model = transformers_decoder("Qwen3-0.6B")             # a folder, or a name on the hub; no weights are read yet
     model.materialise(torch.device("cuda"))                # reads them; if sharded before, each rank reads its shard
     loss = model.loss(tokens, labels, positions=positions)
-
-The model keeps transformers' class. Attention, the chunked loss and activation checkpointing around it are ours.
 
 Shapes: B batch, S sequence, E embedding width, V vocabulary.
 """
@@ -31,9 +29,9 @@ from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable
 from flashtrain_kernels import Mask, linear_cross_entropy
 from flashtrain_kernels.environment import autocast_dtype
+from flashtrain_kernels.loss_head import IGNORED
 from flashtrain_kernels.masks import HIGH, LOW
 
-IGNORED = -100
 BLOCKS_OF_4_BITS = 64 * 256  # torchao quantizes blocks of 64 numbers, and their scales in blocks of 256
 
 
@@ -63,7 +61,6 @@ class HuggingFaceDecoder(Trainable):
         for layer in self.layers if self.balance is not None else []:
             if layer.feed_forward is not None:
                 layer.feed_forward.routes = True
-        self.savings = MemorySavings()
         if residual == "compute":
             module.get_input_embeddings().register_forward_hook(_in_compute_type)
         self.register_state_dict_post_hook(_trained_alone)
@@ -80,7 +77,6 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def keeps_part(self) -> bool:
-        """Whether checkpoints hold only adapters; the rest is read from the origin."""
         return bool(self.adapters)
 
     @property
@@ -95,8 +91,7 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def recomputes_blocks(self) -> bool:
-        """Always True: layers are compiled one by one, since the code between them is transformers' own."""
-        return True
+        return True  # layers are compiled one by one, since the code between them is transformers' own
 
     @property
     def generates(self) -> bool:
@@ -115,8 +110,7 @@ class HuggingFaceDecoder(Trainable):
         return super().train(mode)
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these savings of activation memory from now on; losses and gradients do not change. UserError: ffn_chunk
-        where no feed-forward is found in the layers."""
+        """Use these options from now on; UserError for ffn_chunk where a layer has no known feed-forward."""
         if savings.ffn_chunk is not None and any(layer.feed_forward is None for layer in self.layers):
             raise UserError(f"{type(self.module).__name__} has no known feed-forward. Set memory.ffn_chunk=null.")
         self.savings = savings
@@ -139,8 +133,7 @@ class HuggingFaceDecoder(Trainable):
         return True
 
     def keep_in(self, precision: str) -> None:
-        """Set the weights' dtypes for a precision. Frozen weights are never updated, so that bfloat16 suffices for them
-        in mixed precision."""
+        # Frozen weights are never updated, so that bfloat16 suffices for them in mixed precision.
         trained = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}.get(precision)
         frozen = torch.bfloat16 if precision == "bf16-mixed" else trained
         for one in self.parameters():
@@ -149,7 +142,7 @@ class HuggingFaceDecoder(Trainable):
                 one.data = one.data.to(dtype)
 
     def materialise(self, device: torch.device) -> None:
-        """Load the weights of a model on the meta device, or draw them; UserError where they do not fit."""
+        """Load the weights of a model without any onto this device, or draw them; UserError where they do not fit."""
         if not any(one.device.type == "meta" for one in self.parameters()):
             return
         # Earlier draws differ with the number of devices; here the weights depend on the seed alone.
@@ -198,7 +191,7 @@ class HuggingFaceDecoder(Trainable):
         cache: Any = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits (B, S, V) for the token after each of tokens (B, S); cache and last_only as GPT2's."""
+        """Logits (B, S, V) for the token after each of tokens (B, S); for the other arguments see GPT2."""
         options = {} if positions is None else {"position_ids": positions}
         return self.module(
             input_ids=tokens,
@@ -217,8 +210,8 @@ class HuggingFaceDecoder(Trainable):
     ) -> Tensor:
         """Mean cross-entropy as in Trainable.loss, equal to transformers' own.
 
-        In training it includes the routers' balancing loss where the configuration has output_router_logits. mask: Only
-        the causal one of the documents in positions; UserError for any other.
+        In training it includes the routers' balancing loss where the configuration has output_router_logits. UserError
+        for a mask other than the causal one of the documents in positions.
         """
         if mask is not None:
             _check_mask(mask, positions)
@@ -234,7 +227,6 @@ class HuggingFaceDecoder(Trainable):
             hidden if self.head.scale == 1 else hidden * self.head.scale,
             self.output_weight,
             labels,
-            ignore_index=IGNORED,
             chunk=self.savings.loss_chunk,
             softcap=self.head.softcap,
         )
@@ -257,7 +249,7 @@ class HuggingFaceDecoder(Trainable):
         return flops_per_token(self.module, self.shape.context if context is None else context)
 
     def save(self, folder: Path) -> str:
-        """Save the model for from_pretrained, adapters merged; returns how to load it, in words."""
+        """Save the model for from_pretrained, adapters merged; returns how to load the folder, in words."""
         adapted = self.adapters
         for one in adapted:
             if self.quantize is not None and _size_in_4_bits(one):  # merge into the quantized values used in training
@@ -282,7 +274,7 @@ class HuggingFaceDecoder(Trainable):
         folders.save_folder(self.module, folder, None)
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint's weights, on the CPU; frozen weights that it lacks are read from the origin."""
+        """Load a checkpoint's weights, on the CPU; frozen ones that the checkpoint lacks are read from the origin."""
         cpu = torch.device("cpu")
         if self.keeps_part:
             self.materialise(cpu)

@@ -1,4 +1,4 @@
-"""Savings of activation memory around any decoder layer of transformers.
+"""Activation checkpointing and chunked feed-forwards for any decoder layer of transformers.
 
 Shapes: B batch, S sequence, T tokens, E embedding width.
 """
@@ -22,14 +22,14 @@ FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # its 
 
 
 def body_of(module: Any) -> tuple[str, nn.Module]:
-    """(name, module) of the child of a transformers model that computes lm_head's input: the one with the embeddings.
-    base_model_prefix names it in most models, but not in Llama 4's text decoder."""
+    """The name and the module of the child that computes lm_head's input: the one with the embeddings."""
+    # base_model_prefix names it in most models, but not in Llama 4's text decoder.
     embeddings = module.get_input_embeddings()
     return next((name, body) for name, body in module.named_children() if embeddings in body.modules())
 
 
 def decoder_layers(module: Any) -> list[nn.Module]:
-    """The layers of a transformers model in order; UserError where they are not found."""
+    """The layers of a transformers model, in order; UserError where they are not found."""
     count = module.config.get_text_config().num_hidden_layers
     for one in module.base_model.modules():
         if isinstance(one, nn.ModuleList) and len(one) == count:
@@ -38,14 +38,13 @@ def decoder_layers(module: Any) -> list[nn.Module]:
 
 
 def feed_forward_of(layer: nn.Module) -> nn.Module | None:
-    """A layer's feed-forward, which can compute its tokens in pieces; None where none is found."""
+    """The feed-forward of a layer, which can compute its tokens in chunks; None where none is found."""
     found = (getattr(layer, name, None) for name in FEED_FORWARD)
     return next((part for part in found if isinstance(part, nn.Module)), None)
 
 
 def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
-    """(gate, up, down) of the usual gated feed-forward, for the operator that sums its weights' gradients in float32;
-    None for any other."""
+    """(gate, up, down) of the usual gated feed-forward, which chunked_feed_forward computes; None for any other."""
     parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     act = type(getattr(module, "act_fn", None)).__name__
     usual = act in ("SiLU", "SiLUActivation") and len(list(module.children())) == 4
@@ -54,19 +53,16 @@ def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] 
 
 
 class Layer:
-    """Replaces a layer's forward by the same computation under the current savings.
+    """Replaces the forward of a layer by the same computation under the current memory savings."""
 
-    eager: The layer's own forward. compute: That, or a compiled one. feed_forward: Its feed-forward, if found.
-    settle: In compiled layers, maps (mask, hidden_states, arguments) to the mask with its packed documents.
-    """
-
+    # In compiled layers, maps (mask, hidden_states, arguments) to the mask with its packed documents.
     settle: Callable[..., Any] | None = None
 
     def __init__(self, layer: nn.Module) -> None:
-        self.eager = self.compute = layer.forward
+        self.eager = self.compute = layer.forward  # compute: perhaps compiled
         self.savings = MemorySavings()
         found = feed_forward_of(layer)
-        self.feed_forward = None if found is None else Pieces(found)
+        self.feed_forward = None if found is None else ChunkedFeedForward(found)
         weights = [one.p for one in layer.modules() if isinstance(one, nn.Dropout)]
         # Random draws without a module of their own, such as attention_dropout and router_jitter_noise.
         weights += [
@@ -78,13 +74,17 @@ class Layer:
         layer.forward = self
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these savings from now on."""
+        """Use these memory savings from now on."""
         self.savings = savings
         if self.feed_forward is not None:
             self.feed_forward.chunk, self.feed_forward.plain = savings.ffn_chunk, {}
 
     def compile(self, settle: Callable[..., Any] | None, **options: Any) -> None:
-        """Compile the layer by torch.compile."""
+        """Compile the layer by torch.compile with these options.
+
+        Args:
+            settle: See the class's attribute.
+        """
         self.compute, self.settle = torch.compile(self.eager, **options), settle
         if self.feed_forward is not None:
             self.feed_forward.compile(**options)
@@ -106,46 +106,50 @@ class Layer:
         return checkpointed(again, hidden_states, savings=self.savings, dropout=dropout)
 
 
-class Pieces:
-    """Replaces a feed-forward's forward by one of `chunk` tokens at a time (None: all) that stores nothing inside."""
+class ChunkedFeedForward:
+    """Replaces a feed-forward's forward by one that computes a chunk of tokens at a time and stores nothing inside.
+
+    Attributes:
+        chunk: Tokens of a chunk (None: all).
+        routes: Whether its router's logits are read outside.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
         self.by_itself = self.compute  # compiled separately from its layer
-        self.plain: dict[bool, bool] = {}  # `_is_plain` by training mode, since the last savings
+        self.plain: dict[bool, bool] = {}  # `_is_plain` by training mode, since the last save_memory
         self.chunk: int | None = None
         self.whole = True
-        self.routes = False  # whether its router's logits are read outside
+        self.routes = False
         # torch.compile takes a method for the same in every layer; it would recompile for each object.
         module.forward = self.__call__
 
     def compile(self, **options: Any) -> None:
-        """Compile the computation of one piece."""
+        """Compile the computation of one chunk by torch.compile with these options."""
         self.by_itself = torch.compile(self.compute, **options)
 
     def expect(self, tokens: int) -> None:
-        """Prepare the next call for so many tokens."""
-        # A compiled layer must not contain the loop over pieces: torch.compile would unroll it, and pieces' activations
-        # would be in memory together.
+        """Prepare the next call, which is for this many tokens."""
+        # A compiled layer must not contain the loop over chunks: torch.compile would unroll it, and the chunks'
+        # activations would be in memory together.
         whole = self.chunk is None or tokens <= self.chunk or gated_matrices(self.module) is not None
         if whole != self.whole:
-            self.whole, self.module.forward = whole, self.__call__ if whole else self.in_pieces
+            self.whole, self.module.forward = whole, self.__call__ if whole else self.in_chunks
 
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
         gated = gated_matrices(self.module)
         if gated is None:  # it was called without its layer
-            by_pieces = not torch.compiler.is_compiling()
-            return (self.in_pieces if by_pieces else self.compute)(x, *rest, **named)
+            return (self.compute if torch.compiler.is_compiling() else self.in_chunks)(x, *rest, **named)
         gate, up, down = gated
         weight = torch.cat((gate.weight, up.weight))  # as in our gated feed-forward
         bias = None if gate.bias is None else torch.cat((gate.bias, up.bias))
         return chunked_feed_forward(x, weight, bias, down.weight, down.bias, activation="swiglu", chunk=self.chunk)
 
     @torch.compiler.disable
-    def in_pieces(self, x: Tensor, *rest: Any, **named: Any) -> Any:
-        """Any feed-forward, piece by piece."""
+    def in_chunks(self, x: Tensor, *rest: Any, **named: Any) -> Any:
+        """Compute any feed-forward chunk by chunk."""
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
         flat = x.reshape(1, -1, x.shape[-1])
@@ -153,22 +157,22 @@ class Pieces:
             saved = _Saved.apply(flat)
             return _OneByOne.apply(self, saved.grad_fn, saved, *self.trained()).view(*x.shape[:-1], -1)
 
-        def once(piece: Tensor) -> Any:
-            return self.by_itself(piece, *rest, **named)
+        def once(part: Tensor) -> Any:
+            return self.by_itself(part, *rest, **named)
 
         again = partial(checkpoint, once, use_reentrant=False) if torch.is_grad_enabled() else once
-        found = [again(piece) for piece in flat.split(self.chunk, dim=1)]
+        found = [again(part) for part in flat.split(self.chunk, dim=1)]
         if isinstance(found[0], tuple):  # experts also return their routing
             parts = zip(*found, strict=True)
             return tuple(torch.cat(one, dim=-2) if one[0].dim() < 3 else _joined(one, x) for one in parts)
         return _joined(found, x)
 
     def trained(self) -> list[nn.Parameter]:
+        """The parameters with gradients."""
         return [one for one in self.module.parameters() if one.requires_grad]
 
     def _is_plain(self, token: Tensor) -> bool:
-        """Whether it draws no random numbers and returns one tensor, by a trial with one token. Otherwise torch's
-        checkpointing computes the pieces."""
+        """Whether it draws no random numbers and returns one tensor, by a trial with one token."""
         if token.is_meta:
             return False  # draws cannot be detected there
         training, devices = self.module.training, [token.device] if token.is_cuda else []
@@ -182,8 +186,7 @@ class Pieces:
 
 
 class _Saved(torch.autograd.Function):
-    """x, saved for the backward before the feed-forward: recomputation of a checkpointed layer, in which nothing later
-    is saved, stops here."""
+    """x, saved for the backward: recomputation of a checkpointed layer, in which nothing later is saved, stops here."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -196,37 +199,35 @@ class _Saved(torch.autograd.Function):
 
 
 class _OneByOne(torch.autograd.Function):
-    """A feed-forward of x (1, T, E) in pieces, each recomputed in the backward and freed before the next.
+    """A feed-forward of x (1, T, E) in chunks, each recomputed in the backward and freed before the next."""
 
-    saved: The node of `_Saved` that holds x (None: x needs no gradient). weights: Those that need gradients, which are
-    summed in float32 (float64 for float64). Differentiable once.
-    """
-
+    # saved is the node of `_Saved` that holds x (None: x needs no gradient); the gradients of the weights, those that
+    # need any, are summed in float32 (float64 for float64).
     @staticmethod
-    def forward(ctx: Any, pieces: Pieces, saved: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.pieces, ctx.saved, ctx.chunk, ctx.autocast = pieces, saved, pieces.chunk, _autocast_of(x)
+    def forward(ctx: Any, owner: ChunkedFeedForward, saved: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.owner, ctx.saved, ctx.chunk, ctx.autocast = owner, saved, owner.chunk, _autocast_of(x)
         if saved is None:
             ctx.save_for_backward(x)
         out = x
         with torch.autocast(**ctx.autocast):
-            for number, piece in enumerate(x.split(ctx.chunk, dim=1)):
-                found = pieces.by_itself(piece)
+            for number, part in enumerate(x.split(ctx.chunk, dim=1)):
+                found = owner.by_itself(part)
                 if number == 0:
                     out = found.new_empty(1, x.shape[1], found.shape[-1])
-                out[:, number * ctx.chunk : number * ctx.chunk + piece.shape[1]] = found
+                out[:, number * ctx.chunk : number * ctx.chunk + part.shape[1]] = found
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple:
         (x,) = ctx.saved_tensors if ctx.saved is None else ctx.saved.saved_tensors
-        weights = ctx.pieces.trained()
+        weights = ctx.owner.trained()
         dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
         sums: list[Tensor | None] = [None] * len(weights)  # None: an expert without tokens
-        for number, (piece, gradient) in enumerate(zip(x.split(ctx.chunk, 1), dout.split(ctx.chunk, 1), strict=True)):
-            given = piece.detach().requires_grad_(dx is not None)
+        for number, (part, gradient) in enumerate(zip(x.split(ctx.chunk, 1), dout.split(ctx.chunk, 1), strict=True)):
+            given = part.detach().requires_grad_(dx is not None)
             with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                found = ctx.pieces.by_itself(given)
+                found = ctx.owner.by_itself(given)
             inputs = [*weights, given] if dx is not None else weights
             made = torch.autograd.grad(found, inputs, gradient.to(found.dtype), allow_unused=True)
             for at, one in enumerate(made[: len(weights)]):
@@ -234,7 +235,7 @@ class _OneByOne(torch.autograd.Function):
                     exact, before = one.to(torch.promote_types(one.dtype, torch.float32)), sums[at]
                     sums[at] = exact if before is None else before.add_(exact)
             if dx is not None:
-                dx[:, number * ctx.chunk : number * ctx.chunk + piece.shape[1]] = made[-1]
+                dx[:, number * ctx.chunk : number * ctx.chunk + part.shape[1]] = made[-1]
         dweights = [None if one is None else one.to(weight.dtype) for one, weight in zip(sums, weights, strict=True)]
         return (None, None, dx, *dweights)
 
@@ -250,5 +251,5 @@ def _random_states(devices: Sequence[torch.device]) -> list[Tensor]:
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
-def _joined(pieces: Any, like: Tensor) -> Tensor:
-    return torch.cat(list(pieces), dim=1).view(*like.shape[:-1], -1)
+def _joined(parts: Any, like: Tensor) -> Tensor:
+    return torch.cat(list(parts), dim=1).view(*like.shape[:-1], -1)

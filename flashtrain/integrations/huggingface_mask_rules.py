@@ -1,8 +1,7 @@
 """Rules on positions that describe a transformers mask function without evaluating it for every pair.
 
-transformers (5.x, masking_utils) composes a mask function of (batch, head, query, key) from a few known parts.
-Evaluating it gives an S x S matrix; the parts give one interval of keys for each query. A function with other parts (a
-caller's own overlay, blocks of image tokens) has no rules here and stays dense.
+transformers (masking_utils) composes a mask function of (batch, head, query, key) from a few known parts, which give
+one interval of keys for each query. A function with other parts (a caller's own overlay) has no rules.
 
 Shapes: B batch, S sequence (Sq queries, Sk keys).
 """
@@ -21,26 +20,18 @@ _MODULE = "transformers.masking_utils"
 
 
 class Rules(NamedTuple):
-    """Conditions on a visible pair, in absolute positions; all must hold.
+    """Conditions on a visible pair, in absolute positions; all must hold."""
 
-    Args:
-        left, right: key >= query - left and key <= query + right (None: no bound).
-        chunk: Query and key are in the same chunk of this many tokens (None: no chunks).
-        chunk_start: (B,), where a row's first chunk begins.
-        documents: (B, S) ids; query and key are in the same document.
-        positions: (B, S), within the documents.
-    """
-
-    left: int | None = None
-    right: int | None = None
-    chunk: int | None = None
-    chunk_start: Tensor | None = None
-    documents: Tensor | None = None
-    positions: Tensor | None = None
+    left: int | None = None  # key >= query - left
+    right: int | None = None  # key <= query + right
+    chunk: int | None = None  # query and key are in the same chunk of this many tokens
+    chunk_start: Tensor | None = None  # (B,), where a row's first chunk begins
+    documents: Tensor | None = None  # (B, S) ids; query and key are in the same document
+    positions: Tensor | None = None  # (B, S), within the documents
 
 
 def read(mask_function: Callable[..., Any]) -> Rules | None:
-    """The rules of a transformers mask function; None when it has an unknown part."""
+    """The rules of a transformers mask function; None where it has an unknown part."""
     if getattr(mask_function, "__module__", None) != _MODULE:
         return None
     part = mask_function.__qualname__.removesuffix(".<locals>.inner_mask").removesuffix(".<locals>.and_mask")
@@ -69,9 +60,17 @@ def read(mask_function: Callable[..., Any]) -> Rules | None:
 
 
 def intervals(rules: Rules, query: Tensor, first_key: int, keys: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """LOW and HIGH of each query and START of its document, each (B, Sq) int32, as indices into the keys.
+    """The interval of keys that each query sees, and the start of its document, as indices into the keys.
 
-    query: (Sq,) int64 absolute positions of the queries. first_key: That of key 0. keys: Sk.
+    Args:
+        rules: The conditions.
+        query: Absolute positions of the queries, (Sq,) int64.
+        first_key: Absolute position of key 0.
+        keys: Sk.
+        batch: B.
+
+    Returns:
+        Begins and ends of the intervals, and starts, each (B, Sq) int32.
     """
     position = query - first_key
     low, high = torch.zeros_like(position)[None], torch.full_like(position, keys)[None]

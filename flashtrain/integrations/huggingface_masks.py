@@ -1,8 +1,5 @@
 """transformers' mask function for our kernels: intervals of keys for each query instead of an S x S tensor.
 
-AttentionMaskInterface calls `attention_mask` once a forward pass for each kind of layer; it returns None (full or
-causal) or an AttentionMask.
-
 Shapes: B batch, S sequence (Sq queries, Sk keys).
 """
 
@@ -22,29 +19,22 @@ from flashtrain.integrations.huggingface_mask_rules import Rules
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.masks import Mask
+from flashtrain_kernels.masks.rows import ordinals
 
 MaskFunction = Callable[..., Any]
 
 
 class AttentionMask(NamedTuple):
-    """A layer's mask in place of a 4-D tensor; a model that computes with it fails.
-
-    Args:
-        batch, seqlen_q, seqlen_k: B, Sq, Sk.
-        causal, window_size: As in flash_attn_func.
-        mask: Intervals of keys.
-        bias: (B, 1, Sq, Sk), -inf for hidden pairs, only for masks that intervals cannot represent.
-        settled: Whether packed documents are included already.
-    """
+    """A layer's mask in place of a 4-D tensor; a model that computes with it fails."""
 
     batch: int
     seqlen_q: int
     seqlen_k: int
-    causal: bool = False
-    window_size: tuple[int, int] = (-1, -1)
-    mask: Mask | None = None
-    bias: Tensor | None = None
-    settled: bool = False
+    causal: bool = False  # as in flash_attn_func
+    window_size: tuple[int, int] = (-1, -1)  # as in flash_attn_func
+    mask: Mask | None = None  # intervals of keys
+    bias: Tensor | None = None  # (B, 1, Sq, Sk), -inf for hidden pairs, for masks that intervals cannot represent
+    settled: bool = False  # whether packed documents are included already
 
     # transformers reads these before it passes a mask to the layers.
     @property
@@ -76,11 +66,14 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> AttentionMask | None:
-    """The mask of one kind of layer; the arguments are those of transformers' sdpa_mask.
+    """Make the mask of one kind of layer; the arguments are those of transformers' sdpa_mask.
 
     Where padding is passed, the device is synchronized once to find on which sides it is. Under torch.compile the graph
-    breaks here. attention_mask: (B, keys so far) bool, False for padding; or an earlier result of this function, which
-    is returned as it is (generation with a static cache makes masks in advance).
+    breaks here.
+
+    Args:
+        attention_mask: (B, keys so far) bool, False for padding; or an earlier result of this function, which is
+            returned as it is (generation with a static cache makes masks in advance).
 
     Returns:
         The mask. None means what it means to sdpa: a layer whose is_causal is True with Sq == Sk is causal; a single
@@ -126,8 +119,7 @@ def attention_mask(
 def _of_whole(
     sequence: ShardedSequence, function: MaskFunction | None, batch: int, tokens: int, device: torch.device | str
 ) -> AttentionMask | None:
-    """The mask of all tokens of a sharded sequence, where transformers describes this device's; None for other tokens.
-    function: None for the caller's own."""
+    """The mask of all tokens of a sharded sequence, where transformers describes this device's; None for others."""
     inputs = inputs_of(sequence)
     if inputs is None or tokens != sequence.held:
         return None
@@ -177,6 +169,8 @@ def _of_rules(
 
     query = torch.arange(q_length, device=device) + q_offset
     low, high, start = mask_rules.intervals(rules, query, kv_offset, kv_length, batch_size)
+    row = torch.arange(batch_size, device=device, dtype=torch.int32)[:, None].expand(-1, q_length)
+    number = row if rules.documents is None else ordinals(start).to(torch.int32)
     keys = None
     if padding is not None:
         first, last = _ends(padding)
@@ -186,12 +180,12 @@ def _of_rules(
             index = torch.arange(kv_length, device=device, dtype=torch.int32)
             keys = torch.where(padding, index, -1)
     position = (query - kv_offset).to(torch.int32).expand(batch_size, -1)
-    rows = torch.stack((low, high, position, start, _sequence(rules, batch_size, q_length, device)))
+    rows = torch.stack((low, high, position, start, number))
     return AttentionMask(batch_size, q_length, kv_length, mask=Mask(rows, keys, kv_length))
 
 
 def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A 4-D mask of transformers, bool (True: visible) or additive, as a bias of this dtype."""
+    """A 4-D mask of transformers, bool (True: visible) or additive, as a bias of this dtype with -inf for hidden."""
     # transformers hides by the dtype's lowest number. -inf hides fully, and adding a score to it cannot overflow.
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
@@ -244,16 +238,6 @@ def _look_at(padding: Tensor) -> tuple[bool, bool]:
     whole = (last - first)[:, 0] == padding.sum(1)
     every, runs = torch.stack((padding.all(), whole.all())).tolist()
     return every, runs
-
-
-def _sequence(rules: Rules, batch: int, seqlen_q: int, device: torch.device | str) -> Tensor:
-    """(B, Sq) int32: the number of each query's sequence in the batch."""
-    if rules.documents is None:
-        return torch.arange(batch, device=device, dtype=torch.int32)[:, None].expand(-1, seqlen_q)
-    ids = rules.documents
-    begins = torch.ones_like(ids, dtype=torch.bool)
-    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
-    return (begins.flatten().cumsum(0) - 1).view(ids.shape).to(torch.int32)
 
 
 def _head_dim(config: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Sizes, FLOPs and losses of a transformers model, known on the meta device before any weight is read."""
+"""What a run needs to know of a transformers model before any weight is read: sizes, FLOPs, its head and its losses."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from flashtrain.models.trainable import DecoderShape
 
 @dataclass(frozen=True)
 class HuggingFaceShape(DecoderShape):
-    """The sizes of a transformers model from which memory and communication are estimated.
+    """The sizes of a transformers model from which memory and communication are estimated; further ones: DecoderShape.
 
     Args:
         ffn: Inner width per token, summed over the experts that it is routed to.
         activation: "swiglu" where two inner matrices read the input, else "gelu".
-        positions: "rotary" or "learned".
         frozen: Parameters without gradients.
         outside: Parameters outside of the layers.
         quantized: Frozen parameters in 4 bits.
         turned_alone: Whether only rotated queries and keys are stored for the backward: separate projections, no norm.
-        pieces_by_autograd: Whether autograd computes the feed-forward's pieces instead of our operator, which stores
+        pieces_by_autograd: Whether autograd computes the feed-forward's chunks instead of our operator, which stores
             less for a gated one.
     """
 
@@ -51,7 +50,7 @@ class HuggingFaceShape(DecoderShape):
 
 
 def shape_of(module: Any) -> HuggingFaceShape:
-    """The shape of a transformers decoder, from its configuration and its modules' names."""
+    """The sizes of a transformers decoder, from its configuration and its modules' names."""
     config, layers = module.config.get_text_config(), decoder_layers(module)
     heads = config.num_attention_heads
     experts = getattr(config, "num_experts_per_tok", None)
@@ -84,14 +83,17 @@ def shape_of(module: Any) -> HuggingFaceShape:
 
 
 def learned_positions(module: Any) -> Tensor | None:
-    """A model's table of learned positions; None where positions are computed."""
+    """The table of learned positions of a transformers model; None where positions are computed."""
     tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
     return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
 
 
 def flops_per_token(module: Any, length: int) -> float:
-    """As GPT2.flops_per_token, for the experts that a token is routed to and the keys in each layer's window. A frozen
-    matrix costs two thirds, since it has no gradient."""
+    """FLOPs of forward and backward for one token in a sequence of `length` tokens, as GPT2.flops_per_token.
+
+    Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix costs
+    two thirds, since it has no gradient.
+    """
     config = module.config.get_text_config()
     looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
     looked_up -= {id(module.get_output_embeddings().weight)}
@@ -120,28 +122,33 @@ def _seen(config: Any, length: int) -> Iterator[float]:
 
 
 class Balance(NamedTuple):
-    """The routers' load-balancing loss, as transformers' load_balancing_loss_func: the product of experts' shares and
-    mean probabilities over the tokens of all layers and devices."""
+    """The routers' load-balancing loss, as transformers' load_balancing_loss_func computes it."""
 
-    coefficient: float
-    experts: int
-    top: int
+    coefficient: float  # of the loss in the sum that is trained
+    experts: int  # of a layer
+    top: int  # experts that a token is routed to
 
     def loss(self, router_logits: Sequence[Tensor], batch: int) -> Tensor:
-        """router_logits: (tokens, experts) for each layer, or for each of its pieces in order. batch: B."""
-        spread, sums, first = sharded_sequence(), [], 0
-        if spread is not None:  # 1 for this device's tokens, 0 for padding
-            real = spread.shard(torch.ones(batch, spread.length, device=router_logits[0].device)).flatten()
+        """The product of experts' shares and mean probabilities over the tokens of all layers and devices, a scalar.
+
+        Args:
+            router_logits: (tokens, experts) for each layer, or for each of its chunks in order.
+            batch: B.
+        """
+        sequence, sums, first = sharded_sequence(), [], 0
+        if sequence is not None:  # 1 for this device's tokens, 0 for padding
+            real = sequence.shard(torch.ones(batch, sequence.length, device=router_logits[0].device)).flatten()
         for logits in router_logits:
             chances = logits.flatten(0, -2).softmax(-1)
             chosen = torch.zeros_like(chances).scatter_(1, chances.topk(self.top, dim=-1).indices, 1.0)
             both = torch.cat((chosen, chances, torch.ones_like(chances[:, :1])), 1).float()
-            if spread is not None:
+            if sequence is not None:
                 both = both * real[(first + torch.arange(len(both), device=real.device)) % len(real), None]
                 first += len(both)
             sums.append(both.sum(0))
-        of_all = torch.stack(sums).sum(0)
-        counts, chances, rows = (of_all if spread is None else spread.summed(of_all)).split((self.experts,) * 2 + (1,))
+        total = torch.stack(sums).sum(0)
+        total = total if sequence is None else sequence.summed(total)
+        counts, chances, rows = total.split((self.experts, self.experts, 1))
         return self.experts * (counts / rows * (chances / rows)).sum()
 
 
@@ -155,7 +162,7 @@ def balance_of(module: Any) -> Balance | None:
 
 
 class Head(NamedTuple):
-    """Logits from lm_head's output x: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
+    """What maps lm_head's output x to logits: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
 
     scale: float
     softcap: float

@@ -36,6 +36,8 @@ def save_tokenizer(
     """Save tokenizer.json and tokenizer_config.json, which flashtrain's load_tokenizer reads too.
 
     Args:
+        tokenizer: One of flashtrain's.
+        folder: Made where it is missing.
         context: The model's longest text in tokens (None: any).
         special: A BERT's special tokens, which transformers then puts around a text (None: a decoder's tokenizer).
         segments: Whether the model takes token_type_ids.

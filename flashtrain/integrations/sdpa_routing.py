@@ -36,7 +36,7 @@ class route_sdpa:  # noqa: N801  (used like a function: with route_sdpa(): ...)
     A name imported earlier (from torch.nn.functional import ...) stays torch's. Results equal torch's up to rounding,
     except that a query without visible keys gives 0, and that dropout draws its own random numbers. Left to torch:
     other devices, GPUs before sm_80, dtypes other than float16, bfloat16 and float32, head dimensions over 256, empty,
-    nested and subclassed tensors, torch.func transforms, torch.jit traces, and calls that our function rejects.
+    nested and subclassed tensors, torch.func transforms, and calls that our function rejects.
 
     With activation checkpointing, keep the context open during the backward, which recomputes the forward. A function
     compiled by torch.compile within the context has the kernels in its graph, and another version outside; its calls
@@ -117,11 +117,8 @@ def _reason(q: Tensor, k: Tensor, v: Tensor, devices: tuple[str, ...]) -> str | 
         return f"head dimension {width}"
     if 0 in q.shape or 0 in k.shape:
         return "an empty tensor"
-    if not torch.compiler.is_compiling():
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return "a torch.func transform"
-        if torch.jit.is_tracing():
-            return "a torch.jit trace"
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a torch.func transform"
     return None
 
 

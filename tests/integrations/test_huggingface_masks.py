@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transformers import masking_utils as theirs
@@ -125,14 +123,6 @@ def test_plain_masks_need_no_tensor():
     assert both == AttentionMask(B, SQ, SQ)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_on_one_side_narrows_the_intervals_and_needs_no_key_positions(side):
-    mask = ours(FUNCTIONS["both ways"], PADDINGS[side]).mask
-    assert mask.keys is None
-    assert mask.queries.shape == (5, B, SQ)
-    assert mask.queries.dtype == torch.int32
-
-
 def test_what_is_not_made_of_known_parts_is_a_dense_bias():
     prefix = theirs.or_masks(theirs.causal_mask_function, lambda b, h, q, k: k < 4)
     blocks = theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(PACKED))
@@ -156,8 +146,3 @@ def test_the_lowest_number_of_a_dtype_hides():
     assert dense_bias(mask, torch.float32).flatten().tolist() == [0.0, -1.5, float("-inf"), float("-inf")]
     visible = torch.tensor([[[[True, False]]]])
     assert dense_bias(visible, torch.float32).flatten().tolist() == [0.0, float("-inf")]
-
-
-def test_a_configuration_without_head_sizes_is_no_obstacle():
-    config = SimpleNamespace(hidden_size=None)
-    assert ours(FUNCTIONS["causal"], PADDINGS["left"], config=config).mask is not None

@@ -13,7 +13,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, activation_checkpointing, gpt2
 from flashtrain.models.activation_checkpointing import CHECKPOINTING
 from flashtrain_kernels import dispatch
@@ -129,17 +128,6 @@ def test_blocks_compile_by_themselves_in_one_graph_for_all_layers_and_the_hooks_
     assert len(graphs) == 1
 
 
-def test_without_gradients_nothing_is_checkpointed(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("there is no backward to keep anything for")
-
-    model = build("sdpa", SAVINGS["full"])
-    monkeypatch.setattr("flashtrain.models.block.checkpointed", refuse)
-    with torch.no_grad():
-        model.loss(tokens(), tokens())
-        model(tokens(), cache=model.new_cache())
-
-
 # --- what is kept, and what is computed again ------------------------------------------------------------------------
 
 
@@ -242,19 +230,6 @@ def test_the_loss_takes_as_many_tokens_at_once_as_it_is_told(monkeypatch):
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"checkpointing": "selectiv"}, "Did you mean 'selective'"),
-        ({"ffn_chunk": 0}, "ffn_chunk=0"),
-        ({"loss_chunk": -1}, "loss_chunk=-1"),
-    ],
-)
-def test_savings_that_cannot_be_are_refused(given, line):
-    with pytest.raises(UserError, match=line):
-        MemorySavings(**given)
 
 
 def test_savings_say_what_they_are():

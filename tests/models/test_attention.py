@@ -66,20 +66,6 @@ def test_flash_drops_the_same_weights_whether_q_k_and_v_lie_together_or_apart(x,
     torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
-def test_the_packed_path_hands_the_projection_over_without_a_copy(x, monkeypatch):
-    module = build("flash")
-    seen = {}
-
-    def look(qkv, *dropout, **options):
-        seen["shares_memory"] = qkv.is_contiguous() and qkv._base is not None
-        seen["shape"] = tuple(qkv.shape)
-        return qkv[:, :, 0]
-
-    monkeypatch.setattr("flashtrain.models.attention_functions.flash_attn_qkvpacked_func", look)
-    module(x)
-    assert seen == {"shares_memory": True, "shape": (2, 9, 3, 4, 8)}
-
-
 def test_a_full_cache_refuses_more():
     cache = LayerCache(context=2)
     with pytest.raises(UserError, match=r"3 tokens for a cache of 2"):

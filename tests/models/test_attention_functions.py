@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.errors import UserError
-from flashtrain.models.attention_functions import ATTENTION_FUNCTIONS, attention_function, plan_mask
-from flashtrain_kernels import Mask, masks
+from flashtrain.models.attention_functions import ATTENTION_FUNCTIONS, plan_mask
+from flashtrain_kernels import Mask, block_mask, masks
 
 NAMES = sorted(ATTENTION_FUNCTIONS)
 
@@ -124,16 +123,39 @@ def test_dropout_drops_each_weight_with_its_probability_and_scales_the_others_up
     assert len({tuple(one.tolist()) for one in flat}) == 32
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_torchs_seed_decides_what_is_dropped(name):
-    q, k, v = random_qkv(6, 6, 2, 2)
+@pytest.mark.parametrize(("queries", "keys", "kv_heads"), [(96, 96, 4), (64, 128, 2), (32, 80, 1)])
+def test_without_gradients_sdpa_computes_a_pattern_by_blocks_of_queries(queries, keys, kv_heads, monkeypatch):
+    def built(*_):
+        raise AssertionError("a matrix of all queries and keys was built")
 
-    def draw(seed):
-        torch.manual_seed(seed)
-        return ATTENTION_FUNCTIONS[name](q, k, v, causal=True, scale=0.3, dropout=0.5)
+    q, k, v = random_qkv(queries, keys, 4, kv_heads)
+    blocks = torch.rand(1, queries // 16, keys // 16) < 0.4
+    blocks[0, 1] = False  # these queries see nothing
+    options = {
+        "causal": False,
+        "scale": 0.3,
+        "mask": block_mask(blocks, block_size=16, seqlen_q=queries, seqlen_k=keys),
+    }
+    with torch.no_grad():
+        expected = ATTENTION_FUNCTIONS["standard"](q, k, v, **options)
+        monkeypatch.setattr("flashtrain.models.attention_functions.visible_keys", built)
+        out = ATTENTION_FUNCTIONS["sdpa"](q, k, v, **options)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+    assert not out[:, 16:32].any()
 
-    assert torch.equal(draw(3), draw(3))
-    assert not torch.equal(draw(3), draw(4))
+
+@pytest.mark.parametrize(
+    ("heads", "length", "options"), [(1, 64, {"causal": True}), (4, 64, {}), (1, 60, {})], ids=["band", "heads", "part"]
+)
+def test_other_patterns_of_blocks_are_computed_with_the_whole_matrix(heads, length, options):
+    q, k, v = random_qkv(length, length, 4, 4)
+    blocks = torch.rand(heads, 4, 4) < 0.7
+    mask = block_mask(blocks, block_size=16, seqlen_q=length, seqlen_k=length, **options)
+    with torch.no_grad():
+        out, expected = (
+            ATTENTION_FUNCTIONS[name](q, k, v, causal=False, scale=0.3, mask=mask) for name in ("sdpa", "standard")
+        )
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,11 +167,6 @@ def test_a_mask_of_other_sizes_or_rows_is_refused(name, queries, keys, rows, mas
         ATTENTION_FUNCTIONS[name](
             *random_qkv(queries, keys, 2, 2), causal=False, scale=0.3, mask=mask_of_lengths(*rows)
         )
-
-
-def test_a_misspelt_attention_gets_the_near_match():
-    with pytest.raises(UserError, match=r"unknown attention 'flahs'. Did you mean 'flash'"):
-        attention_function("flahs")
 
 
 @pytest.mark.parametrize(

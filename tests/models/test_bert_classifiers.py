@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from bert_batches import VOCABULARY, batch_of
 
-from flashtrain.errors import UserError
 from flashtrain.models import Bert, BertConfig, BertEncoder, SequenceClassifier, TokenClassifier
 
 LENGTHS = [5, 1, 9, 3]
@@ -63,16 +62,3 @@ def test_a_trained_pooler_is_kept_and_a_trained_encoder_left_alone():
     model = SequenceClassifier(bert.encoder, 2, pooler=bert.pooler)
     assert model.pooler is bert.pooler
     assert torch.equal(model.encoder.token_embedding.weight, before)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda encoder: SequenceClassifier(encoder, 1), "labels=1"),
-        (lambda encoder: SequenceClassifier(encoder, 2, pooling="last"), "unknown pooling 'last'"),
-        (lambda encoder: TokenClassifier(encoder, 0), "labels=0"),
-    ],
-)
-def test_heads_that_cannot_work_are_one_line(make, message):
-    with pytest.raises(UserError, match=message):
-        make(BertEncoder(BertConfig.of_size("tiny", vocab_size=5), "sdpa"))

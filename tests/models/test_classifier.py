@@ -265,8 +265,6 @@ def test_pathx_has_under_a_million_parameters_and_the_cost_that_its_note_says() 
     [
         ({"positions": "axial", "side": None}, "square images"),
         ({"inputs": "colour"}, "unknown inputs"),
-        ({"pooling": "sum"}, "unknown pooling"),
-        ({"heads": 3}, "heads"),
         ({"classes": 1}, "classes=1"),
         ({"grey_bins": 100}, "power of two"),
         ({"pattern": "diagonal"}, "unknown attention pattern"),

@@ -38,18 +38,6 @@ def test_pieces_of_any_size_give_the_value_and_gradients_of_the_whole(activation
     torch.testing.assert_close(results(module, x), whole, atol=1e-11, rtol=0)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_tokens_that_fit_one_piece_go_through_the_ordinary_layers(activation, monkeypatch):
-    module = build(activation, True)
-    module.chunk = 30
-
-    def refuse(*_):
-        raise AssertionError("one piece needs no pieces")
-
-    monkeypatch.setattr("flashtrain.models.feed_forward.chunked_feed_forward", refuse)
-    module(inputs())
-
-
 @pytest.mark.parametrize(("activation", "bias"), [("gelu", True), ("swiglu", False)])
 def test_torch_finds_the_operators_well_formed(activation, bias):
     module = build(activation, bias)

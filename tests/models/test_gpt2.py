@@ -58,27 +58,6 @@ def test_packed_documents_train_as_separate_rows_do(family, kind, tokens, mask_o
     torch.testing.assert_close(torch.autograd.grad(packed, weights), wanted, atol=1e-12, rtol=0)
 
 
-def test_the_mask_is_planned_once_a_batch_and_every_layer_gets_the_plan(tokens, mask_of_lengths, monkeypatch):
-    given, planned, asked, seen = mask_of_lengths([5, 7]), mask_of_lengths([5, 7]), [], []
-
-    def look(mask, x, **call):
-        asked.append((mask, x.dtype, call))
-        return planned
-
-    monkeypatch.setattr("flashtrain.models.gpt2.plan_mask", look)
-    model = build(attention="flash", dropout=0.1)
-    for block in model.blocks:
-        block.attention.register_forward_pre_hook(lambda _, __, call: seen.append(call["mask"]), with_kwargs=True)
-    model(tokens, mask=given)
-    model.eval()(tokens, mask=given)
-    call = {"attention": "flash", "head_dim": 8}
-    assert [(mask is given, *rest) for mask, *rest in asked] == [
-        (True, torch.float64, {**call, "dropout": dropout}) for dropout in (0.1, 0.0)
-    ]
-    assert len(seen) == 4
-    assert all(mask is planned for mask in seen)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_the_mean_over_labels_that_are_not_ignored(family, tokens):
     model = build(family)
@@ -182,11 +161,6 @@ def test_under_autocast_the_residual_stream_is_kept_as_asked(residual, dtype):
     assert seen == [dtype]
     torch.testing.assert_close(half, model.loss(tokens, tokens), rtol=2e-2, atol=2e-2)
     assert seen[1:] == [torch.float32]
-
-
-def test_an_unknown_residual_is_refused():
-    with pytest.raises(UserError, match="residual"):
-        GPT2(GPT2Config(17, 20, 9, layers=1, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", "half")
 
 
 @pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective", ffn_chunk=8, loss_chunk=8)], ids=str)
