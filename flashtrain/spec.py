@@ -29,45 +29,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class StageContext:
-    """A training that is one of several of its run, such as a stage of a curriculum.
+    """A training that is one of several of its run, such as a stage of a curriculum."""
 
-    Attributes:
-        settings: in place of the run's.
-        resumed: the checkpoint to resume from, which is of the same model; None to start anew.
-        logs: the folder of the loggers.
-        goes_on: whether another training starts from where this one ends. If so, its end is a checkpoint too, and a
-            signal that comes while it is written still stops the run.
-        settle: called before that checkpoint is written.
-    """
-
-    settings: Settings
-    resumed: Path | None
-    logs: Path
+    settings: Settings  # in place of the run's
+    resumed: Path | None  # the checkpoint to resume from, of the same model; None to start anew
+    logs: Path  # the folder of the loggers
+    # Another training starts from where this one ends: its end is a checkpoint too, and a signal that comes while that
+    # is written still stops the run.
     goes_on: bool
-    settle: Callable[[], None]
+    settle: Callable[[], None]  # called before that checkpoint is written
 
 
 @dataclass
 class TrainedModel:
-    """A trained model, read back from a checkpoint. It stands for its checkpoint wherever a path is taken.
+    """A trained model, read back from a checkpoint. It stands for its checkpoint wherever a path is taken."""
 
-    Attributes:
-        model: a torch module in evaluation mode.
-        tokenizer: of its text; None for data that are no text.
-        settings: of its run, with those that were given on top.
-        folder: of its run, or of its weights.
-        checkpoint: the file.
-        step: optimiser steps that it was trained for; 0 where unknown.
-        labels: the names of the labels that it predicts; none for other models.
-    """
-
-    model: Any
-    tokenizer: Any
-    settings: Settings
-    folder: Path
-    checkpoint: Path
-    step: int
-    labels: Sequence[str] = ()
+    model: Any  # a torch module in evaluation mode
+    tokenizer: Any  # a Tokenizer; None for data that are no text
+    settings: Settings  # of its run, with those that were given on top
+    folder: Path  # of its run, or of its weights
+    checkpoint: Path  # the file
+    step: int  # optimiser steps that it was trained for; 0 where unknown
+    labels: Sequence[str] = ()  # names of the labels that it predicts; none for other models
 
     def __fspath__(self) -> str:
         return str(self.checkpoint)
@@ -75,35 +58,25 @@ class TrainedModel:
 
 @dataclass
 class TrainingSetup:
-    """What a task makes of the settings for one training.
-
-    Attributes:
-        batching: the micro-batches, and the memory that they are estimated to need.
-        description: of the model, in plain values, for its checkpoints.
-        said: lines about the data and the training. They are asked for once the folder is the run's, so that data that
-            take long may be made on the way.
-        row: called after the fit, on every rank; returns the columns of the summary row that the training found, and
-            prints whatever else there is to report.
-        tokenizer: saved in the run's folder.
-        advice: what else needs less memory; None: what holds for language models.
-        monitor, mode: the metric of the best checkpoint, and whether its "min" or "max" is best.
-        callbacks: of this training, in addition to those of every run.
-        stage: of one of several trainings.
-    """
+    """What a task makes of the settings for one training."""
 
     data: pl.LightningDataModule
     task: pl.LightningModule
     throughput: Throughput
     batching: Batching
-    description: dict[str, Any]
+    description: dict[str, Any]  # of the model, in plain values, for its checkpoints
+    # Lines about the data and the training, asked for once the folder is the run's: data that take long may be made on
+    # the way.
     said: Iterable[str]
+    # Called after the fit, on every rank: returns the columns of the summary row that the training found, and prints
+    # whatever else there is to report.
     row: Callable[[pl.Trainer], dict[str, Any]]
-    tokenizer: Tokenizer | None = None
-    advice: str | None = None
-    monitor: str = "validation_loss"
-    mode: str = "min"
-    callbacks: Sequence[pl.Callback] = ()
-    stage: StageContext | None = None
+    tokenizer: Tokenizer | None = None  # saved in the run's folder
+    advice: str | None = None  # what else needs less memory; None: what holds for language models
+    monitor: str = "validation_loss"  # the metric of the best checkpoint
+    mode: str = "min"  # whether its "min" or "max" is best
+    callbacks: Sequence[pl.Callback] = ()  # in addition to those of every run
+    stage: StageContext | None = None  # of one of several trainings
 
 
 def imported(where: str) -> Any:

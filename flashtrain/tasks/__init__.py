@@ -1,8 +1,4 @@
-"""LightningModules: what is trained and how its loss is computed, with no Hydra and no files.
-
-Public, and imported when first used (a task's settings are read without Lightning): the names below. TrainingTask is
-what tasks share.
-"""
+"""LightningModules: what is trained and how its loss is computed. They know no settings and no files."""
 
 from __future__ import annotations
 

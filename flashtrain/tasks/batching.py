@@ -29,24 +29,15 @@ MAX_MICRO_BATCH = 64  # samples of a language model
 
 @dataclass
 class Batching:
-    """How a device's samples of one optimiser step are cut into micro-batches.
+    """How a device's samples of one optimiser step are cut into micro-batches."""
 
-    Attributes:
-        micro_batch: samples, or tokens of BERT on masked text, of a micro-batch.
-        accumulate: micro-batches of a step.
-        estimate: of the memory; None for a model whose memory cannot be estimated.
-        savings: the activation checkpointing.
-        fits: whether so much memory is free.
-        options: everything that was considered, for mode=plan.
-        alternatives: options that need less memory than the chosen one, at the same or the next smaller micro-batch.
-    """
-
-    micro_batch: int
-    accumulate: int
-    estimate: MemoryEstimate | None
+    micro_batch: int  # samples, or tokens of BERT on masked text
+    accumulate: int  # micro-batches of a step
+    estimate: MemoryEstimate | None  # None for a model whose memory cannot be estimated
     savings: MemorySavings = field(default_factory=MemorySavings)
-    fits: bool = True
-    options: Sequence[MemoryOption] = ()
+    fits: bool = True  # whether the estimated memory is free
+    options: Sequence[MemoryOption] = ()  # everything that was considered, for mode=plan
+    # Those that need less memory than the chosen one, at the same or the next smaller micro-batch.
     alternatives: Sequence[MemoryOption] = ()
 
 

@@ -26,17 +26,12 @@ VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: t
 
 @dataclass(frozen=True)
 class MaskedPixels:
-    """The prediction of hidden pixels, or tokens, from the others: the objective, or one in addition to the labels.
+    """The prediction of hidden pixels, or tokens, from the others: the objective, or one in addition to the labels."""
 
-    Attributes:
-        weight: of its loss.
-        share: of a sample's pixels or tokens that are hidden.
-        copies: share of a batch's samples that are read a second time with some hidden, while all labels are predicted
-            from whole ones; 0: each sample is read once, with some hidden, which costs less: for pre-training.
-    """
-
-    weight: float = 1.0
-    share: float = 0.5
+    weight: float = 1.0  # of its loss
+    share: float = 0.5  # of a sample's pixels or tokens that are hidden
+    # Share of a batch's samples that are read a second time with some hidden, while all labels are predicted from whole
+    # ones; 0: each sample is read once, with some hidden, which costs less: for pre-training.
     copies: float = 0.5
 
 

@@ -23,12 +23,9 @@ MIB = 2**20
 
 
 def check_heads(settings: Settings) -> None:
-    """Check, before anything is built, that trainer.context_parallel_method can shard the heads of our models.
+    """Raise UserError if trainer.context_parallel_method cannot shard the heads of a model of flashtrain's own.
 
-    Models that start from weights, and those of a user's program, are checked once they are there (check_model).
-
-    Raises:
-        UserError: it cannot.
+    Models that start from weights, and those of a user's program, are checked once they are built (check_model).
     """
     model = settings.model
     if settings.shares_sequences and settings.weights is None and model.name in FAMILIES and model.size in SIZES:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from flashtrain.announce import say
+from flashtrain.data.sequences import SequenceDataModule
 from flashtrain.data.tokenizers import load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, new_folder, read_settings
@@ -14,12 +15,7 @@ from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel
 from flashtrain.tasks import FineTuning
-from flashtrain.tasks.fine_tuning.prepare import (
-    SPECIAL_COUNT,
-    choose_head_batching,
-    make_head,
-    make_labelled_data,
-)
+from flashtrain.tasks.fine_tuning.prepare import SPECIAL_COUNT, choose_head_batching, make_head
 from flashtrain.tasks.fine_tuning.splits import make_source
 from flashtrain.tasks.fine_tuning.task import score_of
 from flashtrain.tasks.masked_language.trained import save_encoder_tokenizer, special_tokens
@@ -63,7 +59,7 @@ def _evaluate(trained: TrainedModel, hardware: Hardware) -> dict[str, Any]:
     )
     task = FineTuning(trained.model, requested.target)
     trainer = evaluating_trainer(hardware)
-    data = make_labelled_data(settings, hardware, source, choose_head_batching(settings, hardware, trained.model))
+    data = SequenceDataModule(source, choose_head_batching(settings, hardware, trained.model).micro_batch)
     evaluate = trainer.test if source.scored == "test" else trainer.validate
     (found,) = evaluate(task, data, verbose=False)
     row = {task.score_name: found[f"{source.scored}_{task.score_name}"], "best_micro_f1": source.bound}

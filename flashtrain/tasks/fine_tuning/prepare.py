@@ -17,7 +17,7 @@ from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import TrainedModel, TrainingSetup
 from flashtrain.tasks import FineTuning
 from flashtrain.tasks.batching import Batching, choose_micro_batch, memory_plan, memory_words, plan_text
-from flashtrain.tasks.fine_tuning.splits import LabelledSource, make_source
+from flashtrain.tasks.fine_tuning.splits import make_source
 from flashtrain.tasks.masked_language.batching import bert_estimate
 from flashtrain.tasks.masked_language.plan import bert_config
 from flashtrain.tasks.masked_language.trained import check_context, read_bert, tokenizer_of
@@ -27,10 +27,7 @@ from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 
-ADVICE = (
-    "a smaller finetune.tokens_at_once= or context=, memory.activation_checkpointing=full, "
-    "or trainer.devices on more GPUs"
-)
+ADVICE = "a smaller finetune.tokens_at_once= or context=, memory.activation_checkpointing=full, or more trainer.devices"
 SPECIAL_COUNT = 4  # [PAD], [CLS], [SEP] and [MASK]
 
 Head = SequenceClassifier | TokenClassifier
@@ -77,7 +74,14 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             "pooling": getattr(model, "pooling", None),  # of a head for whole texts
         },
     }
-    data = make_labelled_data(settings, hardware, source, batching)
+    data = SequenceDataModule(
+        source,
+        batching.micro_batch,
+        total_steps=settings.trainer.steps,
+        accumulate=batching.accumulate,
+        seed=settings.seed,
+        num_workers=loader_workers(settings, hardware),
+    )
     own = settings.finetune
     task = FineTuning(model, own.target, **training_options(settings, hardware, description, layout=own.layout))
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
@@ -162,20 +166,6 @@ def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) ->
     estimate = bert_estimate(settings, hardware, model.encoder.config, parameters, layout, settings.context)
     sizes = settings.trainer.micro_batch or [size for size in divisors(share) if size <= most]
     return choose_micro_batch(settings, hardware, sizes, share, estimate)
-
-
-def make_labelled_data(
-    settings: Settings, hardware: Hardware, source: LabelledSource, batching: Batching
-) -> SequenceDataModule:
-    """Build the data module of these settings."""
-    return SequenceDataModule(
-        source,
-        batching.micro_batch,
-        total_steps=settings.trainer.steps,
-        accumulate=batching.accumulate,
-        seed=settings.seed,
-        num_workers=loader_workers(settings, hardware),
-    )
 
 
 def parameter_count(model: torch.nn.Module) -> int:

@@ -29,21 +29,14 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass
 class LabelledSource:
-    """The samples of each split, as SequenceDataModule reads them.
+    """The samples of each split, as SequenceDataModule reads them."""
 
-    Attributes:
-        samples: by split; there may be none for "test".
-        tokenizer: of texts; None of made-up documents.
-        words: what the texts are.
-        bound: the highest micro-F1 that a reader of the context can expect; known of made-up documents only.
-    """
-
-    samples: dict[str, LabelledSamples]
+    samples: dict[str, LabelledSamples]  # by split; there may be none for "test"
     label_names: tuple[str, ...]
     special: SpecialTokens
-    tokenizer: Tokenizer | None
-    words: str
-    bound: float | None = None
+    tokenizer: Tokenizer | None  # of texts; None of synthetic documents
+    words: str  # what the texts are
+    bound: float | None = None  # the highest micro-F1 that the context allows; known of synthetic documents only
 
     @property
     def shape(self) -> SequenceShape:

@@ -13,7 +13,7 @@ from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_toke
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import TrainedModel
+from flashtrain.spec import TrainedModel, mode_of
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.held_out import perplexity, score
@@ -30,7 +30,10 @@ WORDS = "loss {validation_loss:.4f}, perplexity {perplexity:.2f}"
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate, generate or export; see Task.run_mode."""
+    """Evaluate, generate, export, or run another mode of checkpoints; see Task.run_mode."""
+    mode = mode_of(settings)
+    if mode is not None:
+        return mode.run_checkpoint(settings, hardware)
     if settings.mode == "export":
         trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=settings)
         return {"folder": export(trained, settings)}

@@ -24,11 +24,7 @@ NOTE = "flashtrain.json"  # the last file of an export, which names its checkpoi
 
 
 def export(trained: TrainedModel, settings: Settings) -> Path:
-    """Write the weights as safetensors, in a layout of Hugging Face's if one can hold the model, else in our own.
-
-    Returns:
-        The new folder, in the run's.
-    """
+    """Write the weights as safetensors into a new folder, in a layout of Hugging Face's if it can hold the model."""
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
@@ -42,13 +38,10 @@ def export(trained: TrainedModel, settings: Settings) -> Path:
 
 
 def take_export(settings: Settings) -> None:
-    """Replace a run of a transformers model, which model.path or `weights` names, by its export.
+    """In the settings, replace a run of a transformers model, which model.path or `weights` names, by its export.
 
     The export is written if there is none of the run's best checkpoint. `weights` of model=huggingface that are no
     run's become its model.path.
-
-    Args:
-        settings: changed in place.
 
     Raises:
         UserError: there is no checkpoint, or the run needs model=huggingface.
@@ -59,9 +52,8 @@ def take_export(settings: Settings) -> None:
         if settings.weights is not None and transformers:
             settings.model.path, settings.weights = settings.weights, None
         return
-    folder, checkpoint = find_checkpoint(
-        str(given), prefer=BEST, setting="weights" if settings.weights else "model.path"
-    )
+    named = "weights" if settings.weights else "model.path"
+    folder, checkpoint = find_checkpoint(str(given), prefer=BEST, setting=named)
     own = read_settings(folder)
     if settings.weights is not None and own.model.name != "huggingface":
         return

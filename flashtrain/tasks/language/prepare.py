@@ -89,8 +89,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
 def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
     """Build the data module of these settings; its micro-batch is set once the model is known.
 
-    Args:
-        own: the tokenizer of a run, in place of the one that the settings would train on this text.
+    A run's `own` tokenizer takes the place of one that would be trained on this text.
     """
     data, (source, validation) = settings.data, make_sources(settings)
     requested = None if data.validation_tokens is None else max(1, data.validation_tokens // settings.context)
@@ -122,13 +121,10 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
 
 
 def model_builder(settings: Settings) -> Callable[..., Trainable]:
-    """Check what can be checked of the model before any text is read.
-
-    Returns:
-        build(vocab_size=, attention=), which makes the model: with random weights, or with those that `weights` names.
+    """Return build(vocab_size=, attention=), which makes the model; its weights are random or those of `weights`.
 
     Raises:
-        UserError: the weights, or the model's own settings, cannot serve these settings.
+        UserError: the model cannot serve the settings, as far as that is known before any text is read.
     """
     model = settings.model
     if settings.weights is not None:

@@ -78,11 +78,7 @@ class ModelSettings:
         for names, used, by in (
             (_OF_ADAPTERS, self.adapter is not None, "adapters. Set model.adapter=lora."),
             (_OF_TRANSFORMERS, transformers, "model=huggingface (recipe=hf). Remove it."),
-            (
-                _OF_OUR_DECODERS,
-                not transformers,
-                "flashtrain's own decoders. Use model.options.",
-            ),
+            (_OF_OUR_DECODERS, not transformers, "flashtrain's own decoders. Use model.options."),
         ):
             given = [name for name in names if getattr(self, name) != getattr(plain, name)]
             if given and not used:

@@ -10,11 +10,11 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.registry import registered
 from flashtrain.settings import options
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, contexts_words, imported, measured_words, mode_of, say_finished
+from flashtrain.spec import Task, contexts_words, imported, measured_words, say_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
 if TYPE_CHECKING:
-    from flashtrain.training.hardware import Hardware
+    pass
 
 
 class LanguageTask(Task):
@@ -31,6 +31,7 @@ class LanguageTask(Task):
     same = ("context", "model", "data", "mask")
     prepare = imported("flashtrain.tasks.language.prepare:prepare")
     plan = imported("flashtrain.tasks.language.plan:plan_language")
+    run_mode = imported("flashtrain.tasks.language.evaluate:run_language_mode")
     load = imported("flashtrain.tasks.language.evaluate:read_model")
 
     def check(self, settings: Settings) -> None:
@@ -82,12 +83,6 @@ class LanguageTask(Task):
             f"{speed}{row['seconds']:.0f} s for the whole command",
             then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
         )
-
-    def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-        from flashtrain.tasks.language.evaluate import run_language_mode
-
-        mode = mode_of(settings)
-        return run_language_mode(settings, hardware) if mode is None else mode.run_checkpoint(settings, hardware)
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:
         if "trainer.tokens_per_step" not in given:

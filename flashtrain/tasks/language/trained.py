@@ -25,7 +25,6 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
 
     Args:
         given: a run folder, or a checkpoint in one.
-        attention: "flash", "sdpa" or "standard".
         settings: a context longer than the model's, and how its positions are adapted to it (None: as it was trained).
 
     Raises:

@@ -16,11 +16,11 @@ def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
     """Make the settings fit the model that `weights` or model.path names, as far as the command line leaves them open.
 
     Args:
-        settings: changed in place: tokenizer, model, context, and model.path where a run is exported for it.
+        settings: changed in place: tokenizer, model, context, and model.path if it names a run.
         given: the settings that the command line names.
 
     Returns:
-        The lines to print about it.
+        The lines to print.
 
     Raises:
         UserError: `given` contradicts the weights, or no tokenizer of this text could be that of the weights.

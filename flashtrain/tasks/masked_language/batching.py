@@ -55,22 +55,15 @@ def choose_masked_batching(
     Args:
         padding: see MaskedTextDataModule.padding; None: the text is not read yet, and taken to be as uneven as most.
     """
-    layout, sizes = settings.masked.layout, settings.masked.token_budget
+    layout, share, sizes = settings.masked.layout, settings.masked.mlm_probability, settings.masked.token_budget
     if padding is None:
         padding = PADDED_PARAGRAPHS if layout == "padded" else 1.0
     if sizes is None:
         found = [size for size in divisors(tokens_per_device(settings)) if size >= settings.context]
         few = [size for size in found if size <= MAX_ROW_ON_CPU] or found[:1]
         sizes = found if hardware.kind == "cuda" else few
-    estimate = bert_estimate(
-        settings,
-        hardware,
-        model.config,
-        model.parameter_count(),
-        layout,
-        padding,
-        share=settings.masked.mlm_probability,
-    )
+    parameters = model.parameter_count()
+    estimate = bert_estimate(settings, hardware, model.config, parameters, layout, padding, share=share)
     return choose_micro_batch(settings, hardware, sizes, tokens_per_device(settings), estimate)
 
 

@@ -33,9 +33,8 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
         model = Bert(config, hardware.attention, settings.bert.residual)
     batching = choose_masked_batching(settings, hardware, model)
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
-    flops = tokens * (
-        config.cost_per_token(settings.masked.mlm_probability) + config.cost_per_pair() * settings.context
-    )
+    share = settings.masked.mlm_probability
+    flops = tokens * (config.cost_per_token(share) + config.cost_per_pair() * settings.context)
     lines = [
         describe_training(settings, hardware, model, batching),
         f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
@@ -53,9 +52,8 @@ def describe_training(
     masked, samples = settings.masked, ""
     if data is not None:
         pieces = data.pieces(data.split.training)
-        samples = (
-            f"{len(pieces.begins):,} {masked.sample_unit}s of {float(pieces.lengths.mean()):.0f} tokens in the mean, "
-        )
+        mean = float(pieces.lengths.mean())
+        samples = f"{len(pieces.begins):,} {masked.sample_unit}s of {mean:.0f} tokens in the mean, "
     return (
         f"{settings.named(settings.bert.label)}: {model.parameter_count() / 1e6:.1f}M parameters, {samples}at most "
         f"{settings.context}, {masked.mlm_probability:.0%} masked, {masked.layout}, attention "

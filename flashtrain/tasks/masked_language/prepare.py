@@ -126,23 +126,20 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
     """Build the model to train, with random weights or those that `weights` names.
 
     Raises:
-        UserError: the weights are of other tokens, of a shorter context, or without a masked-language head.
+        UserError: the weights are of other tokens or of a shorter context.
+        KeyError: they have no masked-language head.
     """
     if settings.weights is None:
         return Bert(bert_config(settings, vocab_size), hardware.attention, settings.bert.residual)
     start = read_bert(settings.weights, settings).model
     # The next-sentence head and its pooler are left out: the samples are single pieces.
-    config = replace(start.config, dropout=settings.bert.dropout, pooler=False, next_sentence=False)
+    config = replace(start.config, dropout=settings.bert.dropout, masked_head=True, pooler=False, next_sentence=False)
     if config.vocab_size != vocab_size:
         raise UserError(
             f"the weights in {settings.weights} know {config.vocab_size} tokens, and this text is made of "
             f"{vocab_size}. Use the data and tokenizer settings that they were trained with."
         )
     check_context(config, settings.context, settings.weights)
-    if not config.masked_head:
-        raise UserError(
-            f"the weights in {settings.weights} have no masked-language head to train. Use weights that have one."
-        )
     model, state = Bert(config, hardware.attention, settings.bert.residual), start.state_dict()
     model.load_state_dict({name: state[name] for name in model.state_dict()})
     return model

@@ -24,7 +24,6 @@ def read_bert(given: str | Path, settings: Settings, attention: str = "sdpa") ->
     Args:
         given: a run folder or a checkpoint in one (its best weights), an export of flashtrain's, or a Hugging Face
             folder or .safetensors file with config.json next to it.
-        attention: "flash", "sdpa" or "standard".
 
     Returns:
         The model (models.Bert); its tokenizer is None if there is none next to the weights.
