@@ -1,7 +1,4 @@
-"""mode=evaluate and mode=export of task=classification: accuracy on test samples, and weights files.
-
-K samples in the picture, S tokens of a sample.
-"""
+"""mode=evaluate and mode=export of task=classification: accuracy on test samples, and weights files."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from hydra.core.override_parser.types import Override
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
 
 from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, quoted
@@ -32,30 +28,12 @@ from flashtrain.tasks.batching import compiles
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.arena.accuracy import accuracy_rows, accuracy_table, wilson
 from flashtrain_recipes.arena.build import PARTS, classifier_config
-from flashtrain_recipes.arena.figures import answers_picture
 from flashtrain_recipes.arena.published import ORIGINAL, papers_task, task_of
 from flashtrain_recipes.arena.settings import IMAGES
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier, read_notes, write_classifier
 from flashtrain_recipes.long_context.evaluate import autocast_dtype
-
-PICTURE = "answers.png"
-PREVIEW = 24  # test images in it
-_NAMES = {
-    "pathfinder": ("apart", "joined"),
-    "image": ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-}
-
-
-class Answers(NamedTuple):
-    """How many of the test samples are right, and the first samples of images for a picture."""
-
-    correct: int
-    total: int
-    pixels: Tensor  # (K, S)
-    labels: Tensor  # (K,)
-    logits: Tensor  # (K, classes)
 
 
 def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Settings:
@@ -92,7 +70,7 @@ def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any
 
 
 def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
-    """Measure the accuracy on test samples of the settings' seed, and return its row; images also get a picture.
+    """Measure the accuracy on test samples of the settings' seed, and return its row.
 
     Weights of another side than pathfinder.side are carried to it, as a curriculum's next stage would start from them.
     """
@@ -102,8 +80,8 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
     say(source.describe())
     model = _model(saved, settings, hardware, source)
     began = time.monotonic()
-    found = answers(model, source, settings, hardware)
-    low, high = wilson(found.correct, found.total)
+    right, total = _count_right(model, source, settings, hardware)
+    low, high = wilson(right, total)
     drawn = settings.sequence.data == "pathfinder" and settings.sequence.path is None
     row: Row = {
         "implementation": "flashtrain",
@@ -111,8 +89,8 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
         **_images(settings),
         "length": source.shape.length,
         "seed": settings.pathfinder.seed if drawn else settings.sequence.seed,
-        "samples": found.total,
-        "accuracy": round(found.correct / found.total, 5),
+        "samples": total,
+        "accuracy": round(right / total, 5),
         "accuracy_low": round(low, 5),
         "accuracy_high": round(high, 5),
         "parameters": model.parameter_count(),
@@ -122,14 +100,9 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
     target = make_unique(folder, "evaluate")
     write_result(target / RESULT, settings.recipe, _command(settings), [row])
     say(
-        f"{saved.path}: accuracy {row['accuracy']:.2%} on {found.total:,} test samples of seed {row['seed']} "
+        f"{saved.path}: accuracy {row['accuracy']:.2%} on {total:,} test samples of seed {row['seed']} "
         f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s"
     )
-    if len(found.pixels):
-        title = f"{task_of(row)}, seed {row['seed']}: {row['accuracy']:.2%} of {found.total:,} right"
-        names, picture = _NAMES[settings.sequence.data], target / PICTURE
-        answers_picture(found.pixels, found.labels, found.logits, picture, names=names, title=title)
-        say(f"  the first {len(found.pixels)} test images with the model's answers: {picture}")
     say(f"  rows: {target / RESULT}")
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
         accuracy_table([row]).print()
@@ -147,26 +120,22 @@ def _images(settings: Settings) -> Row:
 
 
 @torch.no_grad()
-def answers(model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware) -> Answers:
-    """Return the model's answers to the test samples, in the precision that it is trained in on this machine."""
+def _count_right(model: Classifier, source: SequenceSource, settings: Settings, hardware: Hardware) -> tuple[int, int]:
+    """Return (right, all) of the test samples, in the precision that the model is trained in on this machine."""
     device = next(model.parameters()).device
     data = SequenceDataModule(source, settings.sequence.evaluation_batch or settings.sequence.batch)
     dtype = autocast_dtype(hardware.precision)
     forward = torch.compile(model, dynamic=False) if compiles(settings, hardware) else model
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    shown: list[tuple[Tensor, Tensor, Tensor]] = []
+    right = torch.zeros((), dtype=torch.int64, device=device)
     console = Console(stderr=True)
     loader, total = data.test_dataloader(), 0
     for loaded in track(loader, "evaluating", console=console, transient=True, disable=not console.is_terminal):
         batch = data.on_after_batch_transfer({name: value.to(device) for name, value in loaded.items()}, 0)
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             logits = forward(batch["tokens"], batch.get("lengths"))
-        correct += (logits.argmax(dim=1) == batch["labels"]).sum()
-        if source.shape.side is not None and total < PREVIEW:
-            shown.append((batch["tokens"].cpu(), batch["labels"].cpu(), logits.float().cpu()))
+        right += (logits.argmax(dim=1) == batch["labels"]).sum()
         total += len(logits)
-    first = [torch.cat(parts)[:PREVIEW] for parts in zip(*shown, strict=True)] if shown else [torch.zeros(0, 0)] * 3
-    return Answers(int(correct), total, *first)
+    return int(right), total
 
 
 def _saved(settings: Settings) -> tuple[SavedClassifier, Path]:

@@ -9,9 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.report.figures import INK, WIDTH_INCHES, save
@@ -22,7 +20,6 @@ from flashtrain_recipes.arena.published import chance_of, papers_task
 from flashtrain_recipes.harness.rows import Rows
 
 COLUMNS = 6  # of a grid of images
-RIGHT, WRONG = "#1a7f37", "#cf222e"
 _OURS, _OTHERS, _GRID = "#0969da", "#afb8c1", "#e3e3e3"
 _TITLE_WIDTH = 70  # characters above a panel, which is half of the figure
 _BANDS = ("#f3f6f9", "#ffffff")  # behind one side of the images, and the next
@@ -119,9 +116,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     return save(figure, Path(path))
 
 
-def image_grid(
-    images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str, colors: Sequence[str] | None = None
-) -> Path:
+def image_grid(images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str) -> Path:
     """Draw images (N, side, side) uint8 in rows of six, with captions above them, as one PNG 1200 pixels wide."""
     rows = math.ceil(len(images) / COLUMNS)
     cell = WIDTH_INCHES / COLUMNS
@@ -129,29 +124,8 @@ def image_grid(
     panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
-    for panel, image, caption, color in zip(panels, images, captions, colors or [INK] * len(images), strict=False):
+    for panel, image, caption in zip(panels, images, captions, strict=False):
         panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        panel.set_title(caption, fontsize=7, color=color)
+        panel.set_title(caption, fontsize=7, color=INK)
     figure.suptitle(figure_text(title), fontsize=10, color=INK)
     return save(figure, Path(path))
-
-
-def answers_picture(
-    pixels: Tensor, labels: Tensor, logits: Tensor, path: str | Path, *, names: Sequence[str], title: str
-) -> Path:
-    """Draw images with the model's answer and how sure it is, in green where it is right and in red where it is wrong.
-
-    Args:
-        pixels: (N, S) uint8.
-        labels: (N,).
-        logits: (N, classes).
-        names: of the classes.
-    """
-    side = math.isqrt(pixels.shape[1])
-    captions, colors = [], []
-    for shares, label in zip(torch.softmax(logits.float(), dim=1), labels.tolist(), strict=True):
-        answer = int(shares.argmax())
-        words = f"{names[answer]} ({float(shares[answer]):.0%})"
-        captions.append(words if answer == label else f"{words}, is {names[label]}")
-        colors.append(RIGHT if answer == label else WRONG)
-    return image_grid(pixels.view(-1, side, side).numpy(), captions, path, title=title, colors=colors)

@@ -66,7 +66,9 @@ class SpeedCase(StepCase):
 
     def flops_per_token(self) -> float:
         """Return a token's FLOPs of forward and backward with dense attention: the same for every baseline."""
-        return _flops(replace(self.config, pattern=_DENSE)) / self.context
+        with torch.device("meta"):
+            dense = Classifier(replace(self.config, pattern=_DENSE), "sdpa")
+        return dense.flops_per_sample() / self.context
 
     def columns(self) -> Row:
         return {"task": self.model, "length": self.context, "batch": self.batch, "weights": self.weights}
@@ -115,25 +117,14 @@ def _loss(losses: Callable[..., Any], tokens: Tensor, labels: Tensor) -> Tensor:
     return losses(tokens, labels).classification
 
 
-def _flops(config: ClassifierConfig) -> float:
-    with torch.device("meta"):
-        return Classifier(config, "sdpa").flops_per_sample()
-
-
 class SequenceSteps(StepBenchmark):
     """The tasks that benchmark.tasks names, by each attention."""
 
     what = "training speed of the Long Range Arena, over standard attention"
     columns = (
-        "task",
-        "length",
-        "batch",
-        "implementation",
-        "samples_per_second",
-        "peak_memory_gib",
-        "milliseconds",
+        "task", "length", "batch", "implementation", "samples_per_second", "peak_memory_gib", "milliseconds",
         "speedup_over_standard",
-    )
+    )  # fmt: skip
     rate = "samples_per_second"
     over = (SPEEDUP,)
 

@@ -12,6 +12,8 @@ import torch
 from flashtrain.errors import one_of
 from flashtrain_recipes.harness.rows import Row
 
+B = TypeVar("B", bound="Baseline")
+
 
 class Case(Protocol):
     """What every baseline is measured on: hashable, and str(case) names it in a line."""
@@ -46,9 +48,6 @@ class Baseline(ABC):
     def within(self) -> AbstractContextManager[object]:
         """Return what is entered around all that it computes."""
         return nullcontext()
-
-
-B = TypeVar("B", bound=Baseline)
 
 
 def choose(everyone: Sequence[B], names: Sequence[str] | None, device: torch.device) -> tuple[list[B], dict[B, str]]:

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -21,6 +21,8 @@ from flashtrain_recipes.harness.clock import Clock
 from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row, empty_row
 
 MIN_ROUNDS = 3
+E = TypeVar("E", bound="Entry[Any]")
+C = TypeVar("C", bound=Case)
 
 Note = Callable[[str, str], None]  # called with what could not be measured: (title, reason)
 Sample = dict[str, float]  # the figures of one turn, by their columns
@@ -71,10 +73,6 @@ class Entry(Generic[B]):
     def is_measured(self) -> bool:
         """Every part has a figure, or never will have one."""
         return all(samples or part in self.failed for part, samples in self.samples.items())
-
-
-E = TypeVar("E", bound=Entry[Any])
-C = TypeVar("C", bound=Case)
 
 
 class Turns(ABC, Generic[C, E]):
@@ -151,7 +149,8 @@ class Turns(ABC, Generic[C, E]):
         while self.entries and self.goes_on(number):
             self.begin_round(number)
             for part in dict.fromkeys(part for entry in self.entries for part in entry.samples):
-                for entry in in_turn(self.entries, number):
+                first = number % len(self.entries)  # who begins moves on by one each round
+                for entry in [*self.entries[first:], *self.entries[:first]]:
                     if part in entry.samples and part not in entry.failed:
                         self._turn(entry, part, number)
             number += 1
@@ -161,18 +160,18 @@ class Turns(ABC, Generic[C, E]):
             sample = self.sample(entry, part, number)
             entry.samples[part] += [] if sample is None else [sample]
 
-        reason = self.guarded(entry.baseline, take)
-        if reason is not None:
+        failure = self.guarded(entry.baseline, take)
+        if failure is not None:
             entry.failed.add(part)
             if not entry.samples[part]:  # else what it gave until now counts
-                self.leave_out(entry.baseline, part, *_status_of(reason))
+                self.leave_out(entry.baseline, part, *failure)
 
     def attempt(self, baseline: Any, part: str, do: Callable[[], object]) -> bool:
         """Call `do` for a part of the baseline, and return whether it worked; a failure is noted and is a row."""
-        reason = self.guarded(baseline, do)
-        if reason is not None:
-            self.leave_out(baseline, part, *_status_of(reason))
-        return reason is None
+        failure = self.guarded(baseline, do)
+        if failure is not None:
+            self.leave_out(baseline, part, *failure)
+        return failure is None
 
     def leave_out(self, baseline: Any, part: str, status: str, reason: str | None) -> None:
         """Note why a part has no figure, and add the rows that say so."""
@@ -180,31 +179,18 @@ class Turns(ABC, Generic[C, E]):
         self.note(baseline.title, ": ".join(word for word in words if word))
         self.empty += self.without(baseline, part, status, reason)
 
-    def guarded(self, baseline: Any, do: Callable[[], object]) -> str | None:
-        """Call `do`; return what failed, in a line, or None. Raises where that has broken the GPU."""
+    def guarded(self, baseline: Any, do: Callable[[], object]) -> tuple[str, str | None] | None:
+        """Call `do`; return (status, reason) of a failure, or None. Raises where that has broken the GPU."""
         try:
             with baseline.within():
                 do()
             return None
         except Exception as error:  # noqa: BLE001 - other people's programs may raise anything; the others go on
-            reason = OUT_OF_MEMORY if is_out_of_memory(error) else first_line(error)
+            failure = (OUT_OF_MEMORY, None) if is_out_of_memory(error) else (FAILED, first_line(error))
         self.after_failure()
         gc.collect()  # what it had built refers to itself
         self.clock.settle()
-        return reason
+        return failure
 
     def after_failure(self) -> None:
         """Free what a failed call has left."""
-
-
-T = TypeVar("T")
-
-
-def in_turn(entries: Sequence[T], number: int) -> Iterator[T]:
-    """Yield the entries in the order of round `number`: who begins moves on by one each round."""
-    for place in range(len(entries)):
-        yield entries[(place + number) % len(entries)]
-
-
-def _status_of(reason: str) -> tuple[str, str | None]:
-    return (OUT_OF_MEMORY, None) if reason == OUT_OF_MEMORY else (FAILED, reason)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 from lightning_fabric.plugins.environments.lightning import find_free_network_port
 
@@ -22,9 +21,8 @@ from flashtrain.training.memory import GIB
 from flashtrain.training.memory_choice import Room
 from flashtrain_recipes.harness.baseline import Baseline
 from flashtrain_recipes.harness.benchmark import Benchmark
-from flashtrain_recipes.harness.figures import curves
 from flashtrain_recipes.harness.processes import RankFailed, in_ranks
-from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row, Rows
+from flashtrain_recipes.harness.rows import FAILED, NO_TIME, OUT_OF_MEMORY, Row
 from flashtrain_recipes.harness.run_folder import Run
 from flashtrain_recipes.harness.turns import Effort
 from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
@@ -33,12 +31,6 @@ from flashtrain_recipes.huggingface_benchmark.long_rank import measure_steps, mo
 PLAN = "plan of memory=auto"
 _MULTIPLE = 4096  # tokens: the largest contexts are reported in multiples of so many
 _MAX_MULTIPLES = 4096  # the search for the largest context stays below
-
-
-def memory_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw peak memory against context as a PNG. Raises UserError for rows without two contexts."""
-    drawn = [row for row in rows if row.get("peak_memory_gib")]
-    return curves(drawn, "context", "peak_memory_gib", path, apart=("model", "devices", "memory"))
 
 
 class Flashtrain(Baseline):
@@ -60,7 +52,6 @@ class LongSteps(Benchmark):
         "memory_estimate_gib", "host_estimate_gib", "memory", "limited_by", "steps", "compile_seconds", "status",
     )  # fmt: skip
     rate = "tokens_per_second"
-    drawings = (("memory.png", memory_figure),)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         super().__init__(settings, hardware)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -125,13 +124,8 @@ class GPT2Case(StepCase):
         return draw_tokens(self.vocab_size, self.batch, self.context, device, seed)
 
     def flops_per_token(self) -> float:
-        return _flops_per_token(self.config())
-
-
-@cache
-def _flops_per_token(config: GPT2Config) -> float:
-    with torch.device("meta"):
-        return GPT2(config, attention="sdpa").flops_per_token(config.context)
+        with torch.device("meta"):
+            return GPT2(self.config(), attention="sdpa").flops_per_token(self.context)
 
 
 def cases(settings: Settings) -> list[GPT2Case]:

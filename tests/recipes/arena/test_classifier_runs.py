@@ -179,7 +179,6 @@ def test_a_run_and_its_exported_weights_have_one_accuracy_on_fresh_images(
     assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"], abs=0.03)
     assert (found[0]["samples"], found[0]["seed"], found[0]["side"], found[0]["contour"]) == (40, 5, 28, "easy")
     assert found[0]["accuracy_low"] < found[0]["accuracy"] < found[0]["accuracy_high"]
-    assert next(finished.glob("evaluate*/answers.png")).stat().st_size > 10_000
 
 
 def test_what_weights_say_becomes_values_of_few_settings(tmp_path) -> None:

@@ -13,7 +13,6 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
-from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.lamb import Lamb
@@ -21,7 +20,7 @@ from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.harness import processes
 from flashtrain_recipes.huggingface_benchmark import long_steps
 from flashtrain_recipes.huggingface_benchmark.long_rank import make_states
-from flashtrain_recipes.huggingface_benchmark.long_steps import LongSteps, memory_figure
+from flashtrain_recipes.huggingface_benchmark.long_steps import LongSteps
 
 pytestmark = pytest.mark.integration  # whole runs and plans
 
@@ -111,7 +110,7 @@ def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(name: str
     for (model, context), row in measured.items():
         asked = (f"benchmark.models=[{model}]", f"benchmark.contexts=[{context}]")
         kind = row["memory"].split()[0]  # full, or selective
-        job = long_steps_on(replace(H200, host_memory_bytes=250 * 2**30), *told, *savings, f"memory={kind}", *asked)
+        job = long_steps_on(replace(H200, host_memory_bytes=250 * 2**30), *told, *savings, f"memory.activation_checkpointing={kind}", *asked)
         estimate = job.planned(job.cases[0])["memory_estimate_gib"]
         assert row["peak_memory_gib"] <= estimate <= 1.1 * row["peak_memory_gib"], (model, context)
         assert estimate == row["memory_estimate_gib"]
@@ -142,14 +141,6 @@ def test_the_largest_context_is_limited_by_the_device_where_that_is_full_first()
     assert long_steps_on(none, "benchmark.models=[llama-8b]").plans() == []
 
 
-def test_the_figure_has_a_line_for_each_model_up_to_its_largest_context(tmp_path: Path) -> None:
-    told = {"model": "llama-1b", "devices": 1, "implementation": "flashtrain", "memory": "none"}
-    rows = [{**told, "context": 4096 * n, "peak_memory_gib": 20.0 + n} for n in (1, 2, 20)]
-    assert memory_figure(rows, tmp_path / "memory.png").stat().st_size > 10_000
-    with pytest.raises(UserError, match="no curve"):
-        memory_figure(rows[:1], tmp_path / "memory.png")
-
-
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "float32 copies"])
 def test_a_measured_step_has_the_states_that_every_later_one_has(kind: str) -> None:
     layer = torch.nn.Linear(3, 2)
@@ -174,4 +165,4 @@ def test_the_settings_of_a_training_are_used() -> None:
     words = ["recipe=hf-long", "trainer.devices=2", "context_parallel=2", "hardware.precision=bf16-true"]
     job = LongSteps(compose_settings(words), detect_hardware("cpu"))
     assert (job.settled.precision, job.settled.attention) == ("bf16-true", "flash")
-    assert job.cases[0].settings().strategy == "context"
+    assert job.cases[0].settings().strategy == "context_parallel"
