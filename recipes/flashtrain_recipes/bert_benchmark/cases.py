@@ -112,7 +112,7 @@ def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> Bert
     if not case.unit:
         return case
     budget = max(case.context, settings.masked.token_budget or 0)
-    masked = replace(settings.masked, unit=case.unit, token_budget=budget)
+    masked = replace(settings.masked, sample_unit=case.unit, token_budget=budget)
     data = make_masked_data(settings.having(context=case.context, masked=masked), hardware)
     data.setup()
     lengths = data.pieces(data.split.training).lengths + 2
