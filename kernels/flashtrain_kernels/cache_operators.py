@@ -2,7 +2,7 @@
 
 B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A
 cache is P pages of L rows (P, L, K, D); a table (B, M) says which pages hold a sequence's keys, M * L rows. On a GPU
-the operators are the kernels of backends/portable/decode.py, elsewhere plain PyTorch.
+the operators are the kernels of backends/portable/append.py and decode.py, elsewhere plain PyTorch.
 """
 
 from typing import Any
@@ -46,10 +46,10 @@ def _compute_append(*call: Any) -> None:
     if not dispatch.runs_kernels(call[0].device):
         _append(*call)
     elif call[0].numel():
-        from .backends.portable import decode  # Triton is imported only where it is used
+        from .backends.portable.append import append_launch  # Triton is imported only where it is used
 
         with on_device(call[0].device):
-            decode.append_launch(*_readable(call)).run()
+            append_launch(*_readable(call)).run()
 
 
 def _compute_attend(*call: Any) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import torch
 from ahead_of_time import compile_launch, empty
 
+from flashtrain_kernels.backends.portable.append import append_launch
 from flashtrain_kernels.backends.portable.cross_entropy import softmax_rows_launch
-from flashtrain_kernels.backends.portable.decode import append_launch, attend_launches
+from flashtrain_kernels.backends.portable.decode import attend_launches
 from flashtrain_kernels.backends.portable.launch import Launch
 from flashtrain_kernels.backends.portable.mask_rows import (
     bounds_of_cu_seqlens_launch,

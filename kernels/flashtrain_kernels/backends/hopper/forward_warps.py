@@ -1,5 +1,4 @@
-"""The two kinds of warps of the forward kernel: one producer warp that fetches tiles, and consumer warpgroups of
-C.rows queries each that multiply and take the softmax.
+"""The forward kernel's warps: one fetches tiles, consumer warpgroups of C.rows queries each multiply and take softmax.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (C.block_d: padded). F: features.
 C: forward.Constants.
