@@ -31,10 +31,17 @@ IMPLEMENTATIONS = (*(backend.NAME for backend in reversed(BACKENDS)), "torch", "
 
 @contextlib.contextmanager
 def force(implementation: str, tile: Tile | None = None, together: bool = True) -> Iterator[None]:
-    """Within the context every call uses this implementation (and this tile for every kernel). For tests and tuning.
+    """Let every call within the context use this implementation: for tests and tuning.
 
-    together: with a tile, whether dK/dV and dQ share a launch. Raises ValueError for an unknown name. Applies to the
-    whole process, so also to the threads that run autograd.
+    It applies to the whole process, so also to the threads that run autograd.
+
+    Args:
+        implementation: one of IMPLEMENTATIONS.
+        tile: for every kernel, instead of the table's.
+        together: with a tile, whether dK/dV and dQ share a launch.
+
+    Raises:
+        ValueError: an unknown implementation.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, not {implementation!r}")

@@ -91,10 +91,18 @@ def flash_attn_func(
 
 
 def flash_attn_heads_first(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Result:
-    """`flash_attn_func` on q (B, H, Sq, D) and k, v (B, K, Sk, D), as torch and transformers have them. What it returns
-    has flash_attn_func's forms: out (B, Sq, H, D). A short call is spared six views of tensors and of gradients.
+    """`flash_attn_func` on q (B, H, Sq, D) and k, v (B, K, Sk, D), as torch and transformers have them.
 
-    arguments: flash_attn_func's, by name, of the types that it says: other names raise TypeError.
+    A short call is spared six views of tensors and of gradients.
+
+    Args:
+        arguments: flash_attn_func's, by name.
+
+    Returns:
+        what flash_attn_func returns, in its forms: out (B, Sq, H, D).
+
+    Raises:
+        TypeError: another name.
     """
     return attend(HEADS_FIRST, (q, k, v), Requested(**arguments))
 

@@ -13,10 +13,12 @@ _Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, at every call
 class Form:
-    """The layout of each tensor, by its name; log-sum-exps are (B, H, Sq), of a row (H, Tq).
+    """How the tensors of a call lie; log-sum-exps are (B, H, Sq), of a row (H, Tq).
 
-    row: B is 1, and tensors and results lack that dimension. heads_first: heads come before the sequence, in the
-    tensors alone: out is (B, Sq, H, D).
+    Attributes:
+        layouts: of each tensor, by its name.
+        row: B is 1, and tensors and results lack that dimension.
+        heads_first: heads come before the sequence, in the tensors alone: out is (B, Sq, H, D).
     """
 
     layouts: dict[str, str]

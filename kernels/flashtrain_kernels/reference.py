@@ -33,8 +33,14 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`flash_attn_func` with every option by keyword, nothing checked, in plain PyTorch; differentiable once.
 
-    q: (B, Sq, H, D); k, v: (B, Sk, K, D). Returns out (B, Sq, H, D) in q's dtype and, with return_lse, the natural-log
-    row log-sum-exp (B, H, Sq) in float32 (float64 for float64 inputs). Dropout without a seed draws one.
+    Args:
+        q: (B, Sq, H, D).
+        k, v: (B, Sk, K, D).
+        dropout_seed: None draws one.
+
+    Returns:
+        out (B, Sq, H, D) in q's dtype; with return_lse also the natural-log row log-sum-exp (B, H, Sq), float32
+        (float64 for float64).
     """
     left, right = (None, None) if isinstance(mask, Mask) else band(q.shape[1], k.shape[1], causal, window_size)
     options = Options(
@@ -110,10 +116,15 @@ def backward_from(
     options: Options,
     bias_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(dq, dk, dv, dbias), as the kernels compute them (FlashAttention-2, arXiv 2307.08691, section 3.1).
+    """The gradients, as the kernels compute them (FlashAttention-2, arXiv 2307.08691, section 3.1).
 
-    dout: gradient of out, (B, Sq, H, D); dlse: gradient of the log-sum-exp, (B, H, Sq), or None. out, lse: from
-    `forward_from`. dbias has the bias's shape and dtype; None unless bias_gradient.
+    Args:
+        dout: the gradient of out, (B, Sq, H, D).
+        dlse: the gradient of the log-sum-exp, (B, H, Sq), or None.
+        out, lse: from `forward_from`.
+
+    Returns:
+        (dq, dk, dv, dbias); dbias in the bias's shape and dtype, None unless bias_gradient.
     """
     scores = _scores(q, k, options)
     seen, unseen = scores.seen, scores.seen.transpose(-1, -2)

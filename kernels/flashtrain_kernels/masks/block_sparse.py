@@ -23,15 +23,16 @@ _ENTRIES_AT_ONCE = 1 << 14  # blocks that density() counts at once: bounds its m
 class BlockMask(NamedTuple):
     """Which blocks of keys each block of queries computes, and the transpose: from `block_mask`.
 
-    query_rows: (Bm, Hm, nq, 3) int64: begin, split, end: the blocks of keys of a block of queries are
-        query_blocks[begin:end]. Those before split need a test element by element (they cross the band's edge, or the
-        end of the queries or keys); those from split on are wholly visible.
-    query_blocks: (nnz,) int32, ascending within each of the two parts.
-    key_rows: (Bm, Hm, nk, 3) int64 and key_blocks: (nnz,) int32: the same lists by blocks of keys, for dK and dV.
-    block_size: (queries, keys) of a block.
-    seqlen_q, seqlen_k: Sq and Sk.
-    left, right: the band inside which pairs are visible: query i sees key j when i + left <= j <= i + right; None: no
-        bound.
+    Attributes:
+        query_rows: (Bm, Hm, nq, 3) int64: begin, split, end: the blocks of keys of a block of queries are
+            query_blocks[begin:end]. Those before split need a test element by element (they cross the band's edge, or
+            the end of the queries or keys); those from split on are wholly visible.
+        query_blocks: (nnz,) int32, ascending within each of the two parts.
+        key_rows: (Bm, Hm, nk, 3) int64: the same of a block of keys, for dK and dV.
+        key_blocks: (nnz,) int32, alike.
+        block_size: (queries, keys) of a block.
+        seqlen_q, seqlen_k: Sq and Sk.
+        left, right: query i sees key j only when i + left <= j <= i + right; None: no bound.
     """
 
     query_rows: Tensor

@@ -17,7 +17,12 @@ from .rows import reach, stacked
 
 
 def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
-    """Every query sees every key. seqlen_k: default seqlen_q. Bm = 1. Raises ValueError for negative lengths."""
+    """Every query sees every key.
+
+    Args:
+        seqlen_q: Sq, 0 or more.
+        seqlen_k: Sk; None: Sq.
+    """
     return _band(seqlen_q, seqlen_k, (-1, -1), device)
 
 
@@ -129,8 +134,10 @@ def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, se
 def shared_question(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
     """Several answers to one question, packed behind it: a token sees its own segment causally, and the question.
 
-    segments: ids (B, S), a new number for each segment (or their boundaries); the first segment of a document is its
-    question, each later one an answer. A segment ends where its document ends.
+    Args:
+        segments: ids (B, S), a new number for each segment, or their boundaries. A document's first segment is its
+            question, each later one an answer; a segment ends where its document ends.
+        documents: Documents or ids (B, S); None: one document a row.
     """
     return _of_segments(operators.SHARED_QUESTION, segments, documents)
 
@@ -139,7 +146,9 @@ def causal_blockwise(segments: Documents | Tensor, *, documents: Documents | Ten
     """Segments that see themselves causally, and a last one that sees its whole document causally (FlashMask, arXiv
     2410.01359).
 
-    segments: ids (B, S), a new number for each segment (or their boundaries). A segment ends where its document ends.
+    Args:
+        segments: ids (B, S), a new number for each segment, or their boundaries; it ends where its document ends.
+        documents: Documents or ids (B, S); None: one document a row.
     """
     return _of_segments(operators.BLOCKWISE, segments, documents)
 

@@ -13,12 +13,14 @@ from .operators import bounds_of_cu_seqlens, bounds_of_ids
 
 
 class Documents(NamedTuple):
-    """Which document each token of a packed batch belongs to, as the documents' boundaries.
+    """Which document each token of a packed batch belongs to.
 
-    start, end: (B, S) int32; start[b, i] and end[b, i] are the first index, and one past the last index, of the
-    document that token i of row b belongs to. A token with end <= start belongs to none, and sees nothing.
     A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. Build it once a batch with
     `documents_from_ids` or `documents_from_cu_seqlens`, and give it to every layer.
+
+    Attributes:
+        start: (B, S) int32, the first index of the document that the token belongs to.
+        end: (B, S) int32, one past its last index. A token with end <= start belongs to none, and sees nothing.
     """
 
     start: Tensor

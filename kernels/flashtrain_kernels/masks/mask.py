@@ -18,9 +18,10 @@ from .rows import HIGH, HIGH2, LOW, LOW2
 class Sequences(NamedTuple):
     """Sequences packed into one row, by where they end: a mask that is not made, for kernels that need no more.
 
-    cu_seqlens_q, cu_seqlens_k: (N + 1,) int32, contiguous: 0, then where each sequence's queries and keys end.
-    seqlen_q, seqlen_k: Sq and Sk of the row; tokens past the last end see nothing and are not seen.
-    window: (left, right), -1 for no bound, aligned bottom-right within each sequence.
+    Attributes:
+        cu_seqlens_q, cu_seqlens_k: (N + 1,) int32, contiguous: 0, then where each sequence's queries and keys end.
+        seqlen_q, seqlen_k: Sq and Sk of the row; tokens past the last end see nothing and are not seen.
+        window: (left, right), -1 for no bound, aligned bottom-right within each sequence.
     """
 
     cu_seqlens_q: Tensor
@@ -43,22 +44,23 @@ class Sequences(NamedTuple):
 class Mask(NamedTuple):
     """Which keys each query sees, as at most two intervals of key positions a query.
 
-    queries: (5 or 7, Bm, Sq) int32, contiguous. Its rows, by the names in rows.py:
-        LOW, HIGH    the query sees the keys whose position p has LOW <= p < HIGH,
-        LOW2, HIGH2  and those with LOW2 <= p < HIGH2 (with 7 rows; the two intervals may overlap)
-        POSITION     the query's own position among the keys: what ALiBi's distance is measured from
-        START        the first key position of the query's sequence (document): what dropout counts from
-        SEQUENCE     the ordinal of that sequence in the batch: what dropout, and ALiBi slopes of their own, go by
-    keys: (Bm, Sk) int32, each key's position; None: key j is at position j. Positions stay below 2^30.
-    seqlen_k: Sk.
-    plan: the tiles to visit, from `planned`.
-    band: (left, right) where the mask is that window over one sequence, -1 for no bound, and nothing else, as
-        `masks.causal` makes it: a caller may then do without the mask. None: not known to be.
-    sequences: where the mask is that of packed sequences, as `masks.varlen` makes it: kernels may then do without it.
-
     Positions are absolute, so the same mask serves a sequence in any order and any part of one: `select`.
     A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. The functions of
     `flashtrain_kernels.masks` make the usual ones; anything of this form is a mask.
+
+    Attributes:
+        queries: (5 or 7, Bm, Sq) int32, contiguous. Its rows, by the names in rows.py:
+            LOW, HIGH    the query sees the keys whose position p has LOW <= p < HIGH,
+            LOW2, HIGH2  and those with LOW2 <= p < HIGH2 (with 7 rows; the two intervals may overlap)
+            POSITION     the query's own position among the keys: what ALiBi's distance is measured from
+            START        the first key position of the query's sequence (document): what dropout counts from
+            SEQUENCE     the ordinal of that sequence in the batch: what dropout, and ALiBi slopes of their own, go by
+        keys: (Bm, Sk) int32, each key's position; None: key j is at position j. Positions stay below 2^30.
+        seqlen_k: Sk.
+        plan: the tiles to visit, from `planned`.
+        band: (left, right) where the mask is that window over one sequence, -1 for no bound, and nothing else, as
+            `masks.causal` makes it: a caller may then do without the mask. None: not known to be.
+        sequences: where the mask is that of packed sequences, as `masks.varlen` makes it: kernels may do without it.
     """
 
     queries: Tensor

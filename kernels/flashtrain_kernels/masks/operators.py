@@ -54,11 +54,14 @@ def document_rows(
     right: int = -1,
     count: int = 0,
 ) -> Tensor:
-    """Mask.queries of the masks within documents; everything (B, S).
+    """Make Mask.queries of the masks within documents; every tensor is (B, S).
 
-    start, end: the documents' boundaries. first, past: the segments' (SHARED_QUESTION, BLOCKWISE). prefix: the length
-    of each token's prefix, any integer dtype (PREFIX). left, right: the window, -1 for no bound (WINDOW, GLOBAL,
-    CAUSAL_GLOBAL). count: of global tokens, or tokens a block (BLOCKS).
+    Args:
+        start, end: the documents' boundaries.
+        first, past: the segments' boundaries (SHARED_QUESTION, BLOCKWISE).
+        prefix: the length of each token's prefix, any integer dtype (PREFIX).
+        left, right: the window, -1 for no bound (WINDOW, GLOBAL, CAUSAL_GLOBAL).
+        count: of global tokens, or tokens a block (BLOCKS).
     """
     return _operators.document_rows(kind, start, end, first, past, prefix, left, right, count)
 

@@ -14,6 +14,7 @@ from .backward_parts import (
     RING,
     add_directly,
     await_signal,
+    barrier_if,
     exponent,
     gradient_scale,
     hide,
@@ -35,24 +36,6 @@ WEIGHTS = gl.constexpr(BETWEEN.value)
 TAKEN = gl.constexpr(BETWEEN.value + 1)
 GRADIENT = gl.constexpr(BETWEEN.value + 2)
 NAN = gl.constexpr(6)  # the place in `notes` where the first warpgroup says whether dV has a NaN
-
-
-@gluon.jit
-def _await_if(number, real):
-    """`await_signal`, if `real`."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar.sync $1, 256; mov.u32 $0, 0; }",
-        "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _signal_if(number, real):
-    """`signal`, if `real`."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar.arrive $1, 256; mov.u32 $0, 0; }",
-        "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -112,7 +95,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             p, slope = weights_of(s, row_ring.index(slot), call, C)
             if C.softcap:
                 p = packed(p, dtype)  # besides the slope: half the registers
-            _await_if(TAKEN, j > 0)
+            barrier_if("sync", "256", TAKEN, j > 0)
             p_smem.store(in_register_order(slope, BLOCK_Q))
             signal(WEIGHTS)
             # The next tile's scores; after the last tile once more this one's, whose Q is still there.
@@ -121,7 +104,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
             mbarrier.wait(q_full.index(following), ((j + more) >> 1) & 1)
             q = q_ring.index(following).reshape([BLOCK_Q, D])
             s = warpgroup_mma(_keys(k_smem, never), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-            _await_if(GRADIENT + (slot ^ 1), j > 0)
+            barrier_if("sync", "256", GRADIENT + (slot ^ 1), j > 0)
             ds = ds_smem.index(slot ^ 1)  # before the first tile, anything: it is not added
             dq = warpgroup_mma(_quarter(k_smem, never, 0), ds, zero_s, use_acc=False, is_async=True)
             mbarrier.wait(do_full.index(slot), (j >> 1) & 1)
@@ -184,7 +167,7 @@ def gradient_consumer(memory, bars, call, C: gl.constexpr):
             await_signal(WEIGHTS)
             p = _out_of_register_order(p_smem.load(ordered), mma)
             more = (j + 1 < count).to(gl.int32)
-            _signal_if(TAKEN, more)
+            barrier_if("arrive", "256", TAKEN, more)
             ds = (p * dp).to(dtype)
             mine = ds_smem.index(slot)
             mine.store(ds)

@@ -50,21 +50,25 @@ def await_signal(number):
 
 
 @gluon.jit
-def release(number, real):
-    """A warpgroup no longer reads a stage of a ring: tell the producer (288: two warpgroups and a warp), if `real`."""
-    # An mbarrier would do, but Triton puts two barriers of the warpgroup around an arrival.
+def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
+    """A barrier of so many threads, if `real`. OP "sync": wait until they have come to it; "arrive": do not wait."""
     gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar.arrive $1, 288; mov.u32 $0, 0; }",
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar." + OP + " $1, " + THREADS + "; mov.u32 $0, 0; }",
         "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
 @gluon.jit
+def release(number, real):
+    """A warpgroup no longer reads a stage of a ring: tell the producer (288: two warpgroups and a warp), if `real`."""
+    # An mbarrier would do, but Triton puts two barriers of the warpgroup around an arrival.
+    barrier_if("arrive", "288", number, real)
+
+
+@gluon.jit
 def await_release(number, real):
-    gl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar.sync $1, 288; mov.u32 $0, 0; }",
-        "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
+    """Wait for both warpgroups' `release` of a stage, if `real`."""
+    barrier_if("sync", "288", number, real)
 
 
 @gluon.jit
