@@ -203,10 +203,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _status(name: str, *arguments: object) -> int:
-    library = _library()
-    if library is None:
-        raise CublasLtError("cuBLASLt is not loaded")
-    return int(getattr(library, name)(*arguments))
+    return int(getattr(_library(), name)(*arguments))  # callers ask `available` first
 
 
 @functools.cache

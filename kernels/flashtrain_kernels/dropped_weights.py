@@ -13,10 +13,11 @@ from .packing import Packing
 
 @torch.no_grad()
 def signed_probabilities(q: Tensor, k: Tensor, lse: Tensor, options: Options, packing: Packing | None = None) -> Tensor:
-    """flash-attn's S_dmask, for tests of dropout: (0,) without dropout, else (B, H, Sq, Sk) in q's dtype.
+    """Make flash-attn's S_dmask, for tests of dropout: the weights before it, negative where dropout dropped them.
 
-    The attention weights before dropout, with the sign set where dropout dropped them (-0.0 where a weight is 0). For
-    packed sequences (N, H, max_seqlen_q, max_seqlen_k), 0 past their ends.
+    Returns:
+        (B, H, Sq, Sk) in q's dtype, -0.0 where a dropped weight is 0; of packed sequences (N, H, max_seqlen_q,
+        max_seqlen_k), 0 past their ends; (0,) without dropout.
     """
     if options.dropout_p == 0:
         return q.new_empty((0,))

@@ -24,9 +24,10 @@ from .options import Options
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -> str:
-    """One line: which implementation and which tiles `flash_attn_func` gets with these arguments, and why.
+    """Say in one line which implementation and which tiles `flash_attn_func` gets with these arguments, and why.
 
-    Raises what the call itself would raise.
+    Raises:
+        TypeError, ValueError: what the call itself would raise.
     """
     given = inspect.signature(flash_attn_func).bind(q, k, v, *positional, **options).arguments
     requested = Requested(**{name: value for name, value in given.items() if name not in BATCH.layouts})

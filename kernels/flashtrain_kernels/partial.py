@@ -35,10 +35,10 @@ def attention_forward(
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of `flash_attn_func` with these arguments, without a gradient: see there for every argument.
+    """Attention without a gradient: `flash_attn_func` with these arguments (see there); without mask and window, full.
 
-    out (B, Sq, H, D) in q's dtype; lse (B, H, Sq), natural log, float32 (float64 for float64). Without mask and
-    window: full.
+    Returns:
+        out (B, Sq, H, D) in q's dtype, and lse (B, H, Sq), natural log, float32 (float64 for float64).
     """
     packed = _packed(
         (q, k, v), mask=mask, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
