@@ -6,10 +6,10 @@ all there is to know; each is imported when first used, so that `import flashtra
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from flashtrain.lazy import import_when_used
+from flashtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flashtrain.__main__ import main as main
@@ -32,22 +32,6 @@ if TYPE_CHECKING:
     from flashtrain.registry import register as register
     from flashtrain.tasks.language.task import LanguageModel as LanguageModel
     from flashtrain.training.throughput import Throughput as Throughput
-
-__version__ = "0.1.0"
-
-
-def import_when_used(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's __getattr__ (PEP 562): a name is imported when it is first used. homes: name -> module in package."""
-
-    def get(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
-        setattr(sys.modules[package], name, value)
-        return value
-
-    return get
-
 
 _HOMES = {
     "train": "command.calls",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
     from flashtrain.data.tokenizers import Tokenizer
-    from flashtrain.tasks.batching import Batching
     from flashtrain.training.hardware import Hardware
+    from flashtrain.training.memory_choice import Batching
     from flashtrain.training.throughput import Throughput
 
 

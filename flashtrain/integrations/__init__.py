@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashtrain import import_when_used
+from flashtrain.lazy import import_when_used
 
 if TYPE_CHECKING:
     from flashtrain.integrations.decoder_weights import load_decoder as load_decoder

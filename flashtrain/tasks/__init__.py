@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flashtrain import import_when_used
+from flashtrain.lazy import import_when_used
 
 if TYPE_CHECKING:
     from flashtrain.tasks.classification import MaskedPixels as MaskedPixels

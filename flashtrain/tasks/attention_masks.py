@@ -15,7 +15,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain_kernels import Mask, masks
 
 if TYPE_CHECKING:
-    from flashtrain.tasks.language.settings import MaskSettings
+    from flashtrain.settings.mask import MaskSettings
 
 
 @register("mask", "causal")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from flashtrain.errors import UserError
@@ -16,8 +15,8 @@ from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain.training.memory import FREE_SHARE, GIB, BlockShape, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
     AUTO,
+    Batching,
     Estimate,
-    MemoryOption,
     Room,
     candidates,
     choose_option,
@@ -25,20 +24,6 @@ from flashtrain.training.memory_choice import (
 )
 
 MAX_MICRO_BATCH = 64  # samples of a language model
-
-
-@dataclass
-class Batching:
-    """How a device's samples of one optimiser step are cut into micro-batches."""
-
-    micro_batch: int  # samples, or tokens of BERT on masked text
-    accumulate: int  # micro-batches of a step
-    estimate: MemoryEstimate | None  # None for a model whose memory cannot be estimated
-    savings: MemorySavings = field(default_factory=MemorySavings)
-    fits: bool = True  # whether the estimated memory is free
-    options: Sequence[MemoryOption] = ()  # everything that was considered, for mode=plan
-    # Those that need less memory than the chosen one, at the same or the next smaller micro-batch.
-    alternatives: Sequence[MemoryOption] = ()
 
 
 def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:

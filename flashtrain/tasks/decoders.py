@@ -12,7 +12,7 @@ from flashtrain.registry import component, register
 from flashtrain.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from flashtrain.tasks.language.settings import ModelSettings
+    from flashtrain.settings.model import ModelSettings
 
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from flashtrain import __version__
 from flashtrain.errors import UserError
+from flashtrain.version import __version__
 
 # Dense bf16 tensor-core peak in FLOP/s (fp16 where the GPU has no bf16), with fp32 accumulation, as the vendor's
 # datasheets give it. Datasheets that print only the figure "with sparsity" are halved. The first pattern found in the

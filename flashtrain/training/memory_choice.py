@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import CHECKPOINTING, MemorySavings
@@ -52,9 +52,23 @@ class MemoryOption:
         host = f", {self.estimate.host / GIB:.1f} GiB in host memory" if self.estimate.host else ""
         verdict = "" if self.fits else " - does not fit"
         return (
-            f"{option_words(self.savings):<78}{self.estimate.total / GIB:8.1f} GiB, "
+            f"{option_words(self.savings):<96}{self.estimate.total / GIB:8.1f} GiB, "
             f"micro-batch {self.micro_batch}{host}{verdict}"
         )
+
+
+@dataclass
+class Batching:
+    """How a device's samples of one optimiser step are cut into micro-batches."""
+
+    micro_batch: int  # samples, or tokens of BERT on masked text
+    accumulate: int  # micro-batches of a step
+    estimate: MemoryEstimate | None  # None for a model whose memory cannot be estimated
+    savings: MemorySavings = field(default_factory=MemorySavings)
+    fits: bool = True  # whether the estimated memory is free
+    options: Sequence[MemoryOption] = ()  # everything that was considered, for mode=plan
+    # Those that need less memory than the chosen one, at the same or the next smaller micro-batch.
+    alternatives: Sequence[MemoryOption] = ()
 
 
 def candidates(

@@ -16,8 +16,8 @@ from torch import Tensor
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.language.settings import MaskSettings
 from flashtrain.tasks.text_data import vocabulary_of
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.harness.rows import Row

@@ -19,8 +19,8 @@ from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import GPT2Config
 from flashtrain.models.trainable import Trainable
+from flashtrain.settings.model import ModelSettings
 from flashtrain.tasks.decoders import decoder_config
-from flashtrain.tasks.language.settings import ModelSettings
 from flashtrain_kernels import Mask
 
 

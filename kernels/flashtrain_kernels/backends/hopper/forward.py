@@ -22,11 +22,11 @@ from .dropout_rng import with_changes
 from .forward_masks import MaskTables
 from .forward_recompute_nonfinite import note_origin
 from .forward_schedule import Work, divisor
-from .forward_tiles import ForwardTile
 from .forward_warps import consume, produce
 from .launch import GluonLaunch
 from .sequences import slots
 from .softcap import scale_of
+from .tiles import ForwardTile
 
 # How much of the L2 cache (50 MB on an H100, 60 MB on an H200) the keys and values of one section of heads may fill.
 L2_BYTES = 24 << 20

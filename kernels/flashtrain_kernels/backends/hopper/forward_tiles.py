@@ -1,7 +1,5 @@
 """Which calls the Gluon forward serves, and with which tile: as measured on an H200 (kernels/dev/OPTIMISATION.md)."""
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from ...masks import BlockMask, Mask, Sequences
@@ -10,29 +8,13 @@ from ..portable.tile_table import width_of
 from . import triton_compat
 from .descriptors import why_not
 from .dropout_rng import why_not_change
+from .tiles import ForwardTile
 
 # The tiles that masks are planned for. Measured with documents (kernels/dev/OPTIMISATION.md): small ones waste least at
 # the documents' borders.
 PLANNED = (64, 64)
 PACKED_LONG = {64: 1024, 128: 512}  # tokens
 MAX_RANKED = 1024  # sequences among which a tile is found soon enough
-
-
-class ForwardTile(NamedTuple):
-    """How the forward runs."""
-
-    consumers: int  # consumer warpgroups
-    rows: int  # of queries, of each
-    block_k: int  # keys a tile
-    stages: int  # tiles of keys (and of values) in flight
-    turns: bool = True  # see forward_warps.consume
-    registers: int = 240  # of a consumer's thread, with two or three consumers
-    programs: int = 0  # how many run at most on a multiprocessor, each doing several tiles; 0: one program a tile
-    q_stages: int = 1  # tiles of queries in flight
-    cap: int = 0  # registers a thread at launch; 0: what one program a multiprocessor allows
-    paired: bool = False  # of a causal call, each program does long and short tiles in pairs (forward_schedule.py)
-    tight: bool = False  # see forward_warps.consume
-
 
 # One consumer warpgroup of 64 queries, several programs a multiprocessor: short sequences, windows and masks.
 _SMALL = {

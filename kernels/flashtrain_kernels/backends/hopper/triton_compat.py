@@ -1,6 +1,6 @@
 """What differs between the releases of Triton whose Gluon the kernels are written for (3.6 to 3.9)."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
@@ -8,9 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ... import environment
 from ...environment import release
-
-if TYPE_CHECKING:
-    from .forward_tiles import ForwardTile
+from .tiles import ForwardTile
 
 # The copy engine's functions: 3.8 renames them, and 3.9 has the old names only to say so.
 if release() >= (3, 8):
@@ -23,7 +21,7 @@ else:
 AGAIN = gl.constexpr({(3, 8): 32, (3, 9): 64}.get(release(), 128))
 
 
-def forward_tile(tile: "ForwardTile") -> "ForwardTile":
+def forward_tile(tile: ForwardTile) -> ForwardTile:
     """The tile for the release installed. 3.8 and 3.9 need more registers than the measured tiles leave them. What they
     get instead was compiled, never measured."""
     if environment.release() < (3, 8):

@@ -1,0 +1,26 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def import_when_used(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` (PEP 562) of a package that imports each of its names on first use.
+
+    Args:
+        package: the package's `__name__`.
+        homes: each name, and the module in the package that has it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get

@@ -1,0 +1,45 @@
+"""The group `mask` of language models: which tokens a token sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from flashtrain.errors import UserError, at_least
+from flashtrain.settings.options import Mask
+from flashtrain.settings.training import no_options
+
+
+@dataclass
+class MaskSettings:
+    """conf/mask: which tokens a token sees. docs/add-a-mask.md has them in words."""
+
+    name: str = "causal"  # causal, document, window, chunked or prefix, or one that your program registered
+    documents: bool = False  # within each document of a packed row alone, and positions begin anew there; any mask
+    window: int | None = None  # of mask=window: tokens that a token sees, itself included
+    chunk: int | None = None  # of mask=chunked: tokens a chunk, counted from the row's or document's first
+    prefix: int | None = None  # of mask=prefix: tokens of the prefix of each row or document; they are not scored
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The mask in words, such as "window 1024 within documents"."""
+        own = {"window": self.window, "chunked": self.chunk, "prefix": self.prefix}.get(self.name)
+        words = [self.name, *([] if own is None else [str(own)])]
+        return " ".join([*words, *(["within documents"] if self.documents and self.name != "document" else [])])
+
+    def check(self) -> None:
+        for name, setting, what in (
+            ("window", "window", "tokens that each token sees, itself included"),
+            ("chunked", "chunk", "tokens of each chunk"),
+            ("prefix", "prefix", "tokens of each prefix"),
+        ):
+            value = getattr(self, setting)
+            if self.name == name and value is None:
+                raise UserError(f"mask={name} needs mask.{setting}=..., the {what}.")
+            if self.name != name and value is not None:
+                raise UserError(
+                    f"mask.{setting}={value} is used by mask={name}, and this is mask={self.name}. Remove it."
+                )
+            at_least(f"mask.{setting}", value, 1)
+        no_options("mask", self.name, self.options, get_args(Mask))

@@ -1,0 +1,19 @@
+"""A tile of the forward on Hopper, and how it runs."""
+
+from typing import NamedTuple
+
+
+class ForwardTile(NamedTuple):
+    """How the forward runs."""
+
+    consumers: int  # consumer warpgroups
+    rows: int  # of queries, of each
+    block_k: int  # keys a tile
+    stages: int  # tiles of keys (and of values) in flight
+    turns: bool = True  # see forward_warps.consume
+    registers: int = 240  # of a consumer's thread, with two or three consumers
+    programs: int = 0  # how many run at most on a multiprocessor, each doing several tiles; 0: one program a tile
+    q_stages: int = 1  # tiles of queries in flight
+    cap: int = 0  # registers a thread at launch; 0: what one program a multiprocessor allows
+    paired: bool = False  # of a causal call, each program does long and short tiles in pairs (forward_schedule.py)
+    tight: bool = False  # see forward_warps.consume
