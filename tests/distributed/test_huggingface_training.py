@@ -19,8 +19,6 @@ from strategy_ranks import trainer
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 
-from flashtrain.errors import UserError
-
 ALONE: dict[str, tuple[str, Callable[..., dict[str, Any]]]] = {
     "adapters": ("two", adapters),
     "masked": ("two", partial(language_model, masked=True)),
@@ -68,12 +66,3 @@ def test_each_decoder_layer_is_sharded_by_itself(tmp_path: Path, model: str) -> 
     sharded = [name for name, module in task.model.named_modules() if isinstance(module, FSDPModule)]
     layers = "transformer.h" if model == "gpt2" else "model.layers"
     assert sharded == ["", f"{layers}.0", f"{layers}.1"]
-
-
-def test_heads_that_do_not_divide_are_refused_before_anything_is_built() -> None:
-    own = strategy(4, method="ulysses")
-    own.parallel_devices = [torch.device("cpu")] * 4
-    own._lightning_module = OfTransformers(model_of("llama", 6))
-    with pytest.raises(UserError, match=r"ulysses with 6 heads on 4 ranks"):
-        own.setup_environment()
-    assert not torch.distributed.is_initialized()

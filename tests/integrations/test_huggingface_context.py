@@ -27,7 +27,7 @@ class Part(ContextSequence):
     """The second of two devices' part, of a sequence of which all is known here; attention is noted and passed over."""
 
     def __init__(self, *whole: Tensor) -> None:
-        group: Any = SimpleNamespace(size=DEGREE, rank=1)
+        group: Any = SimpleNamespace(size=DEGREE, rank=1, data_group=None)
         super().__init__(contiguous(masks.causal(LENGTH), DEGREE), group, tokens=ROWS * LENGTH)
         self.known = whole
         self.asked: list[dict[str, Any]] = []

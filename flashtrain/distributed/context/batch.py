@@ -5,7 +5,7 @@ Shapes: B batch, S sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ def shard_batch(
     documents: str | None = "documents",
     layout: str = "balanced",
     method: str = AUTO,
-    weigh: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[dict[str, Any], ContextSequence]:
     """Shard a batch among the ranks of a group.
 
@@ -44,7 +43,6 @@ def shard_batch(
             transformers' cu_seq_lens_q, or by position_ids that restart; None: by neither.
         layout: a name of LAYOUTS.
         method: the context-parallel method.
-        weigh: as ContextSequence's.
 
     Returns:
         (this rank's part of the batch, the sharded sequence).
@@ -65,20 +63,20 @@ def shard_batch(
             part[name] = sharding.shard(x, group.rank, fill=IGNORED if name == LABELS else 0)
     counted = _counted(whole.get(LABELS), part, sharding, group)
     size = tokens.shape[0] * length
-    return part, ContextSequence(sharding, group, method=method, whole=whole, counted=counted, tokens=size, weigh=weigh)
+    return part, ContextSequence(sharding, group, method=method, whole=whole, counted=counted, tokens=size)
 
 
-def check_same_batch(batch: Any, group: ContextGroup, device: torch.device) -> None:
+def check_same_batch(batch: Any, group: ContextGroup) -> None:
     """Check that all ranks of the group got the same tokens. Every rank must call it.
 
     Args:
         batch: as in `shard_batch`.
         group: the ranks that share the sequence.
-        device: where the ranks compare.
 
     Raises:
         UserError: they did not.
     """
+    device = group.device
     tokens = _tokens(batch).to(device=device, dtype=torch.float64)
     # A sum that depends on the order of the tokens; equal tokens give equal bits on every rank.
     order = torch.arange(1, tokens.numel() + 1, device=device, dtype=torch.float64).sin()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -18,9 +19,12 @@ class ContextGroup:
 
     Args:
         group: a torch.distributed process group; None: all ranks.
+        data_group: the group of ranks at this one's place, which hold other samples; None: there are none.
+        device: where ranks compare numbers.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: Any = None, data_group: Any = None, device: torch.device | str = "cpu") -> None:
+        self.data_group, self.device = data_group, device
         self.group = dist.group.WORLD if group is None else group
         self.size = dist.get_world_size(self.group)
         self.rank = dist.get_rank(self.group)
@@ -36,17 +40,15 @@ class ContextGroup:
         Returns:
             (the group that divides the heads, the group that forms a ring).
         """
-        if heads_degree not in self._parts:
-            self._parts[heads_degree] = self._split(heads_degree)
-        return self._parts[heads_degree]
-
-    def _split(self, heads_degree: int) -> tuple[Any, Any]:
         if heads_degree == self.size:
             return self.group, None
         if heads_degree == 1:
             return None, self.group
+        if heads_degree in self._parts:
+            return self._parts[heads_degree]
         ring, place = divmod(self.rank, heads_degree)
         heads = [self.ranks[ring * heads_degree + other] for other in range(heads_degree)]
         around = [self.ranks[other * heads_degree + place] for other in range(self.size // heads_degree)]
         # Each rank names its own two groups only; it need not know those of other context groups.
-        return tuple(dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around))
+        parts = tuple(dist.new_group(ranks, use_local_synchronization=True) for ranks in (heads, around))
+        return self._parts.setdefault(heads_degree, parts)

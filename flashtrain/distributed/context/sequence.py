@@ -7,7 +7,7 @@ head dimension.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ class ContextSequence:
         whole: the unsharded tensors (B, S, ...) of the batch, by name.
         counted: labels that are not ignored, on this rank and on all R.
         tokens: of the whole batch, B * S.
-        weigh: computes `weight` from these counts; None: over the R ranks (pass it if other ranks hold other samples).
 
     Attributes:
         weight: the factor of this rank's mean loss with which the mean over ranks is the mean over all labels.
@@ -52,14 +51,12 @@ class ContextSequence:
         whole: Mapping[str, Tensor] | None = None,
         counted: tuple[int, int] = (1, 1),
         tokens: int = 0,
-        weigh: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         self.layout = layout
         self.group = group
         self.method = method
         self.tokens = tokens
-        self._weigh = weigh or self._weight_in_group
-        self.weight: float | Tensor = self._weigh(*counted)
+        self.weight = self._weigh(*(torch.tensor(count, dtype=torch.float64) for count in counted))
         self._without_labels = counted[0] == 0
         self.refuses_own_part = True
         self.is_weighted = False
@@ -154,13 +151,18 @@ class ContextSequence:
         whole = torch.nn.functional.pad(self.gathered(labels)[:, 1:], (0, 1), value=IGNORED)
         mine = self.layout.shard(whole, self.group.rank, fill=IGNORED)
         counted, together = ((x != IGNORED).sum().double() for x in (mine, whole))
-        weight = self._weigh(counted, together)
-        self.weight = weight if labels.device.type == "cpu" else weight.float()
+        self.weight = self._weigh(counted, together)
         return torch.cat((torch.where(counted == 0, 0, mine[:, :1]), mine[:, 1:]), 1)
 
-    def _weight_in_group(self, here: Any, together: Any) -> Any:
-        together = together.clamp(min=1) if isinstance(together, Tensor) else max(1, together)
-        return self.group.size * here / together
+    def _weigh(self, here: Tensor, together: Tensor) -> Tensor:
+        """The labels of this rank over the mean of all devices, for which the host does not wait."""
+        ranks = self.group.size
+        if self.group.data_group is not None:
+            together = together.to(self.group.device, copy=True)
+            dist.all_reduce(together, group=self.group.data_group)
+            ranks *= dist.get_world_size(self.group.data_group)
+        weight = ranks * here / together.clamp(min=1)
+        return weight if weight.device.type == "cpu" else weight.float()
 
     def weighted(self, loss: Tensor) -> Tensor:
         """See models/sharded_sequence.py."""

@@ -5,7 +5,6 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -22,15 +21,13 @@ from flashtrain.distributed.context.attention_check import AttentionCheck
 from flashtrain.distributed.context.batch import check_same_batch, shard_batch
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layouts import LAYOUTS
-from flashtrain.distributed.context.methods import AUTO, choose_method
+from flashtrain.distributed.context.methods import AUTO, METHODS
 from flashtrain.distributed.context.sequence import ContextSequence
-from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.weighted_means import weighted_logs, weighted_output
 from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
-from flashtrain.distributed.sharding import DATA_PARALLEL, LAYER_NAMES, blocks_of, shard
-from flashtrain.errors import UserError, first_line, unknown
-from flashtrain.models.attention import Attention
+from flashtrain.distributed.sharding import DATA_PARALLEL, blocks_of, shard
+from flashtrain.errors import UserError, first_line, one_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
@@ -70,8 +67,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
             other, or only those of their device.
 
     Raises:
-        UserError: unknown names; a degree that does not fit the devices or heads, before anything is built; in a step,
-            attention that is not shared.
+        UserError: an unknown name; a degree that does not fit the devices, before anything is built; in the first
+            step, a method that does not fit the heads, or attention that is not shared.
     """
 
     shares_sequences = True  # read by tasks, without importing this file
@@ -93,8 +90,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
             # The watchdog reports which rank is stuck, so it must end the job before a collective times out.
             options.setdefault("timeout", max(default_pg_timeout, timedelta(seconds=2 * timeout_seconds)))
         super().__init__(save_distributed_checkpoint=save_distributed_checkpoint, **options)
-        if layout not in LAYOUTS:
-            raise unknown("context layout", layout, LAYOUTS)
+        one_of("context-parallel layout", layout, LAYOUTS)
+        one_of("context-parallel method", method, (AUTO, *METHODS))
         self.context_parallel_size = context_parallel_size
         self.method = method
         self.layout = layout
@@ -103,7 +100,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self.context: ContextGroup | None = None
         self.sequence: ContextSequence | None = None
         self._data_rank = 0
-        self._data_group: Any = None
         self.check_attention = check_attention
         self._checked: set[str] = set()  # BATCH and the kinds of step that were checked
         self._check: AttentionCheck | None = None
@@ -126,17 +122,20 @@ class ContextParallelStrategy(ShardedCheckpoints):
         return self.num_nodes * self.num_processes if size is None else size
 
     def setup_environment(self) -> None:
-        """Check that the degree fits devices and heads; then join the ranks and make the mesh data x context."""
+        """Check that the degree fits the devices; then join the ranks and make the mesh data x context."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self._check_devices()
-        self._check_heads()
+        world, degree = self.num_nodes * self.num_processes, self._degree
+        if degree < 1 or world % degree:
+            fitting = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
+            raise UserError(f"context_parallel={degree} on {world} devices. Expected one of {fitting}.")
         self._setup_distributed()
         if self.context is None:  # a validation after a fit reuses the groups: each of NCCL's takes memory
             kind = self.root_device.type
             mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
-            self.context = ContextGroup(mesh.get_group(CONTEXT))
-            self._data_rank, self._data_group = mesh.get_local_rank(DATA), mesh.get_group(DATA)
+            data_group = mesh.get_group(DATA) if self.data_ranks > 1 else None
+            self.context = ContextGroup(mesh.get_group(CONTEXT), data_group, self.root_device)
+            self._data_rank = mesh.get_local_rank(DATA)
             # The mesh that modules shard themselves over: all devices, whatever they share.
             self._device_mesh = init_device_mesh(kind, (self.world_size,), mesh_dim_names=(DATA_PARALLEL,))
         module = self._module
@@ -151,12 +150,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         return {"num_replicas": self.data_ranks, "rank": self._data_rank}
 
     def setup(self, trainer: pl.Trainer) -> None:
-        self._check_heads()  # of what configure_model built
         self._checked.clear()
-        for heads, _, _ in self._heads():
-            shared = math.gcd(heads, self._degree)
-            if self.context is not None and shared < self._degree:
-                self.context.parts(shared)  # while all ranks of the job are at one point
         super().setup(trainer)
 
     def teardown(self) -> None:
@@ -171,29 +165,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self.watchdog.stop(first_line(exception))
         super().on_exception(exception)
 
-    def _check_devices(self) -> None:
-        world, degree = self.num_nodes * self.num_processes, self._degree
-        if degree < 1 or world % degree:
-            fitting = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
-            raise UserError(f"context_parallel={degree} on {world} devices. Expected one of {fitting}.")
-
-    def _check_heads(self) -> None:
-        for heads, kv_heads, head_dim in self._heads():
-            choose_method(self.method, Sizes(self._degree, heads, kv_heads, head_dim))
-
-    def _heads(self) -> list[tuple[int, int, int]]:
-        """(query heads, key/value heads, head dimension) of each kind of attention in the module."""
-        found: dict[tuple[int, int, int], None] = {}
-        for module in self._module.modules():
-            if isinstance(module, Attention):
-                found[module.heads, module.kv_heads, module.head_dim] = None
-            heads = _number(module, "num_attention_heads")
-            # A transformers model that reads tokens: a part of it that reads images shares nothing.
-            if hasattr(module, LAYER_NAMES) and _number(module, "vocab_size") and heads:
-                head_dim = _number(module, "head_dim") or (_number(module, "hidden_size") or heads) // heads
-                found[heads, _number(module, "num_key_value_heads") or heads, head_dim] = None
-        return list(found)
-
     @property
     def _module(self) -> pl.LightningModule:
         assert self.lightning_module is not None
@@ -206,12 +177,11 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self.watchdog.mark("a batch")
         assert self.context is not None
         if BATCH not in self._checked:
-            check_same_batch(batch, self.context, self.root_device)
+            check_same_batch(batch, self.context)
             self._checked.add(BATCH)
         part, self.sequence = shard_batch(
-            batch, self.context, documents=self.documents, layout=self.layout, method=self.method,
-            weigh=self._weight_among_all if self.data_ranks > 1 else None,
-        )  # fmt: skip
+            batch, self.context, documents=self.documents, layout=self.layout, method=self.method
+        )
         self.sequence.refuses_own_part = self.check_attention
         return super().batch_to_device(part, device, dataloader_idx)
 
@@ -256,13 +226,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
                 self._check = None
             return output
 
-    def _weight_among_all(self, here: Any, together: Any) -> Tensor:
-        """Labels here over the mean of all devices: a sum over the data ranks, for which the host does not wait."""
-        total = torch.as_tensor(together, device=self.root_device).to(torch.float64, copy=True).reshape(1)
-        torch.distributed.all_reduce(total, group=self._data_group)
-        weight = self.world_size * here / total.clamp(min=1.0)[0]
-        return weight if self.root_device.type == "cpu" else weight.float()
-
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
@@ -272,15 +235,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         self.watchdog.mark("loading a checkpoint")
         return super().load_checkpoint(checkpoint_path, weights_only)
-
-
-def _number(module: Any, name: str) -> int | None:
-    """A whole number of a transformers model's configuration; None where it has none, or one for each layer."""
-    try:
-        found = getattr(getattr(module, "config", None), name, None)
-    except RuntimeError:  # its answer where layers differ (Gemma 4)
-        return None
-    return found if isinstance(found, int) else None
 
 
 def _broke_off(exception: BaseException) -> bool:

@@ -50,7 +50,7 @@ def test_a_step_that_steps_its_optimiser_itself_is_refused_before_it_does(two):
 
 
 def sequence(degree: int = 2) -> ContextSequence:
-    group: Any = SimpleNamespace(size=degree, rank=0)
+    group: Any = SimpleNamespace(size=degree, rank=0, data_group=None)
     return ContextSequence(contiguous(masks.causal(SEQUENCE), degree), group, tokens=ROWS * SEQUENCE)
 
 

@@ -59,7 +59,6 @@ def test_where_little_is_seen_of_other_ranks_keys_only_that_is_gathered(method, 
         ("ulysses", 8, r"ulysses with 12 heads on 8 ranks\. Use .* or hybrid, .* 2, 3, 4, 6, 12"),
         ("hybrid", 4, "Use all-gather or ring or ulysses"),
         ("hybrid", 5, "Use all-gather or ring, or another number of ranks"),
-        ("rign", 4, "unknown context-parallel method 'rign'. Did you mean 'ring'"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(method, degree, message):

@@ -21,7 +21,7 @@ WEIGHT = 0.5  # of a rank that holds 1 of 4 labels, where two share them
 @pytest.mark.parametrize("logs", ["nothing", "the mean", "the mean of a loss without its graph"])
 @pytest.mark.parametrize("returns_the_mean", [False, True])
 def test_a_steps_loss_is_weighted_once(logs: str, returns_the_mean: bool, named: bool) -> None:
-    group: Any = SimpleNamespace(size=2, rank=0)
+    group: Any = SimpleNamespace(size=2, rank=0, data_group=None)
     sequence = ContextSequence(contiguous(masks.causal(8), 2), group, counted=(1, 4))
     loss = torch.tensor(3.0, requires_grad=True)
     with use_sharded_sequence(sequence):
