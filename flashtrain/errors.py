@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 LONGEST_LINE = 2000  # characters of a UserError, which may quote a line of a file
 
@@ -60,6 +61,21 @@ class RunFailed(Exception):
     """A run failed through no mistake of the user's: one line without a traceback, and exit status 1."""
 
     status = 1
+
+
+@contextmanager
+def needs_package(what: str, package: str, extra: str) -> Iterator[None]:
+    """Raise UserError where an import inside the `with` block fails.
+
+    Args:
+        what: What needs the package: a setting with its value, or words.
+        package: The package's name.
+        extra: flashtrain's extra that installs the package.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"{what} needs the package {package}: pip install 'flashtrain[{extra}]' ({error}).") from error
 
 
 def one_of(name: str, given: str, possible: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from flashtrain.data.chat_messages import Messages, forms, joined, with_other_calls
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
-from flashtrain.errors import UserError, first_line
+from flashtrain.errors import UserError, first_line, needs_package
 
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")  # as transformers looks for it
 
@@ -117,11 +117,9 @@ def read_template(path: str | os.PathLike[str] | None) -> str | None:
 
 def _rendered(template: str, conversations: list[Messages], what: str, **given: Any) -> tuple[list[str], list[Any]]:
     """The text of each conversation, and the marked ranges if requested. what: for the error's message."""
-    try:
+    with needs_package("a chat template", "transformers", "hub"):
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
-    except ImportError as error:
-        raise UserError("chat templates need `transformers`; install it with: pip install 'flashtrain[hub]'") from error
     # transformers' own mask of tokens loses answers whose first characters the tokenizer trims off its offsets.
     render: Any = render_jinja_template  # its annotation names only one of its two results
     try:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from flashtrain.data.sources import text_in
-from flashtrain.errors import UserError, unknown
+from flashtrain.errors import needs_package, unknown
 from flashtrain.files.caches import default_cache_dir
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.json_files import read_json
@@ -122,12 +122,8 @@ def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
 
 def datasets_library() -> ModuleType:
     """Import Hugging Face's `datasets`. Raises UserError if it is not installed."""
-    try:
+    with needs_package("data from the Hugging Face hub", "datasets", "hub"):
         import datasets
-    except ImportError as error:
-        raise UserError(
-            "data from the Hugging Face hub needs `datasets`. Install it with: pip install 'flashtrain[hub]'"
-        ) from error
     return datasets
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from flashtrain.integrations.huggingface_bert import load_bert as load_bert
     from flashtrain.integrations.huggingface_bert import save_bert as save_bert
     from flashtrain.integrations.huggingface_bert_classifiers import save_bert_classifier as save_bert_classifier
-    from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder as HuggingFaceDecoder
     from flashtrain.integrations.huggingface_documents import document_lengths as document_lengths
     from flashtrain.integrations.huggingface_model import transformers_decoder as transformers_decoder
     from flashtrain.integrations.huggingface_tokenizers import save_tokenizer as save_tokenizer
@@ -31,7 +30,6 @@ _HOMES = {
     "load_bert": "huggingface_bert",
     "save_bert": "huggingface_bert",
     "save_bert_classifier": "huggingface_bert_classifiers",
-    "HuggingFaceDecoder": "huggingface_decoder",
     "transformers_decoder": "huggingface_model",
     "save_tokenizer": "huggingface_tokenizers",
     "route_sdpa": "sdpa_routing",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, needs_package
 from flashtrain.integrations.huggingface_architectures import refuse_other_architectures
 from flashtrain.integrations.huggingface_context import UNDER, inputs_of, share_sequences, whole_of
 from flashtrain.integrations.huggingface_documents import with_documents
@@ -46,13 +46,8 @@ def register_with_transformers() -> str:
     Raises:
         UserError: transformers is missing or too old.
     """
-    try:
+    with needs_package("register_with_transformers", "transformers", "hub"):
         from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise UserError(
-            f"register_with_transformers needs the package transformers, version 5.20 or later ({error}): pip install "
-            "'transformers>=5.20'."
-        ) from error
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, attention_mask)
     refuse_other_architectures(NAME)

@@ -110,7 +110,7 @@ class HuggingFaceDecoder(Trainable):
         return super().train(mode)
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these options from now on; UserError for ffn_chunk where a layer has no known feed-forward."""
+        """Use these memory options from now on; UserError for ffn_chunk where a layer has no known feed-forward."""
         if savings.ffn_chunk is not None and any(layer.feed_forward is None for layer in self.layers):
             raise UserError(f"{type(self.module).__name__} has no known feed-forward. Set memory.ffn_chunk=null.")
         self.savings = savings
@@ -167,7 +167,7 @@ class HuggingFaceDecoder(Trainable):
         if place != device:
             self.to(device)
         for _, layer in sorted(self.adapters, key=lambda one: -one[0].count(".base_layer")):  # inner ones first
-            with folders.whole(layer, device):
+            with folders.allocated(layer, device):
                 for name in layer.r:
                     layer.reset_lora_parameters(name, True)
 

@@ -1,8 +1,7 @@
 """Reading and writing a transformers model's folder, on this machine or on the hub.
 
-A model is built on the meta device, sharded or not, and then filled: each rank reads its shards tensor by tensor (by
-transformers' own code, which also converts names). Random weights are drawn layer by layer, the same for any number of
-ranks. No code of a folder is run, and no pickle is read.
+A model is built on the meta device, sharded or not, and then filled: each rank reads its shards tensor by tensor. No
+code of a folder is run, and no pickle is read.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
 
 @contextmanager
 def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
-    """A folder's safetensors by tensor names, none of them read yet; UserError for missing or truncated files."""
+    """Open a folder's safetensors, by tensor names, without reading them; UserError for missing or truncated files."""
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for file in files_of_weights(folder):
@@ -171,8 +170,16 @@ def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_weights(model: Any, folder: Path, device: torch.device) -> None:
-    """Read a folder's weights into a transformers model on the meta device, in the model's dtypes, of sharded
-    parameters this device's shards alone. UserError: weights of another model."""
+    """Read a folder's weights into a transformers model on the meta device, in the model's dtypes.
+
+    Args:
+        model: Of sharded parameters only this device's shards are read.
+        folder: With safetensors.
+        device: Of the read weights.
+
+    Raises:
+        UserError: Weights of another model.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
@@ -219,14 +226,16 @@ def _make_buffers(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Initialize a transformers model on the meta device as its class does, layer by layer: the same weights for the
-    same seed, however they are sharded."""
+    """Initialize a transformers model on the meta device as its class does.
+
+    The weights are drawn layer by layer, the same for the same seed, however they are sharded.
+    """
     done: set[int] = set()
     _make_buffers(model, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch.initial_seed())
         for unit in (*layers, model):
-            with whole(unit, device):
+            with allocated(unit, device):
                 for module in reversed(list(unit.modules())):  # children before parents, as in transformers
                     if id(module) not in done:
                         model._init_weights(module)
@@ -248,9 +257,13 @@ def without_bars() -> Iterator[None]:
 
 
 @contextmanager
-def whole(unit: nn.Module, device: torch.device) -> Iterator[None]:
-    """Allocate the meta parameters of `unit` in full on the device within the context; afterwards each is sharded as it
-    was before, with its new values."""
+def allocated(unit: nn.Module, device: torch.device) -> Iterator[None]:
+    """Allocate the meta parameters of a module within a `with` block, to give them values.
+
+    Args:
+        unit: Its parameters are whole within the block; afterwards each is sharded as it was before.
+        device: Of the parameters.
+    """
     slots = [
         (one, name, old)
         for one in unit.modules()
@@ -285,7 +298,11 @@ def _part(value: Tensor, like: Tensor) -> Tensor:
 def save_folder(model: Any, folder: Path, origin: Path | None) -> None:
     """Save a transformers model and its configuration for from_pretrained, as sharded safetensors.
 
-    origin: The folder that it was read from, whose tokenizer, chat template and generation_config.json are copied.
+    Args:
+        model: The model.
+        folder: Receives the files.
+        origin: The folder that the model was read from (None: none), whose tokenizer, chat template and
+            generation_config.json are copied.
     """
     with without_bars():
         model.save_pretrained(folder)

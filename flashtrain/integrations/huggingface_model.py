@@ -10,7 +10,7 @@ from typing import Any, get_args
 import torch
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError, first_line, one_of, unknown
+from flashtrain.errors import UserError, first_line, needs_package, one_of, unknown
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_architectures import check_architecture
 from flashtrain.integrations.huggingface_attention import register_with_transformers
@@ -89,20 +89,13 @@ def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
     one_of("model.quantize", quantize, get_args(options.Quantize))
     if lora is None:
         raise UserError(f"model.quantize={quantize} is for frozen weights only: add model.adapter=lora.")
-    try:
+    with needs_package(f"model.quantize={quantize}", "torchao", "low-bit"):
         from torchao.quantization import to_nf4  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"model.quantize={quantize} needs the package torchao, version 0.18 or later. Run "
-            "pip install 'flashtrain[low-bit]'."
-        ) from error
 
 
 def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
-    try:
+    with needs_package("model.adapter=lora", "peft", "hub"):
         from peft import LoraConfig
-    except ImportError as error:
-        raise UserError("model.adapter=lora needs the package peft. Run pip install 'flashtrain[hub]'.") from error
     module.name_or_path = name  # the base model that saved adapters name
     matrices = [name for name, one in module.named_modules() if getattr(one, "weight", torch.empty(0)).dim() > 1]
     config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None

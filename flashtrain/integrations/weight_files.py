@@ -57,7 +57,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def cut_off(file: Path, error: SafetensorError) -> UserError:
-    """safetensors' error with the file's name, which it leaves out; returned, not raised."""
+    """The error for a truncated file, with the file's name, which safetensors' own lacks; returned, not raised."""
     return UserError(f"{file} is not a complete safetensors file ({error}). Copy or download it again.")
 
 

@@ -21,14 +21,10 @@ if TYPE_CHECKING:
     from flashtrain.models.block import Block as Block
     from flashtrain.models.classifier import Classifier as Classifier
     from flashtrain.models.classifier_config import ClassifierConfig as ClassifierConfig
-    from flashtrain.models.feed_forward import FeedForward as FeedForward
     from flashtrain.models.gpt2 import GPT2 as GPT2
     from flashtrain.models.gpt2_config import SIZES as SIZES
     from flashtrain.models.gpt2_config import GPT2Config as GPT2Config
-    from flashtrain.models.key_value_cache import KeyValueCache as KeyValueCache
     from flashtrain.models.longer_context import with_context as with_context
-    from flashtrain.models.positions import AxialRotaryPositions as AxialRotaryPositions
-    from flashtrain.models.positions import LearnedPositions as LearnedPositions
     from flashtrain.models.positions import RotaryPositions as RotaryPositions
     from flashtrain.models.trainable import Trainable as Trainable
 
@@ -41,8 +37,6 @@ _HOMES = {
     "BertConfig": "bert_config",
     "BertEncoder": "bert_encoder",
     "Block": "block",
-    "KeyValueCache": "key_value_cache",
-    "FeedForward": "feed_forward",
     "Classifier": "classifier",
     "ClassifierConfig": "classifier_config",
     "GPT2": "gpt2",
@@ -50,8 +44,6 @@ _HOMES = {
     "SIZES": "gpt2_config",
     "MemorySavings": "activation_checkpointing",
     "Trainable": "trainable",
-    "AxialRotaryPositions": "positions",
-    "LearnedPositions": "positions",
     "RotaryPositions": "positions",
     "with_context": "longer_context",
 }

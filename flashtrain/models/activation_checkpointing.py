@@ -53,7 +53,7 @@ class MemorySavings:
         at_least("loss_chunk", self.loss_chunk, 1)
 
     def describe(self) -> str:
-        """For example "full checkpointing, inputs in host memory, feed-forward by 16,384 tokens"; "" for none."""
+        """The options in words, such as "full checkpointing, feed-forward by 16,384 tokens"; "" where all are off."""
         parts = [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
         parts += ["inputs in host memory"] if self.offload else []
         parts += [f"feed-forward by {self.ffn_chunk:,} tokens"] if self.ffn_chunk else []

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError, between
 from flashtrain.models.attention_functions import (
     AnyMask,
+    InnerAttention,
     PackedSequences,
     attention_function,
     flash_packed_attention,
@@ -117,7 +118,7 @@ class Attention(nn.Module):
         if isinstance(mask, PackedSequences) and sequence is None:
             out = mask.attend(partial(self.inner, **options), q, k, v)
         else:
-            attend = self.inner if sequence is None else sequence.attention
+            attend: InnerAttention = self.inner if sequence is None else sequence.attention
             out = attend(q, k, v, mask=mask, **options)
         return self.output(out.flatten(2))
 

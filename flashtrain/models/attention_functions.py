@@ -92,7 +92,7 @@ def block_rows_attention(
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """flashtrain_kernels' exact FlashAttention (Dao et al. 2022): memory linear in S."""
+    """Attention by flashtrain_kernels, exact and in memory linear in S (FlashAttention, Dao et al. 2022)."""
     out = flash_attn_func(q, k, v, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
     return cast(Tensor, out)  # without return_lse it is the output alone
 
@@ -100,7 +100,7 @@ def flash_attention(
 def flash_packed_attention(
     qkv: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """flash_attention of one projection's output qkv (B, S, 3, H, D), which is neither split nor copied."""
+    """As flash_attention, of one projection's output qkv (B, S, 3, H, D), which is neither split nor copied."""
     out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
     return cast(Tensor, out)
 
@@ -108,7 +108,7 @@ def flash_packed_attention(
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """torch's scaled_dot_product_attention, which picks its own kernel (an S x S mask is built only where needed)."""
+    """Attention by torch's scaled_dot_product_attention, with an Sq x Sk mask where torch needs one."""
     if takes_block_rows(q, k, v, mask):
         return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
     queries, keys = q.shape[1], k.shape[1]
@@ -133,7 +133,7 @@ def sdpa_attention(
 def standard_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """The paper's baseline (Dao et al. 2022, Algorithm 0), which stores the whole Sq x Sk matrix."""
+    """Attention by its formula, which stores the whole Sq x Sk matrix: the baseline of Dao et al. 2022."""
     visible = visible_keys(q, k, causal, mask)
     unseeing = _queries_without_keys(visible, q, k, mask)
     group = q.shape[2] // k.shape[2]

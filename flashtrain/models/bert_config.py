@@ -21,7 +21,7 @@ BERT_EPSILON = 1e-12
 
 
 class BertSize(NamedTuple):
-    """A row of the size table."""
+    """Layers, heads and width of a named size."""
 
     layers: int
     heads: int
@@ -85,7 +85,7 @@ class BertConfig:
 
     @property
     def head_dim(self) -> int:
-        """D, the width of one head."""
+        """The width D of one attention head."""
         return self.embed // self.heads
 
     @classmethod

@@ -39,7 +39,7 @@ PATTERNS = (DENSE, *_PATTERNS, *TILED)
 
 
 def tile_of(block: int) -> tuple[int, int]:
-    """(height, width) in pixels of a block's tile: 8 x 16 for 128; the width is the height or twice it."""
+    """The height and the width in pixels of a tile of `block` pixels, such as 8 x 16 for 128."""
     height = 1 << ((block.bit_length() - 1) // 2)
     return height, block // height
 

@@ -218,7 +218,7 @@ class Classifier(nn.Module):
         return linear_cross_entropy(states, head.weight, torch.where(masked < 0, IGNORED, labels))
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these savings of activation memory from now on."""
+        """Use these memory options from now on."""
         for block in self.blocks:
             block.save_memory(savings)  # type: ignore[operator]
 

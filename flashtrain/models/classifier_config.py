@@ -94,12 +94,12 @@ class ClassifierConfig:
 
     @property
     def head_dim(self) -> int:
-        """The width of one head."""
+        """The width of one attention head."""
         return self.embed // self.heads
 
     @property
     def angle_base(self) -> float:
-        """The base of the rotary angles."""
+        """The base of the rotary angles: rope_base, or the default of the kind of positions."""
         if self.rope_base is not None:
             return self.rope_base
         return AXIAL_BASE if self.positions == "axial" else 10000.0

@@ -166,7 +166,7 @@ class GPT2(Trainable):
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
-        """An empty cache for so many tokens (None: `context`); the first token allocates its memory."""
+        """An empty cache for so many tokens (None: the context); its memory is allocated with the first token."""
         return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
 
     def flops_per_token(self, context: int | None = None) -> float:

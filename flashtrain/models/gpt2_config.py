@@ -19,21 +19,21 @@ FAMILIES = ("gpt2", "llama")
 
 
 class Size(NamedTuple):
-    """A row of SIZES."""
+    """Layers, heads and width of a named size."""
 
     layers: int
     heads: int
     embed: int
-    modern_kv_heads: int  # one key/value head per four query heads (five where there are 25)
+    llama_kv_heads: int  # one key/value head per four query heads (five where there are 25)
 
 
 SIZES = {
-    "demo": Size(layers=4, heads=4, embed=128, modern_kv_heads=1),  # about 1M parameters with a byte vocabulary
-    "124m": Size(layers=12, heads=12, embed=768, modern_kv_heads=3),
-    "355m": Size(layers=24, heads=16, embed=1024, modern_kv_heads=4),
-    "774m": Size(layers=36, heads=20, embed=1280, modern_kv_heads=5),
-    "1.3b": Size(layers=24, heads=16, embed=2048, modern_kv_heads=4),  # GPT-3 XL's width with heads of 128
-    "1.5b": Size(layers=48, heads=25, embed=1600, modern_kv_heads=5),
+    "demo": Size(layers=4, heads=4, embed=128, llama_kv_heads=1),  # about 1M parameters with a byte vocabulary
+    "124m": Size(layers=12, heads=12, embed=768, llama_kv_heads=3),
+    "355m": Size(layers=24, heads=16, embed=1024, llama_kv_heads=4),
+    "774m": Size(layers=36, heads=20, embed=1280, llama_kv_heads=5),
+    "1.3b": Size(layers=24, heads=16, embed=2048, llama_kv_heads=4),  # GPT-3 XL's width with heads of 128
+    "1.5b": Size(layers=48, heads=25, embed=1600, llama_kv_heads=5),
 }
 
 
@@ -85,7 +85,7 @@ class GPT2Config(DecoderShape):
 
     @property
     def head_dim(self) -> int:  # type: ignore[override]
-        """D, the width of one head."""
+        """The width D of one attention head."""
         return self.embed // self.heads
 
     @property
@@ -121,9 +121,9 @@ class GPT2Config(DecoderShape):
         """
         one_of("model size", size, SIZES)
         one_of("model family", family, FAMILIES)
-        modern = family == "llama"
+        llama = family == "llama"
         row = SIZES[size]
-        positions = positions or ("rotary" if modern else "learned")
+        positions = positions or ("rotary" if llama else "learned")
         if rope_base is not None and positions != "rotary":
             raise UserError(f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary.")
         return cls(
@@ -132,14 +132,14 @@ class GPT2Config(DecoderShape):
             context=context,
             layers=row.layers,
             heads=row.heads,
-            kv_heads=row.modern_kv_heads if modern else row.heads,
+            kv_heads=row.llama_kv_heads if llama else row.heads,
             embed=row.embed,
             # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
-            ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if modern else 4 * row.embed,
+            ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if llama else 4 * row.embed,
             positions=positions,
-            norm="rmsnorm" if modern else "layernorm",
-            activation="swiglu" if modern else "gelu",
-            bias=not modern,
+            norm="rmsnorm" if llama else "layernorm",
+            activation="swiglu" if llama else "gelu",
+            bias=not llama,
             dropout=dropout,
             rope_base=10000.0 if rope_base is None else rope_base,
             rope_factor=1.0 if rope_factor is None else rope_factor,

@@ -11,7 +11,7 @@ from flashtrain.errors import UserError
 
 
 class LayerCache:
-    """Keys and values of one layer, in memory for `context` tokens that the first append allocates."""
+    """The keys and values of one layer; the first append allocates memory for `context` tokens."""
 
     def __init__(self, context: int) -> None:
         self.context = context

@@ -25,11 +25,11 @@ class ShardedSequence(Protocol):
 
     @property
     def length(self) -> int:
-        """S."""
+        """The number of tokens of a sequence, S."""
 
     @property
     def held(self) -> int:
-        """n."""
+        """The number of a sequence's tokens on this device, n."""
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
         """The positions of this device's tokens in the sequence, (B or 1, n) int64."""

@@ -95,7 +95,7 @@ class Trainable(nn.Module):
         return None
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these options from now on; UserError for a model that is not made of flashtrain's blocks."""
+        """Use these memory options from now on; UserError for a model that is not made of flashtrain's blocks."""
         blocks = self._blocks()
         if savings != MemorySavings() and not blocks:
             raise UserError(f"{type(self).__name__} has no memory savings. Set memory.activation_checkpointing=none.")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flashtrain.errors import UserError
+from flashtrain.errors import UserError, needs_package
 from flashtrain.training.optimizers import parameter_groups
 
 
@@ -20,12 +20,8 @@ def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torc
     Raises:
         UserError: torchao is not installed, or devices cannot share a weight's rows evenly.
     """
-    try:
+    with needs_package("optimizer.states=8bit", "torchao", "low-bit"):
         from torchao.optim import AdamW8bit
-    except ImportError as error:
-        raise UserError(
-            "optimizer.states=8bit needs the package torchao. Install it: pip install 'flashtrain[low-bit]'."
-        ) from error
     for name, one in model.named_parameters():
         if one.requires_grad:
             _check_even(name, one)

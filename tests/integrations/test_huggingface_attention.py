@@ -59,7 +59,7 @@ def test_a_model_is_switched_in_place():
 
 def test_a_missing_transformers_is_said_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match="pip install 'transformers>=5"):
+    with pytest.raises(UserError, match=r"pip install 'flashtrain\[hub\]'"):
         register_with_transformers()
 
 
