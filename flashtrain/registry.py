@@ -80,7 +80,8 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
     def add(builder: Builder) -> Builder:
         present = _components[group].get(name)
         if present is not None and present is not builder:
-            raise UserError(f"{group} '{name}' is already registered, by {present.__module__}.{present.__qualname__}.")
+            owner = getattr(present, "func", present)  # of a partial
+            raise UserError(f"{group} '{name}' is already registered, by {owner.__module__}.{owner.__qualname__}.")
         _components[group][name] = builder
         return builder
 

@@ -17,7 +17,7 @@ _OF_OUR_DECODERS = ("size", "positions", "dropout", "vocab_rows", "interpolate_p
 
 @dataclass
 class ModelSettings:
-    """conf/model: which registered model, and its size."""
+    """The registered model that is trained, and its size (conf/model)."""
 
     name: str = "gpt2"
     size: str = option("124m", DecoderSize, others=True)  # of flashtrain's own decoders

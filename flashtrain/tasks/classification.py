@@ -45,10 +45,10 @@ class SequenceClassification(TrainingTask):
         classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
         masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws
             the same.
-        augment: functions that change the training tokens (B, S) one after another and keep their labels; their draws
-            are made in the same way.
+        augment: functions that change the training tokens (B, S) one after another and keep their labels. Their random
+            draws follow from the same numbers.
         training_pixels: how many pixels of each image are read in training and validation: those that are not dark, and
-            dark ones drawn in the same way as far as there is room (None: all). Tests read all.
+            then dark ones at random (None: all). Tests read all.
         compile: run the losses through torch.compile (one graph, static shapes).
         cuda_graphs: record the losses' launches once and replay them; see LanguageModel.
         options: see TrainingTask.

@@ -59,7 +59,7 @@ class MemoryOption:
 
 @dataclass
 class Batching:
-    """How a device's samples of one optimiser step are cut into micro-batches."""
+    """The micro-batches into which a device's samples of an optimiser step are cut, and the memory that they need."""
 
     micro_batch: int  # samples, or tokens of BERT on masked text
     accumulate: int  # micro-batches of a step

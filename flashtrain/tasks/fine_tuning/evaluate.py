@@ -27,7 +27,7 @@ from flashtrain.training.hardware import Hardware
 def load_fine_tuned(settings: Settings, hardware: Hardware) -> TrainedModel:
     """Load the model of settings.checkpoint, on the machine's device in evaluation mode.
 
-    Its tokenizer is None if it was trained on made-up documents.
+    Its tokenizer is None if it was trained on synthetic documents.
     """
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_checkpoint(path)

@@ -12,7 +12,7 @@ from flashtrain.tasks.masked_language.settings import BertTextSettings
 
 @dataclass
 class FineTuningSettings:
-    """What BERT learns to label."""
+    """The labels that BERT learns, the texts that have them, and the head."""
 
     target: str = option("labels", Target)  # any number of labels a text, one class a text, or a label for each word
     data: str = option("synthetic", LabelledData)  # documents, or files (finetune.path), or a dataset (finetune.name)
@@ -60,7 +60,8 @@ class FineTuningSettings:
                 )
         if self.data == "synthetic" and self.target != "labels":
             raise UserError(
-                f"finetune.target={self.target}: finetune.data=synthetic has labels only. Use finetune.target=labels."
+                f"finetune.target={self.target} does not suit finetune.data=synthetic, whose documents have several "
+                "labels. Use finetune.target=labels."
             )
 
 
@@ -75,5 +76,5 @@ class LabelledSettings(BertTextSettings):
         super().check()
         if self.data.source != "stdlib":
             raise UserError(
-                f"data={self.data.source}: set labelled texts with finetune.data, finetune.path and finetune.name."
+                f"data={self.data.source} reads texts without labels. Set finetune.data, and finetune.path or .name."
             )

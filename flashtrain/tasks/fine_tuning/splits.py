@@ -143,8 +143,8 @@ def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None
     names = labels_in(rows["train"])
     if len(names) < (1 if own.target == "labels" else 2):
         raise UserError(
-            f"texts to train on at {where} have {names or 'no labels'}: finetune.target={own.target} tells two or "
-            "more apart."
+            f"the texts to train on at {where} have {names or 'no labels'}, and finetune.target={own.target} needs two "
+            "labels or more."
         )
 
 
@@ -155,7 +155,7 @@ def _parts(rows: dict[str, list[Row]], own: FineTuningSettings) -> dict[str, lis
         order = np.random.RandomState(0).permutation(len(train))
         held_out = max(1, round(own.validation_fraction * len(train)))
         if held_out >= len(train):
-            raise UserError(f"{len(train)} labelled texts are too few to hold out some: expected 2 or more.")
+            raise UserError(f"{len(train)} labelled texts are too few to hold out some. Expected 2 or more.")
         rows = {
             **rows,
             "train": [train[number] for number in sorted(order[held_out:])],

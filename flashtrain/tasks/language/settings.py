@@ -62,7 +62,8 @@ class LanguageSettings(TextSettings):
         super().check()
         if self.model.quantize is not None and self.shards_weights:
             raise UserError(
-                f"model.quantize={self.model.quantize} needs whole weights on each device. Use trainer.strategy=ddp."
+                f"model.quantize={self.model.quantize} needs whole weights on each device, and trainer.strategy="
+                f"{self.strategy} shards them. Use trainer.strategy=ddp."
             )
         if self.model.name == "huggingface" and self.mask.name not in ("causal", "document"):
             raise UserError(

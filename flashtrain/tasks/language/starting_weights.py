@@ -98,8 +98,8 @@ def check_tokens(settings: Settings, config: GPT2Config, vocab_size: int) -> Non
     """Raise UserError unless the tokenizer makes as many tokens as the weights know."""
     if vocab_size != config.vocab_size:
         raise UserError(
-            f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}: "
-            "GPT-2's weights need data.tokenizer=gpt2, those of a run the tokenizer that it had."
+            f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}. "
+            "Use data.tokenizer=gpt2 with GPT-2's weights, and the run's own tokenizer with those of a run."
         )
 
 

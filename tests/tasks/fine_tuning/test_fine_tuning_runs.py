@@ -145,7 +145,7 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
         (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),
         (
             ("finetune.data=synthetic", "finetune.path=null", "finetune.target=class"),
-            "finetune.data=synthetic has labels only",
+            "Use finetune.target=labels",
         ),
         (("context=2",), "context=2"),
     ],
