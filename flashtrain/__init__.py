@@ -13,13 +13,13 @@ from flashtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flashtrain.__main__ import main as main
-    from flashtrain.command.calls import Run as Run
-    from flashtrain.command.calls import evaluate as evaluate
-    from flashtrain.command.calls import export as export
-    from flashtrain.command.calls import generate as generate
-    from flashtrain.command.calls import load as load
-    from flashtrain.command.calls import plan as plan
-    from flashtrain.command.calls import train as train
+    from flashtrain.command.api import Run as Run
+    from flashtrain.command.api import evaluate as evaluate
+    from flashtrain.command.api import export as export
+    from flashtrain.command.api import generate as generate
+    from flashtrain.command.api import load as load
+    from flashtrain.command.api import plan as plan
+    from flashtrain.command.api import train as train
     from flashtrain.data.chat_datamodule import ChatDataModule as ChatDataModule
     from flashtrain.data.datamodule import TextDataModule as TextDataModule
     from flashtrain.distributed.context.strategy import ContextParallelStrategy as ContextParallelStrategy
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from flashtrain.training.throughput import Throughput as Throughput
 
 _HOMES = {
-    "train": "command.calls",
-    "evaluate": "command.calls",
-    "generate": "command.calls",
-    "export": "command.calls",
-    "load": "command.calls",
-    "plan": "command.calls",
-    "Run": "command.calls",
+    "train": "command.api",
+    "evaluate": "command.api",
+    "generate": "command.api",
+    "export": "command.api",
+    "load": "command.api",
+    "plan": "command.api",
+    "Run": "command.api",
     "GPT2": "models.gpt2",
     "GPT2Config": "models.gpt2_config",
     "Attention": "models.attention",

@@ -36,8 +36,8 @@ from flashtrain.command.compose import (  # noqa: E402
     register_configs,
 )
 from flashtrain.command.failures import say_failure  # noqa: E402
+from flashtrain.command.overrides import plain_words  # noqa: E402
 from flashtrain.command.request import settings_of  # noqa: E402
-from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
 from flashtrain.run.job_process import end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402

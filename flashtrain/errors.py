@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-LONGEST_LINE = 2000  # characters of a UserError, which may quote a line of a file
+MAX_LINE = 2000  # characters of a UserError, which may quote a line of a file
 
 
 class UserError(ValueError):
@@ -23,7 +23,7 @@ class UserError(ValueError):
 
     def __init__(self, text: str = "") -> None:
         line = " ".join(text.splitlines())
-        super().__init__(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ...")
+        super().__init__(line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]} ...")
 
 
 def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[str] | None = None) -> UserError:

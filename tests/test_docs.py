@@ -18,8 +18,8 @@ from chat_folders import save_tokenizer_folder
 from published_commands import GUIDE, ROOT, python_blocks, shell_blocks
 
 from flashtrain import registry
+from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
-from flashtrain.command.words import plain_words
 from flashtrain.registry import registered
 from flashtrain.report import __main__ as report
 

@@ -21,7 +21,7 @@ from flashtrain.settings.training import OptimizerSettings, ScheduleSettings, Tr
 OF_A_CHECKPOINT = ("evaluate", "generate", "export")
 TASK_MODES = ("train", "plan", *OF_A_CHECKPOINT)  # what a task may have; others are registered
 CONTEXT = "context_parallel"
-LARGEST_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
+MAX_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Settings:
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         one_of("mode", self.mode, mode_names())
-        between("seed", self.seed, 0, LARGEST_SEED)
+        between("seed", self.seed, 0, MAX_SEED)
         for one in fields(self):
             group = getattr(self, one.name)
             if is_dataclass(group):

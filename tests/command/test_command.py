@@ -12,9 +12,9 @@ import pytest
 from tiny_runs import TinyRuns, checkout_environment, flashtrain_command, wait_for
 
 from flashtrain.command.command_help import EXAMPLES, help_text
+from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.command.sweep import run_sweep
-from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import mode_names
 

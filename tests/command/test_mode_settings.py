@@ -9,8 +9,8 @@ from published_commands import saved_runs
 
 from flashtrain.command.compose import check_given_once, compose_settings
 from flashtrain.command.mode_settings import NOT_TRAINED, USED, check_used
+from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
-from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipe_files
 from flashtrain.settings.aliases import OTHERS

@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("", "recipes", "kernels", "tes
 from published_commands import jobs_of, published_commands, saved_runs, words_of  # noqa: E402
 
 from flashtrain.command.compose import apply_demo, compose_settings  # noqa: E402
+from flashtrain.command.overrides import plain_words  # noqa: E402
 from flashtrain.command.request import settings_of  # noqa: E402
-from flashtrain.command.words import plain_words  # noqa: E402
 from flashtrain.files.shipped import recipe_files  # noqa: E402
 from flashtrain.registry import registered  # noqa: E402
 from flashtrain.settings.schema import schema_of  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.command.words import plain_words
+from flashtrain.command.overrides import plain_words
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
     BEST,

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import flashtrain
 from flashtrain.command import modes
-from flashtrain.command.calls import words_of
+from flashtrain.command.api import words_of
+from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
-from flashtrain.command.words import plain_words
 from flashtrain.integrations import transformers_decoder
 from flashtrain.report.rows import read_result
 from flashtrain.tasks.language.prepare import make_data

@@ -11,7 +11,7 @@ import flashtrain
 from flashtrain import GPT2, GPT2Config, LanguageModel, generate, registry
 from flashtrain.command import request
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
-from flashtrain.command.words import plain_words
+from flashtrain.command.overrides import plain_words
 from flashtrain.data.packing import IGNORED_LABEL, Batch
 from flashtrain.errors import UserError
 from flashtrain.settings.settings import Settings

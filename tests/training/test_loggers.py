@@ -7,7 +7,7 @@ from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
-from flashtrain.command.words import plain_words
+from flashtrain.command.overrides import plain_words
 from flashtrain.errors import UserError
 from flashtrain.settings import logger
 from flashtrain.training import loggers as loggers_module

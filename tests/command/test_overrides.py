@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 
 from flashtrain import registry
 from flashtrain.command.compose import compose_settings, parse_overrides
+from flashtrain.command.overrides import plain_words
 from flashtrain.command.sweep import expand
-from flashtrain.command.words import plain_words
 from flashtrain.errors import UserError
 from flashtrain.models.gpt2_config import FAMILIES, SIZES
 from flashtrain.settings import options

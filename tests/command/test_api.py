@@ -23,7 +23,7 @@ from tiny_runs import TinyRuns
 
 import flashtrain
 from flashtrain import UserError, registry
-from flashtrain.command.calls import words_of
+from flashtrain.command.api import words_of
 from flashtrain.errors import RunFailed
 from flashtrain.files.shipped import conf_folder
 from flashtrain.training.checkpoints import read_checkpoint

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from flashtrain.command import job, modes
 from flashtrain.command.compose import CHOOSES, as_value, quoted
-from flashtrain.command.guest import as_a_guest
+from flashtrain.command.overrides import plain_words
+from flashtrain.command.process_state import preserve_process_state
 from flashtrain.command.request import settings_of
-from flashtrain.command.words import plain_words
 from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, find_checkpoint, read_settings, read_summary, remove_unused
@@ -104,7 +104,7 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
     began = time.time()
     words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
     stop: Stopped | None = None
-    with as_a_guest(quiet=quiet):
+    with preserve_process_state(quiet=quiet):
         requested = settings_of(words)
         _refuse_other_work(requested)
         folder = job.run_folder(requested, words)
@@ -134,7 +134,7 @@ def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, 
     Raises:
         UserError: there is no such checkpoint, or a setting does not apply to it.
     """
-    with as_a_guest(quiet=quiet):
+    with preserve_process_state(quiet=quiet):
         return modes.of_checkpoint(_of(run, settings))
 
 
@@ -162,7 +162,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
         return generate_tokens(run, prompt, max_new_tokens, **options)  # type: ignore[arg-type]
     prompt = prompt if isinstance(prompt, str) else json.dumps(prompt)
     given = {**options, **({} if max_new_tokens is None else {"max_new_tokens": max_new_tokens})}
-    with as_a_guest(quiet=True):
+    with preserve_process_state(quiet=True):
         if isinstance(run, TrainedModel):
             return _continued(run, prompt, given)
         requested = _of(run, {_OF_WRITING.get(name, name): value for name, value in given.items()}, mode="generate")
@@ -179,7 +179,7 @@ def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
     Raises:
         UserError: there is no such checkpoint.
     """
-    with as_a_guest(quiet=quiet):
+    with preserve_process_state(quiet=quiet):
         return modes.of_checkpoint(_of(run, settings, mode="export"))["folder"]
 
 
@@ -196,7 +196,7 @@ def load(run: Trained, **settings: Any) -> TrainedModel:
     Raises:
         UserError: there is no such checkpoint, or a setting does not apply to it.
     """
-    with as_a_guest(quiet=True):
+    with preserve_process_state(quiet=True):
         requested, hardware = modes.on_this_machine(_of(run, settings))
         return task_of(requested).load(requested, hardware)
 
@@ -204,7 +204,7 @@ def load(run: Trained, **settings: Any) -> TrainedModel:
 def plan(recipe: str, **settings: Any) -> str:
     """What `train` would do here: parameters, memory, time. Nothing is started. Raises UserError."""
     words = plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})])
-    with as_a_guest(quiet=True):
+    with preserve_process_state(quiet=True):
         return job.plan(settings_of(words), words)
 
 

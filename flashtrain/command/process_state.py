@@ -14,7 +14,7 @@ from flashtrain import announce
 
 
 @contextmanager
-def as_a_guest(*, quiet: bool) -> Iterator[None]:
+def preserve_process_state(*, quiet: bool) -> Iterator[None]:
     """Within it Hydra is free to compose, also where the caller is a Hydra program; process groups end with it.
 
     quiet: what a run says is not printed, and no progress drawn; warnings are.
