@@ -7,7 +7,7 @@ runs all jobs again, into the same folders, without a table. A job that fails is
 runs/gpt2-sweep/2026-11-21_10-15-02/
   sweep.json                       the jobs' words: the same command with resume=auto goes on here
   00/, 01/, ...                    the jobs, each a run folder like any other
-  sweep.csv, sweep.md, sweep.png   the table and the figure
+  sweep.md, sweep.png   the table and the figure
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _NOT_SETTINGS = ("hydra.", "logger.", "output")
 
 
 def report_sweep(folder: str | Path, console: Console | None = None) -> None:
-    """Print the table of a sweep's jobs and write sweep.csv, sweep.md and sweep.png into its folder.
+    """Print the table of a sweep's jobs and write sweep.md and sweep.png into its folder.
 
     Columns are what differs among the jobs (context, model, ..., and every override with several values), then the
     measures. The best job comes first, marked; failed jobs come last, with their errors.
@@ -58,7 +58,6 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> None:
     varied = varied_keys(rows)
     table = sweep_table(rows, varied)
     table.print(console)
-    write_atomically(folder / "sweep.csv", table.csv())
     write_atomically(folder / "sweep.md", f"{markdown_text(table.title)}\n\n{table.markdown()}")
     x = _figure_axis(rows, varied)
     if x and any(values_of(rows, measure) for measure in _MEASURES):

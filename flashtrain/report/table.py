@@ -1,9 +1,7 @@
-"""Tables of rows as text, Markdown and CSV."""
+"""Tables of rows as text and Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 import statistics
@@ -110,7 +108,7 @@ def _is(value: Any, text: str) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `rows` hold the measured values, for CSV; `cells` hold the texts of the other forms."""
+    """A table of rows; its cells are texts."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -135,17 +133,6 @@ class Table:
         if self.notes:
             text += "\n" + "".join(f"- {markdown_text(note)}\n" for note in self.notes)
         return text
-
-    def csv(self) -> str:
-        """The measured values as CSV under their keys, missing ones empty, with an error column if a row has one."""
-        columns = list(self.columns)
-        if "error" not in columns and any(row.get("error") is not None for row in self.rows):
-            columns.append("error")
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, columns, lineterminator="\n", extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        return buffer.getvalue()
 
     def print(self, console: Console | None = None) -> None:
         """Print the table on the terminal, unless output is quiet."""

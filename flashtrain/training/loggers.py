@@ -74,16 +74,14 @@ def has_wandb_key() -> bool:
 
 
 def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
-    """Log a run's summary row to TensorBoard and W&B."""
+    """Log a run's summary row to W&B."""
     for logger in loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text("summary", _markdown(["", "value"], list(row.items())))
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
 
 
 def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Log rows as a table to TensorBoard and W&B, with a column for each key of any row."""
+    """Log rows as a table to W&B, with a column for each key of any row."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     # W&B's columns have one type: numbers among texts (lengths 128 and "paragraph") become texts.
     texts = {key for key in columns if any(isinstance(row.get(key), str) for row in rows)}
@@ -94,15 +92,8 @@ def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]
 
     data = [[cell(row, key) for key in columns] for row in rows]
     for logger in loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text(name, _markdown(columns, data))
         if isinstance(logger, WandbLogger):
             logger.log_table(name, columns=columns, data=data)
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, [":---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join('' if cell is None else str(cell) for cell in line)} |" for line in lines)
 
 
 def log_image(loggers: list[Logger], name: str, path: Path) -> None:

@@ -68,13 +68,6 @@ def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: 
 
 
 def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
-    """The line that reports how much each validation reads.
-
-    Args:
-        samples: what `held_out_samples` returned.
-        requested: the number that was set; None: `setting` is named, which would set it.
-        every: optimiser steps between two validations.
-        setting: the setting's name.
-    """
+    """The line that reports how much each validation reads, and the setting's name if it was not `requested`."""
     bound = "" if requested is not None else f" (at most about a tenth of the training time; change it with {setting}=)"
     return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"

@@ -68,7 +68,7 @@ def test_a_sweep_ends_with_a_table_and_a_figure_and_goes_on_past_a_job_that_fail
     rows = [json.loads((folder / job / "summary.json").read_text()) for job in ("00", "01")]
     assert [row["status"] for row in rows] == ["failed", "finished"]
     assert "16384" in rows[0]["error"]
-    assert {"sweep.csv", "sweep.md", "sweep.png"} <= {path.name for path in folder.iterdir()}
+    assert {"sweep.md", "sweep.png"} <= {path.name for path in folder.iterdir()}
 
 
 def test_a_sweep_with_a_mistake_in_it_starts_nothing(tiny_runs: TinyRuns, tmp_path) -> None:

@@ -98,7 +98,7 @@ def test_a_sweep_that_is_told_to_end_shows_the_jobs_so_far_and_says_how_to_go_on
     status, jobs = run_jobs(Jobs("finished", "stopped", stop_after=2))
     assert (status, jobs.seeds) == (143, ["seed=0", "seed=1"])
     (folder,) = sweeps(tmp_path)
-    assert "1" in (folder / "sweep.csv").read_text()
+    assert "1" in (folder / "sweep.md").read_text()
     assert f"resume={folder}" in capsys.readouterr().out
 
 

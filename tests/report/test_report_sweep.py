@@ -51,7 +51,7 @@ OUT_OF_MEMORY = {
 def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path):
     out = io.StringIO()
     report_sweep(sweep_folder(tmp_path, [*CONTEXTS, OUT_OF_MEMORY]), Console(file=out))
-    assert all((tmp_path / f"sweep.{kind}").stat().st_size > 0 for kind in ("csv", "md", "png"))
+    assert all((tmp_path / f"sweep.{kind}").stat().st_size > 0 for kind in ("md", "png"))
     assert "8,192" in out.getvalue()
     assert "| 8,192 | - | - | - | - | - | - | - | - | out of memory |" in (tmp_path / "sweep.md").read_text()
 
@@ -59,9 +59,9 @@ def test_a_sweep_ends_with_a_table_in_three_forms_and_a_figure(tmp_path: Path):
 def test_reporting_again_does_not_count_the_report_as_a_job(tmp_path: Path):
     sweep_folder(tmp_path, CONTEXTS)
     report_sweep(tmp_path, Console(file=io.StringIO()))
-    first = (tmp_path / "sweep.csv").read_text(encoding="utf-8")
+    first = (tmp_path / "sweep.md").read_text(encoding="utf-8")
     report_sweep(tmp_path, Console(file=io.StringIO()))
-    assert (tmp_path / "sweep.csv").read_text(encoding="utf-8") == first
+    assert (tmp_path / "sweep.md").read_text(encoding="utf-8") == first
 
 
 def test_columns_are_what_varies_and_what_was_measured_and_the_title_has_the_rest():
@@ -113,5 +113,5 @@ def test_a_sweep_in_which_nothing_ran_is_a_table_without_a_figure(tmp_path: Path
     (tmp_path / "0").mkdir()
     out = io.StringIO()
     report_sweep(tmp_path, Console(file=out))
-    assert [path.name for path in sorted(tmp_path.glob("sweep.*"))] == ["sweep.csv", "sweep.md"]
+    assert [path.name for path in sorted(tmp_path.glob("sweep.*"))] == ["sweep.md"]
     assert "no summary" in out.getvalue()

@@ -54,12 +54,6 @@ def test_a_long_error_stays_one_readable_line():
     assert note.endswith("...)")
 
 
-def test_csv_has_the_values_as_measured_under_their_keys_and_the_error():
-    text = make_table([ROWS[0], FAILED], ["context", "tokens_per_second"]).csv()
-    assert text.splitlines()[:2] == ["context,tokens_per_second,status,error", "1024,412345.0,ok,"]
-    assert '4096,,failed,"RuntimeError: a | b <c>' in text
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_no_figure_is_cut_however_narrow_the_terminal(terminal: bool):
     row = {f"measure_{index}": 412345 + index for index in range(12)}

@@ -118,12 +118,9 @@ def test_several_loggers_at_once_are_told_the_same(tmp_path):
     kinds = (MetricsFile, TensorBoardLogger, WandbLogger)
     assert [isinstance(one, kind) for one, kind in zip(made, kinds, strict=True)] == [True] * 3
     made[1].log_metrics({"loss": 1.5}, step=3)
-    log_summary(made[:2], {"loss": 1.5, "mfu": None})
-    log_table(made[:2], "rows", [{"length": 128, "loss": 2.0}])
     close_loggers(made)
     read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(3, 1.5)]
-    assert {"summary/text_summary", "rows/text_summary"} <= set(read.Tags()["tensors"])
 
 
 def test_what_is_not_installed_is_told_before_anything_is_built(monkeypatch):
