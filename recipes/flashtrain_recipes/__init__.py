@@ -1,7 +1,7 @@
 """The experiments: published results reproduced, and things measured. They stand on flashtrain.
 
 COMPONENTS is what they register with it (flashtrain/registry.py): "group.name" -> "module:object", imported when it is
-first asked for.
+first used.
 """
 
 COMPONENTS = {

@@ -15,7 +15,11 @@ Z95 = 1.959964
 
 
 def wilson(correct: int, count: int, z: float = Z95) -> tuple[float, float]:
-    """Return the interval of a share of `correct` out of `count` draws (Wilson 1927). z: Z95 for 95%."""
+    """Return the interval of a share of `correct` out of `count` draws (Wilson 1927).
+
+    Args:
+        z: quantile of the normal distribution, Z95 for 95%.
+    """
     if count < 1:
         return 0.0, 1.0
     share = correct / count

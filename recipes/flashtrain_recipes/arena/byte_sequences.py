@@ -15,7 +15,11 @@ _SPACE = b" "  # for byte 0 in a text, which is the padding
 
 
 class ByteSequences:
-    """Texts and labels while they are read. length: bytes of each text that are read."""
+    """Texts and labels while they are read.
+
+    Args:
+        length: bytes of each text that are read.
+    """
 
     def __init__(self, length: int) -> None:
         self.length = length

@@ -2,7 +2,7 @@
 
 runs/pathx/2026-11-21_10-15-02/
   config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
-  learning_curve.jsonl                      a row at each validation, through all stages and pieces
+  learning_curve.jsonl                      a row at each validation, through all stages
   learning_curve.png                        at the end, of Pathfinder only: the same drawn
   result.json                               the same at the end, in the form of recipes/results
   stage-1-side-32/metrics.jsonl, ...        every logged number, a folder a stage (a single stage's lie in the run's)
@@ -44,7 +44,7 @@ from flashtrain_recipes.arena.resumed import Resumed, check_same, find_resumed
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import Stage, stages_of
 from flashtrain_recipes.arena.weights import SUFFIX, SavedClassifier, read_classifier
-from flashtrain_recipes.arena.words import describe_stage_line, random_start
+from flashtrain_recipes.arena.words import describe_stage_line
 
 CURVE = "learning_curve.jsonl"
 _ADVICE = "a smaller trainer.micro_batch=, memory.activation_checkpointing=full, or trainer.devices on more GPUs"
@@ -206,9 +206,6 @@ def _logged(stage: Stage, folder: Path) -> Settings:
 def _starting_weights(settings: Settings) -> SavedClassifier | None:
     """Return the classifier that `weights` names: a .safetensors file, a checkpoint, or a run folder (the best)."""
     if settings.weights is None:
-        hint = random_start(stages_of(settings)[0])
-        if hint:
-            say(hint)
         return None
     path = Path(settings.weights).expanduser()
     if path.suffix != SUFFIX and path.is_dir():

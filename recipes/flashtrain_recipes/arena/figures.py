@@ -65,10 +65,14 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def curriculum_figure(rows: Rows, path: str | Path) -> Path:
-    """Held-out accuracy through all stages of a training, a line a stage with its contour above it, against time.
+    """Draw held-out accuracy against time as a PNG, a line for each stage of a training and a band for each side.
 
-    rows: of a learning curve (side, contour, validation_accuracy; gpu_minutes, or minutes; piece and stage, where it
-    has them), in order; colour bands tell the sides. Returns the path. UserError: other rows.
+    Args:
+        rows: of a learning curve, in order: side, contour, validation_accuracy and gpu_minutes or minutes; also piece
+            and stage, where it has them.
+
+    Raises:
+        UserError: rows of something else.
     """
     time = "gpu_minutes" if values_of(rows, "gpu_minutes") else "minutes"
     missing = [key for key in (time, "side", "contour", "validation_accuracy") if not values_of(rows, key)]

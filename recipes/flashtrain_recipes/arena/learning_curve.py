@@ -50,7 +50,7 @@ class LearningCurve(pl.Callback):
 
     @property
     def minutes(self) -> float:
-        """Minutes of fitting so far, in all pieces."""
+        """Minutes of fitting so far, by all commands of the run."""
         running = 0.0 if self._began is None else time.monotonic() - self._began
         return (self._seconds_before + running) / 60
 

@@ -1,4 +1,4 @@
-"""task=classification and mode=preview, as a run asks for them."""
+"""task=classification and mode=preview: what a run calls."""
 
 from __future__ import annotations
 

@@ -87,7 +87,11 @@ class SpeedCase(StepCase):
 
 
 class ClassifierStep(StepBaseline):
-    """The task's model with one attention. sparse: with the block pattern of the task's recipe, or _PATTERN."""
+    """The task's model with one attention.
+
+    Args:
+        sparse: with the block pattern of the task's recipe, or a usual one where the recipe has none.
+    """
 
     def __init__(self, name: str, title: str, *, attention: str, compiled: bool, sparse: bool = False) -> None:
         self.name, self.title, self.attention = name, title, attention

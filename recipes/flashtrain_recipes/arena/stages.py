@@ -99,7 +99,14 @@ def stages_of(settings: Settings) -> list[Stage]:
 
 
 def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
-    """Raise UserError for a setting that every stage of the recipe has itself. given: names of the command line's."""
+    """Refuse a setting of the command line that changes nothing.
+
+    Args:
+        given: names of the settings on the command line.
+
+    Raises:
+        UserError: every stage of the recipe has its own value of such a setting.
+    """
     stages = settings.curriculum.stages
     if not stages or "curriculum.stages" in given:
         return

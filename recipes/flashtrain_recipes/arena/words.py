@@ -20,8 +20,6 @@ from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes
 from flashtrain_recipes.arena.sources import make_sequence_source
 from flashtrain_recipes.arena.stages import Stage, stages_of
 
-MAX_RANDOM_SIDE = 64  # of images; above, random weights hardly learn
-
 
 def trained_columns(settings: Settings) -> dict[str, Any]:
     """Return the summary row's part that is known beforehand: of the last stage; steps and samples of all, at most."""
@@ -62,7 +60,11 @@ def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> Non
 def describe_stage_line(
     stage: Stage, hardware: Hardware, model: Classifier, batching: Batching, name: str | None = None
 ) -> str:
-    """Return the line that says what a stage trains, on what data. name: in place of the stage's own."""
+    """Return the line that says what a stage trains, on what data.
+
+    Args:
+        name: how the stage is called; None: by its own name.
+    """
     config, settings = model.config, stage.settings
     blocks = model.pattern
     pattern = "" if blocks is None else f", {config.pattern} blocks ({blocks.density:.1%} computed)"
@@ -85,17 +87,6 @@ def describe_stage_line(
         f"{name or stage.name}: {', '.join(parts)}; {steps} at {constant}learning rate "
         f"{settings.optimizer.learning_rate:g} on {settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
         f"micro-batch {batching.micro_batch}{memory_words(batching)}"
-    )
-
-
-def random_start(first: Stage) -> str:
-    """Return a hint where large images are to be learned from random weights, else ""."""
-    side = first.settings.pathfinder.side
-    if first.settings.weights is not None or first.settings.sequence.data != "pathfinder" or side <= MAX_RANDOM_SIDE:
-        return ""
-    return (
-        f"starting from random weights at side {side}: to start from what was learned of smaller images, "
-        "weights=RUN (of recipe=pathx) or weights=FILE.safetensors (what mode=export made of one)."
     )
 
 
@@ -144,8 +135,6 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
         ]
         before, memory = memory, memory_plan(batching)
         lines += [f"  {line}" for line in memory if memory != before]
-    hint = random_start(stages[0])
-    lines += [hint] if hint else []
     most = "at most " if any(stage.stop_at_accuracy is not None for stage in stages) else ""
     lines.append(f"time: {most}about {duration(total)} in all ({how}), making the data, start-up and validation apart")
     lines.append("nothing was started; leave out mode=plan to train.")

@@ -4,9 +4,9 @@ grid          the product of benchmark.seqlens, head_dims and masks
 core          the attention shapes that flashtrain is held against other implementations in
 paper         FlashAttention's own appendix: batch 16, 8 heads of 64, full
 features      dropout, softcap, ALiBi, bias and masks at 16K
-block-sparse  block masks of several densities from 4K to 64K beside full attention
+block-sparse  block masks of several densities from 4K to 64K, and full attention
 as-called     the public functions, each call by itself with its launching, the most important first: batches, packed
-              documents, windows; features beside the same call without them; a cache of keys and values, decoding
+              documents, windows; features, each with the same call without it; a cache of keys and values, decoding
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
@@ -70,7 +70,7 @@ class Case:
     page: int | None = (
         None  # decode with a cache of keys and values in pages of so many keys, 0: without; None: no cache
     )
-    beside: int = 0  # also measure the call without features, of this head dimension; 0: not
+    plain_head_dim: int = 0  # also measure the call without features, of this head dimension; 0: not
     compiled: bool = False  # also measure ours under torch.compile
     as_called: bool = False  # time each call by itself, with its launching
 
@@ -120,12 +120,12 @@ class Case:
         """The table of rows=as-called that the case is in; "" with other presets."""
         if not self.as_called:
             return ""
-        return "decoding" if self.page is not None else "features" if self.beside else "calls"
+        return "decoding" if self.page is not None else "features" if self.plain_head_dim else "calls"
 
     @property
     def plain(self) -> Case:
         """The call without features that the case is compared with."""
-        return replace(self, softcap=0.0, dropout=0.0, features=(), head_dim=self.beside, beside=0)
+        return replace(self, softcap=0.0, dropout=0.0, features=(), head_dim=self.plain_head_dim, plain_head_dim=0)
 
     def columns(self) -> dict[str, Any]:
         own = ("batch", "seqlen_q", "seqlen_k", "heads", "kv_heads", "head_dim", "mask", "dropout")
@@ -265,7 +265,7 @@ def _block_sparse(settings: AttentionSettings) -> list[Case]:
 def _as_called(settings: AttentionSettings) -> list[Case]:
     documents = document_lengths(32768, low=300, high=6000)
     long = Case(1, 16, 16384, 128, "causal")
-    beside, bert = replace(long, beside=128), Case(64, 16, 512, 64, "full")
+    feature, bert = replace(long, plain_head_dim=128), Case(64, 16, 512, 64, "full")
     cache = Case(8, 32, 1, 128, "full", kv_heads=8, seqlen_k=131072, page=0)
     return [
         Case(32, 12, 1024, 64, "causal", compiled=True),  # GPT-2 small
@@ -281,13 +281,13 @@ def _as_called(settings: AttentionSettings) -> list[Case]:
         Case(1, 32, 16384, 64, "window-1024"),
         Case(1, 16, 16384, 128, "window-1024"),
         Case(1, 8, 16384, 256, "causal"),
-        replace(beside, softcap=SOFTCAP),
-        replace(beside, features=("sinks",)),
-        replace(beside, dropout=0.1),
-        replace(beside, head_dim=96),
-        replace(beside, features=("ALiBi",)),
-        replace(beside, features=("deterministic",)),
-        replace(bert, dropout=0.1, beside=64),
+        replace(feature, softcap=SOFTCAP),
+        replace(feature, features=("sinks",)),
+        replace(feature, dropout=0.1),
+        replace(feature, head_dim=96),
+        replace(feature, features=("ALiBi",)),
+        replace(feature, features=("deterministic",)),
+        replace(bert, dropout=0.1, plain_head_dim=64),
         # Kernels that are new may break the GPU for what follows: the least comes after them.
         cache,
         replace(cache, page=PAGE),

@@ -24,7 +24,7 @@ from flashtrain_recipes.attention_benchmark.cases import BLOCK_SIZE, PAGE, Case
 
 Rule = Callable[[Any, Tensor, Tensor], Tensor]
 
-_PIECE = 2**26  # elements of the dense mask that are made at once
+_CHUNK = 2**26  # elements of the dense mask that are made at once
 MAX_SETS = 32
 
 
@@ -98,7 +98,7 @@ def block_table(case: Case, device: torch.device) -> Tensor:
     return block_sparse.random(case.heads, blocks, blocks, case.density, device=device)
 
 
-def pieces(case: Case, limit: int = _PIECE) -> list[tuple[int, int]]:
+def query_chunks(case: Case, limit: int = _CHUNK) -> list[tuple[int, int]]:
     """Return ranges of queries whose rows of the S x S matrix have at most `limit` elements."""
     rows = max(1, limit // case.seqlen_k)
     return [(begin, min(begin + rows, case.seqlen_q)) for begin in range(0, case.seqlen_q, rows)]
@@ -160,7 +160,7 @@ class Context:
         if self.case.kind == "full":
             return None
         heads = self.case.heads if self.case.is_block_sparse else 1
-        whole = [torch.cat([self.visible(head, *piece) for piece in pieces(self.case)]) for head in range(heads)]
+        whole = [torch.cat([self.visible(head, *chunk) for chunk in query_chunks(self.case)]) for head in range(heads)]
         return torch.stack(whole) if self.case.is_block_sparse else whole[0]
 
     @cached_property
@@ -168,7 +168,7 @@ class Context:
         """Visible pairs of one head over one row of the batch; for block masks the mean over the heads."""
         if self.case.is_block_sparse:
             return round(int(self.table.sum()) * BLOCK_SIZE**2 / self.case.heads)
-        return sum(int(self.visible(0, *piece).sum()) for piece in pieces(self.case))
+        return sum(int(self.visible(0, *chunk).sum()) for chunk in query_chunks(self.case))
 
     @property
     def counted_pairs(self) -> float:

@@ -42,7 +42,6 @@ class AttentionBenchmark(Benchmark):
         return cases(self.options)
 
     def make_baselines(self) -> Sequence[AttentionBaseline]:
-        """With rows=as-called those that a program would call, where none is named."""
         everyone = all_baselines(self.hardware.kind, matrices=not self.as_called)
         usual = self.as_called and self.options.implementations is None
         return [one for one in everyone if one.name in AS_CALLED] if usual else everyone
@@ -51,7 +50,7 @@ class AttentionBenchmark(Benchmark):
         return f"{super().line()}; benchmark.rows={self.options.rows}, {self.options.dtype}"
 
     def follow(self, run: Run) -> int:
-        """With rows=as-called on a GPU first all that is compiled once, in other processes."""
+        """Measure the cases; with rows=as-called on a GPU, compile everything in other processes first."""
         seconds = min(self.options.warm_seconds, run.seconds_left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
             say(f"calling everything once, for {seconds:.0f} s at most")
@@ -68,7 +67,7 @@ class AttentionBenchmark(Benchmark):
         return AttentionTurns(case, check=self.options.reference, **common)
 
     def without(self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str) -> list[Row]:
-        """Those that this machine does not have are rows with rows=as-called: elsewhere they are a note."""
+        """Return the rows of what was not measured; what this machine lacks is a row with rows=as-called only."""
         if case is not None:
             return empty_rows(case, baseline.title, status, reason)
         row = {"part": "missing", "implementation": baseline.title, "status": status, "error": reason}

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from flashtrain_recipes.attention_benchmark.cases import Case
-from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, pieces
+from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, query_chunks
 
 Held = Callable[[Tensor], Tensor]
 
 # Elements of the score matrix made at once: 256 MiB in float64 on a GPU, 32 MiB on a CPU; five such matrices.
-_PIECE = {"cuda": 2**25, "cpu": 2**22}
+_CHUNK = {"cuda": 2**25, "cpu": 2**22}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
     q, dout = (x[-1, :, first:].detach().double() for x in (inputs.q, inputs.dout))
     k, v = (x[-1, :, -1].detach().double().requires_grad_() for x in (inputs.k, inputs.v))
     out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
-    for begin, end in pieces(case, _PIECE.get(q.device.type, _PIECE["cpu"])):
+    for begin, end in query_chunks(case, _CHUNK.get(q.device.type, _CHUNK["cpu"])):
         for member in range(group):
             head = first + member
             rows = q[begin:end, member].requires_grad_()

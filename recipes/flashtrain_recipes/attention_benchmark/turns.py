@@ -61,7 +61,7 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
         self.check = check
 
     def begin(self) -> None:
-        cases = {PLAIN: self.case.plain} if self.case.beside else {}
+        cases = {PLAIN: self.case.plain} if self.case.plain_head_dim else {}
         self.works = {
             prefix: (Context(case, self.device), make_sets(case, self.device, self.seed, self.clock.cache_bytes))
             for prefix, case in {**cases, "": self.case}.items()
@@ -127,7 +127,7 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
             rate = self.sets[0].k.nbytes * 2 / times["gpu_milliseconds"] / 1e6
             figures |= {"gb_per_second": round(rate, 6), "bandwidth_share": round(rate / COPY_GB_PER_SECOND, 6)}
         if PLAIN + part in measured:  # by the work of a dimension, of which a feature may have fewer
-            of_plain = (measured[PLAIN + part]["milliseconds"] / case.beside) / (milliseconds / case.head_dim)
+            of_plain = (measured[PLAIN + part]["milliseconds"] / case.plain_head_dim) / (milliseconds / case.head_dim)
             figures["of_plain"] = round(of_plain, 4)
         return {"implementation": entry.baseline.title, "direction": part, **case.columns(), **figures}
 

@@ -46,7 +46,6 @@ class ContextCase:
         return 14.0 * self.attention.heads * self.attention.head_dim * int(visible_keys(self.mask).sum())
 
     def columns(self) -> dict[str, Any]:
-        """The case as the columns of a row."""
         one = self.attention
         columns: dict[str, Any] = {
             "mask": one.mask,

@@ -75,7 +75,11 @@ class Benchmark(ABC):
         """Return one of each, in the order of the tables."""
 
     def turns(self, case: Any, **common: Any) -> Turns[Any, Any]:
-        """Return what measures the case. common: the keyword arguments that every Turns takes."""
+        """Return what measures the case.
+
+        Args:
+            common: the keyword arguments that every Turns takes.
+        """
         raise NotImplementedError
 
     def plan_line(self, case: Any) -> str:

@@ -2,7 +2,7 @@
 
 triton.testing.do_bench (3.7) does not serve here: it needs a GPU's driver also where a CPU is measured, spends seven
 calls on each look (baselines take ten looks each, in turns, and some calls last minutes), counts the launching of
-kernels shorter than their launch, and holds 256 MiB of its own beside a case that fills the memory.
+kernels shorter than their launch, and holds 256 MiB of its own while a case fills the memory.
 """
 
 from __future__ import annotations

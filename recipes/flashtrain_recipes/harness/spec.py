@@ -1,4 +1,4 @@
-"""mode=benchmark: what a run asks of it, and which settings each benchmark uses."""
+"""mode=benchmark: what a run calls, and which settings each benchmark uses."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _TRAINED = {
 
 
 class Benchmark(Mode):
-    """The benchmark that benchmark.name says, of a recipe that measures."""
+    """The benchmark that benchmark.name names."""
 
     measures = True
     own = "benchmark"
 
     def uses(self, settings: Settings) -> str:
-        asked = settings.benchmark
-        known = _READ.get(str(asked.name))  # of a benchmark of a program's own nobody knows
+        options = settings.benchmark
+        known = _READ.get(str(options.name))  # None: a benchmark that a program registered
         read = "benchmark" if known is None else " ".join(f"benchmark.{name}" for name in known.split())
-        context = " context" if asked.name == "bert" and not asked.contexts else ""
-        return f"output benchmark.name {_TRAINED.get(str(asked.name), '')}{context} {read}"
+        context = " context" if options.name == "bert" and not options.contexts else ""
+        return f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}"
 
     def is_asked(self, settings: Settings) -> bool:
         return settings.benchmark.name is not None

@@ -104,7 +104,11 @@ class Turns(ABC, Generic[C, E]):
         """Make what the case needs before any baseline: inputs, a reference."""
 
     def without(self, baseline: Any, part: str, status: str, reason: str | None) -> list[Row]:
-        """Return the rows of what has no figure. part: "" where all of the baseline failed."""
+        """Return the rows of what has no figure.
+
+        Args:
+            part: what has none; "": all of the baseline.
+        """
         return [empty_row(baseline.columns(self.case), status, reason)]
 
     def refuses(self, baseline: Any) -> tuple[str, str] | None:

@@ -53,7 +53,7 @@ class HuggingFaceSteps(StepBenchmark):
         return everyone(self.hardware, updates=self.options.optimizer_step, compiled=self.compiled)
 
     def plan_line(self, case: HuggingFaceCase) -> str:
-        """With what flashtrain's step is estimated to need."""
+        """Return the case with the memory that flashtrain's step is estimated to need."""
         words, estimate = self.make_baselines()[0].memory(case)
         return f"{case}: {words or 'no savings'}, {estimate} GiB"
 

@@ -27,7 +27,12 @@ def draws(units: int, resamples: int, seed: int) -> np.ndarray:
 
 
 def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum and count of each unit's losses, both (U,). losses: (N, T); units: (N,), each window's unit."""
+    """Return the sum and the count of each unit's losses, both (U,).
+
+    Args:
+        losses: (N, T).
+        units: (N,), each window's unit.
+    """
     _, place = np.unique(units, return_inverse=True)
     sums = np.bincount(place, weights=losses.sum(axis=1, dtype=np.float64))
     counts = np.bincount(place) * losses.shape[1]
@@ -35,7 +40,12 @@ def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def mean_interval(sums: np.ndarray, counts: np.ndarray, drawn: np.ndarray) -> Interval:
-    """Return the mean over all tokens, with the interval of the resampled means. sums, counts: (U,); drawn: (R, U)."""
+    """Return the mean over all tokens, with the interval of the resampled means.
+
+    Args:
+        sums, counts: (U,), as per_unit returns them.
+        drawn: (R, U), as draws returns them.
+    """
     value = float(sums.sum() / counts.sum())
     if len(sums) < 2:
         return Interval(value, None, None)

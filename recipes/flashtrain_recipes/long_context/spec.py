@@ -1,4 +1,4 @@
-"""mode=lengths and mode=passkey: their settings, and what a run asks of them."""
+"""mode=lengths and mode=passkey: their settings, and what a run calls."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LengthsSettings:
 
 @dataclass
 class PasskeySettings:
-    """Which prompts of passkey retrieval are asked."""
+    """The prompts of passkey retrieval."""
 
     lengths: list[int] | None = None  # tokens of prompt and answer; null: the model's context
     depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])  # shares before the key
@@ -126,7 +126,9 @@ class Passkey(Mode):
 
     def check(self, settings: Settings) -> None:
         if settings.task != "language_model":
-            raise UserError(f"mode=passkey asks language models, and recipe={settings.recipe} is task={settings.task}.")
+            raise UserError(
+                f"mode=passkey with recipe={settings.recipe}, task={settings.task}: expected a language model."
+            )
 
     def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         from flashtrain_recipes.long_context.passkey_run import evaluate_passkey

@@ -76,7 +76,11 @@ class StepCase(ABC):
         return {"model": self.model, "context": self.context, "batch": self.batch, "weights": self.weights}
 
     def rates(self, milliseconds: float, peak_flops: float | None) -> Row:
-        """Return tokens_per_second and mfu of a step. peak_flops: the device's dense peak in FLOP/s; None: unknown."""
+        """Return tokens_per_second and mfu of a step.
+
+        Args:
+            peak_flops: the device's dense peak in FLOP/s; None: unknown.
+        """
         rate = self.batch * self.context / milliseconds * 1e3
         mfu = None if peak_flops is None else round(rate * self.flops_per_token() / peak_flops, 4)
         return {"tokens_per_second": round(rate, 1), "mfu": mfu}

@@ -89,7 +89,7 @@ class PlainBlock(nn.Module):
         self.feed_forward = nn.ModuleDict({"up": nn.Linear(embed, 4 * embed), "down": nn.Linear(4 * embed, embed)})
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, S, E) -> (B, S, E)."""
+        """Return the block's output, (B, S, E), of x (B, S, E)."""
         # three tensors (B, H, S, D)
         q, k, v = self.attention["qkv"](self.attention_norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.attention["output"](self.attend(q, k, v).transpose(1, 2).flatten(2))

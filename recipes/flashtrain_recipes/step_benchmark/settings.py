@@ -36,7 +36,7 @@ class StepSettings:
     dropouts: list[float] = field(default_factory=lambda: [0.0])  # of recipe=bert-speed
 
     def check_steps(self, name: str | None) -> None:
-        """Raise UserError for the first of these settings that cannot be. name: benchmark.name."""
+        """Raise UserError for the first of these settings that cannot be with this benchmark.name."""
         named = {
             "models": MODELS.get(str(name), STEP_MODELS),
             "weights": WEIGHTS,

@@ -49,7 +49,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_implementation_of_this_machine_gives_the_references_answer(case: Case, monkeypatch) -> None:
-    monkeypatch.setitem(reference._PIECE, "cpu", 20 * case.seqlen_k)  # several pieces
+    monkeypatch.setitem(reference._CHUNK, "cpu", 20 * case.seqlen_k)  # several pieces
     context = Context(case, CPU)
     one = make_sets(case, CPU, 0, 0)[0]
     wanted = expected(case, one, context)

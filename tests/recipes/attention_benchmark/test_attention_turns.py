@@ -125,9 +125,9 @@ def test_as_called_a_row_has_the_calls_own_time_and_the_processors() -> None:
 
 
 def test_a_features_speed_is_compared_with_the_plain_calls() -> None:
-    rows, _ = measure(Named("a"), case=replace(CALLED, softcap=2.0, features=("deterministic",), beside=16))
+    rows, _ = measure(Named("a"), case=replace(CALLED, softcap=2.0, features=("deterministic",), plain_head_dim=16))
     assert {(row["features"], row["of_plain"]) for row in rows} == {("softcap 2, deterministic", 1.0)}
-    narrow, _ = measure(Named("a"), case=replace(CALLED, head_dim=8, beside=16))
+    narrow, _ = measure(Named("a"), case=replace(CALLED, head_dim=8, plain_head_dim=16))
     # half the work: forward in half of the time, backward, on this clock, in the same
     assert [(row["head_dim"], row["of_plain"]) for row in narrow] == [(8, 1.0), (8, 0.5)]
 

@@ -35,7 +35,7 @@ def tiny(case: Case) -> Case:
         seqlen_q=length,
         seqlen_k=512 if case.page is not None else length,
         head_dim=case.head_dim // 8,
-        beside=case.beside // 8,
+        plain_head_dim=case.plain_head_dim // 8,
         mask=case.mask.replace("1024", "9"),
         documents=document_lengths(length) if case.documents else (),
     )

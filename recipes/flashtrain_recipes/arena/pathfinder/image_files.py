@@ -96,7 +96,11 @@ class PathfinderFiles:
 
 
 class ImageSamples:
-    """Images by number (flashtrain.data.loader.Samples). pixels: (N, side, side) uint8, or (N,) files."""
+    """Images by number (flashtrain.data.loader.Samples).
+
+    Args:
+        pixels: (N, side, side) uint8, or (N,) files.
+    """
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, side: int) -> None:
         self._pixels, self._labels, self.side = pixels, labels.astype(np.int64), side
@@ -155,7 +159,7 @@ def _folders(path: Path, side: int, contour: str) -> list[Path]:
                 negative = inner.with_name(inner.name + _NEGATIVE)
                 return [inner, *([negative] if (negative / METADATA).is_dir() else [])]
     raise UserError(
-        f"sequence.path={path} is no .npz file and has no {METADATA}/ beside its imgs/, no "
+        f"sequence.path={path} is no .npz file and has no {METADATA}/ next to its imgs/, no "
         f"{wanted or 'folder of this contour'} and no pathfinder{side}."
     )
 

@@ -133,7 +133,7 @@ def _first_tips(parameters, tables, state, tips, directions, pivots):
             lowest_y, highest_y = y if first else min(lowest_y, y), y if first else max(highest_y, y)
             lowest_x = x if first else min(lowest_x, x)
             highest_x = x + length - 1 if first else max(highest_x, x + length - 1)
-        # Places at the image's edge, from where all of it lies outside, are not asked for: seed_distance is larger.
+        # Places at the image's edge, from where all of it lies outside, do not occur: seed_distance is larger.
         height, width = side - 2 * near - (highest_y - lowest_y), side - 2 * near - (highest_x - lowest_x)
         if height <= 0 or width <= 0:
             return False
@@ -183,7 +183,7 @@ def _free_run(mask, side, tables, free):
     # all are free. Returns how many of the image are.
     stride, border, count = tables.stride, tables.border, 0
     for row in range(len(mask) // stride):
-        run = stride  # as free as can be asked for
+        run = stride  # as free as a dash can need
         for column in range(stride - 1, -1, -1):
             at = row * stride + column
             run = 0 if mask[at] >= OCCUPIED else run + 1

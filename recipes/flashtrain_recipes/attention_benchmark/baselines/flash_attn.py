@@ -62,7 +62,7 @@ class FlashAttnFunctions(AttentionBaseline):
             return lambda one: first(function(one.q, one.k, one.v, **{**self.options(case, one), **mask}))
         packed, bounds, longest = module.flash_attn_varlen_func, context.cu_seqlens, context.longest
         where: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, **mask}
-        taken = inspect.signature(packed).parameters  # not every version of flash-attn-4 asks for the lengths
+        taken = inspect.signature(packed).parameters  # not every version of flash-attn-4 takes the lengths
         where |= {name: longest for name in ("max_seqlen_q", "max_seqlen_k") if name in taken}
 
         def attention(one: Inputs) -> Tensor:
@@ -83,7 +83,7 @@ class FlashAttnFunctions(AttentionBaseline):
 
 
 class FlashAttn(FlashAttnFunctions):
-    """flash_attn: FlashAttention-2."""
+    """FlashAttention-2, the package flash_attn."""
 
     name = title = "flash-attn"
     module = "flash_attn"
@@ -104,7 +104,7 @@ class FlashAttn(FlashAttnFunctions):
 
 
 class FlashAttn3(FlashAttn):
-    """flash_attn_interface: the functions for Hopper GPUs, with fewer features."""
+    """FlashAttention-3 for Hopper GPUs, the package flash_attn_interface, with fewer features."""
 
     name = title = "flash-attn-3"
     module, table = "flash_attn_interface", "page_table"
@@ -112,7 +112,7 @@ class FlashAttn3(FlashAttn):
 
 
 class FlashAttn4(FlashAttn3):
-    """flash_attn.cute: the same functions written in CuTe DSL. It decodes by those for training."""
+    """FlashAttention-4, written in CuTe DSL. It decodes by the functions for training."""
 
     name = title = "flash-attn-4"
     module = "flash_attn.cute"

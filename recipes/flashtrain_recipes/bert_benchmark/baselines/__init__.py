@@ -15,7 +15,11 @@ __all__ = ["OURS", "all_baselines"]
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
-    """Return them in the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
+    """Return one of each, in the order of the tables.
+
+    Args:
+        compiled: whether those that are compiled on a GPU are compiled here.
+    """
     ours = partial(FlashtrainBert, settings=settings, hardware=hardware, compiled=compiled)
     found: list[StepBaseline] = [ours("flashtrain", PACKED), ours("flashtrain-padded", RANDOM)]
     for ending, batching in (("", RANDOM), ("-buckets", BUCKETS)):

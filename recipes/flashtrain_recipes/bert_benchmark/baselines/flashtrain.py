@@ -26,7 +26,11 @@ OURS = "flashtrain"
 
 
 class FlashtrainBert(StepBaseline):
-    """Our BERT. batching: PACKED or RANDOM, which are alike where all rows are full."""
+    """Our BERT.
+
+    Args:
+        batching: PACKED or RANDOM, which are alike where all rows are full.
+    """
 
     def __init__(self, name: str, batching: str, *, settings: Settings, hardware: Hardware, compiled: bool) -> None:
         self.name, self.batching, self.compiled = name, batching, compiled

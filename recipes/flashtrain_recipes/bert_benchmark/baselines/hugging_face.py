@@ -25,7 +25,11 @@ from flashtrain_recipes.step_benchmark.training_step import TrainingStep, usual_
 
 
 class HuggingFaceBert(HuggingFace):
-    """transformers' BERT. batching: RANDOM or BUCKETS."""
+    """transformers' BERT.
+
+    Args:
+        batching: RANDOM or BUCKETS.
+    """
 
     def __init__(self, name: str, implementation: str, *, batching: str, **options: Any) -> None:
         title = implementation if batching == RANDOM else f"{implementation}, {batching}"

@@ -45,13 +45,13 @@ class _Gathered:
         self.degree = layout.degree
 
     def whole(self, x: Tensor) -> Tensor:
-        """(B, n, K, D) of every rank -> (B, S, K, D), in order."""
+        """Gather (B, n, K, D) of every rank, and return (B, S, K, D), in order."""
         gathered = x.new_empty((self.degree * x.shape[0], *x.shape[1:]))
         _all_gather(gathered, x.contiguous(), group=self.group)
         return take(gathered.unflatten(0, (self.degree, -1)).movedim(0, 1).flatten(1, 2), self.places)
 
     def own(self, x: Tensor) -> Tensor:
-        """The sum over the ranks of x (B, S, K, D) -> this rank's part (B, n, K, D)."""
+        """Sum x (B, S, K, D) over the ranks, and return this rank's part (B, n, K, D)."""
         sharded = take(x, self.tokens.clamp(min=0)).masked_fill((self.tokens < 0)[..., None, None], 0)
         sent = sharded.unflatten(1, (self.degree, -1)).movedim(1, 0).flatten(0, 1).contiguous()
         received = sent.new_empty((sent.shape[0] // self.degree, *sent.shape[1:]))

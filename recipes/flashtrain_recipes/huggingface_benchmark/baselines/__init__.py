@@ -12,7 +12,12 @@ from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN
 
 
 def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[HuggingFaceBaseline]:
-    """Return them in the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
+    """Return one of each, in the order of the tables.
+
+    Args:
+        updates: False for forward and backward alone.
+        compiled: whether those that are compiled on a GPU are compiled here.
+    """
     theirs = partial(Transformers, hardware=hardware, updates=updates)
     return [
         Flashtrain("flashtrain", FLASHTRAIN, hardware, updates=updates, compiled=compiled),

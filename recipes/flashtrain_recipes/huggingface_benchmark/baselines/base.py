@@ -35,7 +35,11 @@ class GradientsOnly(torch.optim.SGD):
 
 
 class HuggingFaceBaseline(StepBaseline):
-    """An implementation. updates: False for forward and backward alone."""
+    """An implementation of a decoder's training step.
+
+    Args:
+        updates: False for forward and backward alone.
+    """
 
     def __init__(self, name: str, title: str, hardware: Hardware, *, updates: bool, compiled: bool) -> None:
         self.name, self.title, self.compiled = name, title, compiled

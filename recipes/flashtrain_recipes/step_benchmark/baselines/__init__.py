@@ -15,7 +15,11 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
-    """Return them in the order of the tables. compiled: whether those that are compiled on a GPU are so here."""
+    """Return one of each, in the order of the tables.
+
+    Args:
+        compiled: whether those that are compiled on a GPU are compiled here.
+    """
     how = ", compiled" if compiled else ""
 
     def ours(name: str, title: str, attention: str, own: Settings = settings) -> StepBaseline:

@@ -13,7 +13,11 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline, Traini
 
 
 class Plain(StepBaseline):
-    """PlainGPT. backend: the only one that SDPA may take; None: any."""
+    """PlainGPT with one attention.
+
+    Args:
+        backend: the only one that SDPA may take; None: any.
+    """
 
     def __init__(
         self, name: str, title: str, *, compiled: bool, attention: str = "sdpa", backend: SDPBackend | None = None
