@@ -30,7 +30,7 @@ class ClassificationTask(Task):
     load = imported("flashtrain_recipes.arena.evaluate:load_classifier")
     of_checkpoint = imported("flashtrain_recipes.arena.evaluate:of_last_stage")
     for_weights = imported("flashtrain_recipes.arena.evaluate:settings_for_weights")
-    is_carried = imported("flashtrain_recipes.arena.curriculum:is_carried")
+    is_carried = imported("flashtrain_recipes.arena.resumed:is_carried")
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         from flashtrain_recipes.arena.stages import check_used_by_stages, stages_of
