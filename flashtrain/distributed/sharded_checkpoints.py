@@ -10,11 +10,7 @@ from typing import Any, cast
 import torch
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 from torch.utils._pytree import tree_map
 
 from flashtrain.errors import UserError
@@ -46,20 +42,22 @@ class ShardedCheckpoints(ModelParallelStrategy):
         if self._save_distributed_checkpoint is None:
             parameters = list(self._whole_module.parameters())
             large = sum(parameter.numel() for parameter in parameters if parameter.requires_grad) >= LARGE
-            states = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
-            held = [value for values in states for value in values if isinstance(value, torch.Tensor)]
+            values = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
+            held = [value for of_parameter in values for value in of_parameter if isinstance(value, torch.Tensor)]
             self._save_distributed_checkpoint = large and all(_is_plain(tensor) for tensor in parameters + held)
         return self._save_distributed_checkpoint
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return (
-            get_model_state_dict(self._whole_module) if self._writes_shards else super().lightning_module_state_dict()
+            states.get_model_state_dict(self._whole_module)
+            if self._writes_shards
+            else super().lightning_module_state_dict()
         )
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         if not self._writes_shards:
             return tree_map(_plain, super().optimizer_state(optimizer))
-        return get_optimizer_state_dict(self._whole_module, getattr(optimizer, "_optimizer", optimizer))
+        return states.get_optimizer_state_dict(self._whole_module, getattr(optimizer, "_optimizer", optimizer))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         path = Path(self.broadcast(filepath))
@@ -92,16 +90,18 @@ class ShardedCheckpoints(ModelParallelStrategy):
     def _load_folder(self, path: Path) -> dict[str, Any]:
         plain = read_checkpoint(path, mmap=True)
         folder, module = sharded.current(path), self._whole_module
-        here: dict[str, Any] = {"state_dict": get_model_state_dict(module)}
+        here: dict[str, Any] = {"state_dict": states.get_model_state_dict(module)}
         if self.optimizers:
-            here["optimizer_states"] = [get_optimizer_state_dict(module, optimizer) for optimizer in self.optimizers]
+            here["optimizer_states"] = [
+                states.get_optimizer_state_dict(module, optimizer) for optimizer in self.optimizers
+            ]
         _, tensors = sharded.split(here, _tied(module))
         sharded.load(folder, plain, tensors)
         checkpoint = sharded.joined(plain, tensors)
         strict = self.lightning_module is None or self.lightning_module.strict_loading
         module.load_state_dict(here["state_dict"], strict=strict)  # already filled in place; calls the loading hooks
         for optimizer, state in zip(self.optimizers, checkpoint.pop("optimizer_states", []), strict=False):
-            set_optimizer_state_dict(module, optimizer, state)
+            states.set_optimizer_state_dict(module, optimizer, state)
         checkpoint.pop("state_dict")
         return checkpoint
 

@@ -51,8 +51,6 @@ def make_strategy(name: str, checkpoint: str = "file", **options: Any) -> Strate
         from flashtrain.distributed.fully_sharded import FullyShardedStrategy
 
         return FullyShardedStrategy(save_distributed_checkpoint=sharded)
-    from flashtrain.distributed.context.strategy import (
-        ContextParallelStrategy,  # imported only if used: two dozen files
-    )
+    from flashtrain.distributed.context.strategy import ContextParallelStrategy
 
     return ContextParallelStrategy(save_distributed_checkpoint=sharded, **options)

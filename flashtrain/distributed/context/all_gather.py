@@ -53,7 +53,7 @@ class AllGather:
         self.part = local_masks.part(layout.tokens[:, group.rank], None)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """See Method. The log-sum-exp is of this rank's tokens, (B, H, n)."""
+        """(out (B, n, H, D), log-sum-exp (B, H, n)) of this rank's queries over the whole sequence."""
         outs, lses = [], []
         for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
             of_heads = scores.from_head(piece.queries.start)
@@ -66,7 +66,7 @@ class AllGather:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See Method."""
+        """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
         scores.add_sink_gradients(dout, out, lse)
         dqs: list[Tensor] = []
         sums: list[Transfer] = []
@@ -108,7 +108,7 @@ class AllGather:
 
 
 class AllGatherNeeded(AllGather):
-    """Gathers only the keys and values that this rank's queries see: of packed documents few.
+    """Gathers only the keys and values that this rank's queries see, which are few for packed documents.
 
     This is MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention). One
     exchange has parts of unequal size; large ones go some heads at a time. Gradients go back in the kernels' dtype, are

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,27 +24,6 @@ from flashtrain.distributed.context.ulysses import Ulysses
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import save_output_of
 from flashtrain_kernels import Mask
-
-
-class Method(Protocol):
-    """A context-parallel method, made for one mask in one layout. Every rank must make the same calls."""
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Attention of this rank's queries to the whole sequence.
-
-        Args:
-            q: (B, n, H, D), this rank's tokens.
-            k, v: (B, n, K, D).
-            scores: how scores become weights.
-
-        Returns:
-            (out (B, n, H, D), the log-sum-exp for `backward`).
-        """
-
-    def backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
 
 
 class SharedAttention:
@@ -78,7 +57,13 @@ class SharedAttention:
         dropout: bool,
         softcap: bool = False,
     ) -> None:
-        _check_whole(mask, layout.seqlen)
+        length = layout.seqlen
+        if mask.keys is not None or mask.queries.shape[2] != length or mask.seqlen_k != length:
+            raise UserError(
+                f"the mask has {mask.queries.shape[2]} queries and {mask.seqlen_k} keys, expected {length} of both: "
+                "with context parallelism a mask is of the whole sequence, in its order. Make it from "
+                "flashtrain.models.sharded_sequence.whole(batch, name), not from a rank's own part."
+            )
         batch, held, heads, head_dim = q.shape
         sizes = Sizes(group.size, heads, k.shape[2], head_dim, batch * held, q.element_size())
         self.choice, needed = choose_method(method, sizes), None
@@ -89,7 +74,7 @@ class SharedAttention:
             self.choice, needed = gather_needed(self.choice, method, mask, layout)
         self.group = group
         local_masks = LocalMasks(mask, batch, head_dim, q.dtype, dropout=dropout, softcap=softcap)
-        self.method: Method
+        self.method: AllGather | Ulysses
         if needed is not None:
             self.method = AllGatherNeeded(layout, group, local_masks, needed)
         elif self.choice.method == ALL_GATHER:
@@ -131,15 +116,6 @@ class SharedAttention:
             seed = torch.randint(0, 2**63 - 1, (1,), device=q.device, dtype=torch.int64)
             dist.broadcast(seed, group=self.group.group, group_src=0)
         return _Shared.apply(q, k, v, sinks, seed, self, scale, softcap, dropout)
-
-
-def _check_whole(mask: Mask, seqlen: int) -> None:
-    if mask.keys is not None or mask.queries.shape[2] != seqlen or mask.seqlen_k != seqlen:
-        raise UserError(
-            f"the mask has {mask.queries.shape[2]} queries and {mask.seqlen_k} keys, expected {seqlen} of both: with "
-            "context parallelism a mask is of the whole sequence, in its order. Make it from context.whole(...), not "
-            "from a rank's own part."
-        )
 
 
 # An operator's arguments are tensors and numbers: it finds its SharedAttention by number.

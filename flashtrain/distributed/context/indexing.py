@@ -12,7 +12,7 @@ WORD = torch.int64
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """x (B, m, ...) at index (Bl, p) along its second dimension -> (B, p, ...)."""
+    """Take x (B, m, ...) at index (Bl, p) along its second dimension: (B, p, ...)."""
     words = _words(x)
     if index.shape[0] == 1:
         found = words.index_select(1, index[0])

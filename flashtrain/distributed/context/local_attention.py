@@ -18,7 +18,7 @@ from flashtrain_kernels.masks import Mask
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores become weights.
+    """How attention scores become weights.
 
     Attributes:
         scale: factor of q k^T.
@@ -39,7 +39,7 @@ class Scores:
     first_head: int = 0
 
     def from_head(self, first_head: int) -> Scores:
-        """These of a call whose heads begin with the model's `first_head`."""
+        """The same options for a call whose first head is the model's `first_head`."""
         return replace(self, first_head=first_head)
 
     @property
@@ -49,14 +49,14 @@ class Scores:
 
     @property
     def dropped(self) -> dict[str, Any]:
-        """The kernels' options of dropout, with which a call for some heads drops the weights that one for all does."""
+        """The kernels' dropout options; calls for some heads drop the same weights as one call for all heads."""
         if self.seed is None:
             return {}
         offsets = self.seed.new_zeros(1), self.seed.new_full((1,), self.first_head)
         return {"dropout_p": self.dropout, "dropout_seed": torch.cat((self.seed.reshape(1), *offsets))}
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """(out, lse) over all keys and sinks, given those over all keys."""
+        """(out, log-sum-exp) over all keys and the sinks, given those over all keys."""
         # They serve the backward over the keys as they are: weights are exp(score - lse), and a sink's value is 0.
         if self.sinks is None:
             return out, lse
@@ -85,7 +85,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tupl
         q: (B, m, H, D).
         k, v: (B, p, K, D).
         part: what these queries see of these keys.
-        scores: how scores become weights.
+        scores: how attention scores become weights.
 
     Returns:
         (out, the log-sum-exp (B, H, m)); 0 and -inf for queries that see nothing.

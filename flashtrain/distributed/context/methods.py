@@ -33,7 +33,7 @@ class Choice:
 
     Attributes:
         method: its name.
-        sizes: of the attention.
+        sizes: the sizes of the attention.
         heads_degree: the ranks that divide the heads.
         traffic: what the busiest rank sends for a layer.
         why: the reason, in words.
@@ -56,7 +56,7 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
 
     Args:
         method: the method's name, or "auto".
-        sizes: of the attention.
+        sizes: the sizes of the attention.
 
     Raises:
         UserError: the method does not fit the heads.
@@ -95,10 +95,9 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
 
 
 def gather_needed(usual: Choice, requested: str, mask: Mask, layout: Layout) -> tuple[Choice, Needed | None]:
-    """The choice for this mask in this layout, the same on every rank.
+    """Choose again for one mask: gather only the keys that are seen, if these are few and it sends the least.
 
-    Only the keys that are seen are gathered, if they are few, and the all-gather was requested or has the least
-    traffic.
+    The choice is the same on every rank.
 
     Args:
         usual: the choice for any mask.

@@ -40,7 +40,7 @@ class Ring:
         self.rank = dist.get_rank(group) if self.size > 1 else 0
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """out (B, m, H, D) in q's dtype and lse (B, H, m) over all keys, of q (B, m, H, D), k and v (B, m, K, D)."""
+        """(out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries over all keys of the ring."""
         if self.size == 1:
             out, lse = local_attention.forward(q, k, v, self.parts[0], scores)
             return scores.with_sinks(out, lse)
@@ -63,7 +63,7 @@ class Ring:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv), given what `forward` returned; partial gradients are added up in float32."""
+        """(dq, dk, dv) of this rank's tokens, given what `forward` returned; partial sums are in float32."""
         scores.add_sink_gradients(dout, out, lse)
         if self.size == 1:
             return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores)

@@ -19,14 +19,15 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.methods import AUTO
 from flashtrain.errors import UserError
+from flashtrain.models.sharded_sequence import ShardedSequence
 from flashtrain_kernels import Mask, masks
 
 IGNORED = -100  # the label of a token that counts for nothing
 MAX_PREPARED = 4  # prepared masks in memory: layers of one model rarely use more
 
 
-class ContextSequence:
-    """A batch sharded by a layout, with the methods that models call (models/sharded_sequence.py documents them).
+class ContextSequence(ShardedSequence):
+    """A batch sharded by a layout, with the methods that models call.
 
     Args:
         layout: which rank holds which tokens.
@@ -69,17 +70,14 @@ class ContextSequence:
 
     @property
     def length(self) -> int:
-        """The length of the sequence, S."""
         return self.layout.seqlen
 
     @property
     def held(self) -> int:
-        """The tokens that this rank holds, n, padding included."""
         return self.layout.held
 
     @torch.compiler.disable
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """(Bl, n) int64: the positions of this rank's tokens in the sequence."""
         self._check(tokens)
         if self._positions is None or self._positions.device != device:
             self._positions = self.layout.tokens[:, self.group.rank].clamp(min=0).to(device)
@@ -99,7 +97,7 @@ class ContextSequence:
         softcap: float = 0.0,
         **options: Any,
     ) -> Tensor:
-        """See models/sharded_sequence.py; the same mask is made ready once for all layers."""
+        # The same mask is made ready once for all layers.
         self._check(q.shape[1])
         assert mask is None or window == (-1, -1)
         # The cache's key has the id of the mask's tensor; the entry holds the tensor, so that no other gets this id.
@@ -118,7 +116,6 @@ class ContextSequence:
         return self._ready[key][1](q, k, v, softcap=softcap, dropout=dropout, **options)
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:
-        """The unsharded tensor of that name, on the device; None if the batch has none."""
         if name not in self._whole:
             return None
         self._whole[name] = self._whole[name].to(device, non_blocking=True)
@@ -126,7 +123,6 @@ class ContextSequence:
 
     @torch.compiler.disable
     def gathered(self, part: Tensor) -> Tensor:
-        """See models/sharded_sequence.py."""
         self._check(part.shape[1])
         mine = part.contiguous()
         parts = [torch.empty_like(mine) for _ in range(self.group.size)]
@@ -135,18 +131,15 @@ class ContextSequence:
 
     @torch.compiler.disable
     def summed(self, x: Tensor) -> Tensor:
-        """See models/sharded_sequence.py."""
         return _Summed.apply(x, self.group.group)
 
     @torch.compiler.disable
     def shard(self, x: Tensor) -> Tensor:
-        """See models/sharded_sequence.py; 0 for padding."""
         return self.layout.shard(x, self.group.rank)
 
     @torch.compiler.disable
     def next_labels(self, labels: Tensor) -> Tensor:
-        """See models/sharded_sequence.py. A rank without labels computes one, with weight 0."""
-        if self._without_labels:  # its first ones are stand-ins (batch.py)
+        if self._without_labels:  # the first ones are stand-ins (batch.py): this rank computes one, with weight 0
             labels = labels.index_fill(1, torch.zeros(1, dtype=torch.int64, device=labels.device), IGNORED)
         whole = torch.nn.functional.pad(self.gathered(labels)[:, 1:], (0, 1), value=IGNORED)
         mine = self.layout.shard(whole, self.group.rank, fill=IGNORED)
@@ -165,7 +158,6 @@ class ContextSequence:
         return weight if weight.device.type == "cpu" else weight.float()
 
     def weighted(self, loss: Tensor) -> Tensor:
-        """See models/sharded_sequence.py."""
         self.is_weighted = True
         if loss.requires_grad:
             self._unweighted = weakref.ref(loss)
@@ -181,7 +173,6 @@ class ContextSequence:
         return abs(tokens - held) <= 1 or tokens == rows * held
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        """See models/sharded_sequence.py."""
         if self.refuses_own_part and self.layout.degree > 1 and self.is_own_part(keys):
             raise UserError(
                 f"{what} of {keys} keys under context parallelism, where {self.layout.degree} devices hold "

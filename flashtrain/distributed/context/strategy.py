@@ -104,8 +104,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
         self._checked: set[str] = set()  # BATCH and the kinds of step that were checked
         self._check: AttentionCheck | None = None
 
-    # --- the devices --------------------------------------------------------------------------------------------
-
     @property
     def data_ranks(self) -> int:
         """The number of groups of devices that hold different samples."""
@@ -170,8 +168,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
         assert self.lightning_module is not None
         return self.lightning_module
 
-    # --- a step -------------------------------------------------------------------------------------------------
-
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """This rank's part of the batch, on its device: the rest is never copied there."""
         self.watchdog.mark("a batch")
@@ -225,8 +221,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
             finally:
                 self._check = None
             return output
-
-    # --- checkpoints --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         self.watchdog.mark("saving a checkpoint")

@@ -41,10 +41,10 @@ class Traffic(NamedTuple):
 
 
 def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
-    """What one rank sends.
+    """Compute how many bytes one rank sends for a layer.
 
     Args:
-        sizes: of the attention.
+        sizes: the sizes of the attention.
         heads_degree: ranks that divide the heads (ulysses: the degree; ring: 1; hybrid: between). The others form
             rings.
         gathers: whether all keys and values are gathered instead.

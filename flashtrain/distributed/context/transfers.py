@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(heads: int, kv_heads: int, limit: int = MAX_PIECES) -> list[Piece]:
-    """H and K heads in as many equal pieces as K allows, at most `limit`."""
+    """Divide H and K heads into as many equal pieces as K allows, at most `limit`."""
     count = max(pieces for pieces in range(1, limit + 1) if kv_heads % pieces == 0)
     each, group = kv_heads // count, heads // kv_heads
     ends = [(index * each, (index + 1) * each) for index in range(count)]
@@ -29,7 +29,7 @@ def pieces_of(heads: int, kv_heads: int, limit: int = MAX_PIECES) -> list[Piece]
 
 
 class Transfer:
-    """Communication under way.
+    """A communication that is under way.
 
     Args:
         received: the tensor that it fills.
@@ -59,7 +59,7 @@ class Transfer:
 
 
 def overlapped(pieces: Sequence[Piece], start: Callable[[Piece], Transfer]) -> Iterator[tuple[Piece, Any]]:
-    """Each piece with the result of its transfer, while the transfer of the next piece is under way."""
+    """Yield each piece with the result of its transfer, while the transfer of the next piece is under way."""
     coming = start(pieces[0])
     for index, piece in enumerate(pieces):
         result = coming.result()

@@ -51,7 +51,7 @@ class Ulysses:
             self.back: Tensor | None = inverse(self.order, layout.degree * layout.held)
             self.ring = Ring(None, [local_masks.part(None, None)])
             return
-        tokens = [_held_by(layout, ring, heads_degree) for ring in range(rings)]
+        tokens = [ranks.flatten(1) for ranks in layout.tokens.split(heads_degree, 1)]  # (Bl, U * n) of each ring index
         order = ascending(tokens[mine])
         together = heads_degree > 1
         self.order = order.to(device) if together else None
@@ -60,7 +60,7 @@ class Ulysses:
         self.ring = Ring(ring_group, [local_masks.part(held[mine], keys) for keys in held])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """See Method. The log-sum-exp is of this rank's heads and all their tokens, (B, H / U, m)."""
+        """(out (B, n, H, D) of this rank's queries, log-sum-exp (B, H / U, m) of its heads) over the whole sequence."""
         if self.degree == 1:
             return self.ring.forward(q, k, v, scores)
         k, v = self._repeated(k, v)
@@ -77,7 +77,7 @@ class Ulysses:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See Method."""
+        """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
         if self.degree == 1:
             return self.ring.backward(dout, q, k, v, out, lse, scores)
         kv_heads = k.shape[2]
@@ -129,7 +129,9 @@ class Ulysses:
             leaving[-1].wait()  # it left while this piece was computed: what was sent is no longer needed
         joined = torch.cat(tensors, 2) if len(tensors) > 1 else tensors[0]
         if self.back is not None:
-            joined = _put_back(joined, self.back) if self.padded else take(joined, self.back)
+            joined = take(joined, self.back.clamp(min=0))
+            if self.padded:
+                joined = joined.masked_fill((self.back < 0)[..., None, None], 0)
         parts = joined.unflatten(1, (self.degree, -1)).movedim(1, 0)
         counts = [x.shape[2] for x in tensors]
         leaving.append(self._exchange(parts, lambda received: received.split(counts, 3)))
@@ -145,16 +147,6 @@ class Ulysses:
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
         return Transfer(received, sent, [work], finish)
-
-
-def _held_by(layout: Layout, ring: int, degree: int) -> Tensor:
-    """The tokens (Bl, U * n) of the ranks of one ring index, one rank after the other."""
-    return layout.tokens[:, ring * degree : (ring + 1) * degree].flatten(1)
-
-
-def _put_back(x: Tensor, back: Tensor) -> Tensor:
-    """x (B, m, heads, D) at the index `back` (Bl, length), and 0 where that is -1."""
-    return take(x, back.clamp(min=0)).masked_fill((back < 0)[..., None, None], 0)
 
 
 def _summed(gradient: Tensor, heads: int) -> Tensor:

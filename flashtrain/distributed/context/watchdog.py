@@ -29,7 +29,7 @@ VERDICT = "verdict"
 
 
 class Beat(NamedTuple):
-    """What a rank last wrote.
+    """A sign of life, as a rank writes it into the store.
 
     Attributes:
         state: ALIVE, FAILED or GONE.
@@ -128,7 +128,7 @@ class Watchdog:
         self._doing = doing
 
     def start(self) -> None:
-        """Begin to watch; every rank must call it, after init_process_group. Another call changes nothing."""
+        """Begin to watch. Every rank must call this after init_process_group; further calls change nothing."""
         self.mark("the start")
         if self.timeout == math.inf or dist.get_world_size() == 1 or self._thread is not None:
             return
@@ -141,7 +141,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self, failure: str | None = None) -> None:
-        """Watch no longer. The others then do not miss this rank; with a failure they end, and name it."""
+        """Stop watching. Other ranks then expect no more signs of this one; given a failure, they end and name it."""
         if self._thread is None:
             return
         self._state, self._doing = (GONE, self._doing) if failure is None else (FAILED, failure)

@@ -27,11 +27,11 @@ def visible_keys(mask: Mask) -> Tensor:
 
 
 def attention_work(layout: Layout, costs: Tensor) -> np.ndarray:
-    """The pairs of a query and a key that it sees on each rank, (R,) int64, summed over the rows.
+    """The work of each rank, (R,) int64: its pairs of a query and a visible key, summed over the rows.
 
     Args:
         layout: which rank holds which tokens.
-        costs: of `visible_keys`.
+        costs: the visible keys of each query, of `visible_keys`.
     """
     real = layout.tokens >= 0
     rows = max(layout.tokens.shape[0], costs.shape[0])
