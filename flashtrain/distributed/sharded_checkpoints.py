@@ -48,11 +48,9 @@ class ShardedCheckpoints(ModelParallelStrategy):
         return self._save_distributed_checkpoint
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return (
-            states.get_model_state_dict(self._whole_module)
-            if self._writes_shards
-            else super().lightning_module_state_dict()
-        )
+        if not self._writes_shards:
+            return super().lightning_module_state_dict()
+        return states.get_model_state_dict(self._whole_module)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         if not self._writes_shards:
