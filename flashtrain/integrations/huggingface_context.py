@@ -162,7 +162,7 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
     if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and sequence.length >= scale:
         raise UserError(
             f"{type(model).__name__} scales its queries by positions that it counts on each device itself {UNDER}. "
-            f"Set attn_temperature_tuning=False in its configuration, or use less than {scale} tokens."
+            f"Set attn_temperature_tuning=False in its configuration, or use fewer than {scale} tokens."
         )
 
 

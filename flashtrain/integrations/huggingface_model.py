@@ -14,12 +14,14 @@ from flashtrain.errors import UserError, first_line, needs_package, one_of, unkn
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_architectures import check_architecture
 from flashtrain.integrations.huggingface_attention import register_with_transformers
+from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.positions import rotary_base_for
 from flashtrain.settings import options
 
+_say_once = cache(say)  # settings are first checked and later built
 ATTENTIONS = {"flash": None, "sdpa": "sdpa", "standard": "eager"}  # transformers' own names; None is ours
 
 
@@ -58,7 +60,7 @@ def transformers_decoder(
     given, setting = (str(folder), "model.path") if folder is not None else (str(config), "model.config")
     changes = dict(changes or {})
     own = {name: changes.pop(name) for name in ("experts_implementation",) if name in changes}
-    described = folders.read_config(given, changes, setting)
+    described = read_config(given, changes, setting)
     if folder is not None and Path(str(path)).expanduser().is_dir():
         with folders.opened_weights(folder):  # raises now if files are missing or truncated
             pass
@@ -149,11 +151,6 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
             f"model.rope_factor={context / trained:g} (RoPE scaling)."
         )
     config.max_position_embeddings = context
-
-
-@cache
-def _say_once(line: str) -> None:
-    say(line)  # once, although settings are first checked and later built
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str = "flash") -> HuggingFaceDecoder:

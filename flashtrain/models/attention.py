@@ -13,12 +13,12 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from flashtrain.errors import UserError, between
+from flashtrain.errors import UserError, between, one_of
 from flashtrain.models.attention_functions import (
+    ATTENTION_FUNCTIONS,
     AnyMask,
     InnerAttention,
     PackedSequences,
-    attention_function,
     flash_packed_attention,
 )
 from flashtrain.models.key_value_cache import LayerCache
@@ -67,7 +67,8 @@ class Attention(nn.Module):
         self.causal = causal
         self.dropout = dropout
         self.attention = attention
-        self.inner = attention_function(attention)
+        one_of("attention", attention, ATTENTION_FUNCTIONS)
+        self.inner = ATTENTION_FUNCTIONS[attention]
         self.rotary = rotary
         self.scale = self.head_dim**-0.5
         self.qkv = nn.Linear(embed, (heads + 2 * kv_heads) * self.head_dim, bias=bias)

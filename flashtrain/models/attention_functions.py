@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashtrain.errors import UserError, one_of
+from flashtrain.errors import UserError
 from flashtrain_kernels import BlockMask, Documents, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 from flashtrain_kernels.environment import autocast_dtype
 
@@ -154,12 +154,6 @@ ATTENTION_FUNCTIONS: dict[str, InnerAttention] = {
     "sdpa": sdpa_attention,
     "standard": standard_attention,
 }
-
-
-def attention_function(name: str) -> InnerAttention:
-    """The function of this name in ATTENTION_FUNCTIONS; UserError for an unknown name."""
-    one_of("attention", name, ATTENTION_FUNCTIONS)
-    return ATTENTION_FUNCTIONS[name]
 
 
 def plan_mask(

@@ -126,4 +126,4 @@ def test_queries_that_are_scaled_by_positions_of_a_device_are_refused() -> None:
         **SIZES, num_key_value_heads=2, head_dim=8, intermediate_size_mlp=24, num_local_experts=2,
         no_rope_layers=[1, 0], floor_scale=16,
     )  # fmt: skip
-    assert "less than 16 tokens" in refused(Part(), of_config(config))
+    assert "fewer than 16 tokens" in refused(Part(), of_config(config))

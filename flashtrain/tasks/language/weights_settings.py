@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import read_settings
-from flashtrain.integrations.huggingface_folder import folder_of, read_config
+from flashtrain.integrations.huggingface_config import read_config
+from flashtrain.integrations.huggingface_folder import folder_of
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.language.exports import take_export
 from flashtrain.tasks.language.starting_weights import run_of_weights, starting_weights

@@ -1,0 +1,92 @@
+"""The configuration of a transformers decoder, with a run's changes (model.options)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flashtrain.errors import UserError, unknown
+from flashtrain.files.json_files import read_json
+from flashtrain.integrations.weight_files import CONFIG
+
+ROTARY = "rope_parameters"
+OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries in older files, now in ROTARY
+
+
+def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:
+    """Read a transformers configuration.
+
+    Args:
+        path: A folder, a config.json, or a model type ("llama") for its default configuration.
+        changes: Entries that replace the file's; rotary entries that they leave out stay the model's.
+        setting: The path's setting, for messages.
+
+    Raises:
+        UserError: A model that is not a decoder of transformers, or a change of an unknown entry.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+
+    where = Path(path).expanduser()
+    if where.is_dir():
+        where = where / CONFIG
+    if where.suffix == ".json" or where.exists():
+        content = read_json(where)
+    else:
+        content = {"model_type": path}
+    kind: Any = content.get("model_type")
+    if kind not in DECODERS:  # a model's own code (auto_map) is never run
+        raise unknown(f"kind of decoder in {setting}", str(kind), DECODERS, listed=["llama", "qwen3", "..."])
+    _check_names(kind, content, changes)
+    if {**content, **changes}.get("quantization_config") is not None:
+        raise UserError(
+            f"{setting}={path} has quantized weights, which cannot be trained: expected the same model in bfloat16."
+        )
+    content = {name: value for name, value in content.items() if name not in ("auto_map", "model_type")}
+    if ROTARY in changes:
+        content, changes = _with_rotary(kind, content, changes)
+    return AutoConfig.for_model(kind, **{**content, **changes})
+
+
+def _check_names(kind: str, content: Mapping[str, Any], changes: Iterable[str]) -> None:
+    """Raise UserError for a change of an unknown entry: transformers accepts any name and ignores unknown ones."""
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    own = CONFIG_MAPPING[kind]
+    fields = inspect.signature(own).parameters
+    known = {*content, *fields, *own.attribute_map, "experts_implementation"} - {"model_type"}
+    known -= {*OLDER_ROTARY} if ROTARY in fields else set()
+    # Older names, which a class reads from further keyword arguments.
+    classes = [one for one in own.__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]
+    sources = "".join(map(inspect.getsource, classes))
+    for name in changes:
+        if name not in known and f'"{name}"' not in sources:
+            listed = fields.keys() - inspect.signature(PreTrainedConfig).parameters
+            raise unknown(f"{own.__name__} entry in model.options", name, known, listed=listed)
+
+
+def _with_rotary(kind: str, content: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[dict, dict]:
+    """(content, changes) with all rotary entries in the changes, completed by the model's own base and length."""
+    from transformers import AutoConfig
+
+    others = {name: value for name, value in changes.items() if name != ROTARY}
+    trained = {name: value for name, value in content.items() if name == "max_position_embeddings"}
+    config = AutoConfig.for_model(kind, **{**content, **others, **trained})
+    config.rope_parameters = _rotary_with(config.rope_parameters or {}, changes[ROTARY])
+    config.standardize_rope_params()
+    content = {name: value for name, value in content.items() if name not in (ROTARY, *OLDER_ROTARY)}
+    return content, {**others, ROTARY: config.rope_parameters}
+
+
+def _rotary_with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's rotary entries, or those of each kind of layer, replaced by the given ones."""
+    from transformers.modeling_rope_utils import RopeParameters
+
+    kinds = {name for name, value in own.items() if isinstance(value, dict)}
+    known = kinds or {*own, *RopeParameters.__annotations__}
+    for name in given.keys() - known:
+        raise unknown("rotary entry in model.options", name, known)
+    return {**own, **{name: _rotary_with(own[name], one) if name in kinds else one for name, one in given.items()}}
