@@ -46,6 +46,9 @@ class HuggingFaceDecoder(Trainable):
     """
 
     module: Any
+    generates = True
+    recomputes_blocks = True  # layers are compiled one by one, since the code between them is transformers' own
+    shares_sequences = True  # huggingface_context.py refuses models that do not
 
     def __init__(
         self, module: Any, *, origin: str | None = None, residual: str = "weights", quantize: str | None = None
@@ -90,20 +93,8 @@ class HuggingFaceDecoder(Trainable):
         return self.module.get_output_embeddings().weight
 
     @property
-    def recomputes_blocks(self) -> bool:
-        return True  # layers are compiled one by one, since the code between them is transformers' own
-
-    @property
-    def generates(self) -> bool:
-        return True
-
-    @property
     def end_ids(self) -> Sequence[int]:
         return () if self.origin is None else folders.end_ids(folders.folder_of(self.origin))
-
-    @property
-    def shares_sequences(self) -> bool:
-        return True  # huggingface_context.py refuses models that do not
 
     def train(self, mode: bool = True) -> HuggingFaceDecoder:
         object.__setattr__(self.module, "training", mode)

@@ -43,6 +43,8 @@ class GPT2(Trainable):
         UserError: An unknown attention or residual.
     """
 
+    generates = True
+
     def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
         one_of("residual", residual, RESIDUALS)
@@ -62,10 +64,6 @@ class GPT2(Trainable):
     @property
     def shape(self) -> GPT2Config:
         return self.config
-
-    @property
-    def generates(self) -> bool:
-        return True
 
     def reset_parameters(self) -> None:
         """GPT-2's initialization: weights normal(0, 0.02), biases 0, residual projections times 1/sqrt(2 layers)."""

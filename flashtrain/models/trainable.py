@@ -55,6 +55,9 @@ class Trainable(nn.Module):
     """
 
     balancing_loss: Tensor | None = None  # the routers' part of the latest loss, without its coefficient; logged
+    generates: bool = (
+        False  # whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`
+    )
     residual: str = "weights"  # dtype of the residual stream under autocast: see GPT2
     savings = MemorySavings()  # of the latest save_memory
 
@@ -117,11 +120,6 @@ class Trainable(nn.Module):
     def recomputes_blocks(self) -> bool:
         """Whether the backward recomputes whole blocks, so that no compiled graph may span several of them."""
         return self.savings.checkpointing == "full" or self.savings.offload
-
-    @property
-    def generates(self) -> bool:
-        """Whether the model generates text: it has new_cache, and its forward takes GPT2's `cache` and `last_only`."""
-        return False
 
     @property
     def end_ids(self) -> Sequence[int]:
