@@ -126,7 +126,12 @@ def transformers_model(place: Path) -> Settings:
 
 
 def adapters(place: Path) -> Settings:
-    return {**transformers_model(place), "model.adapter": "lora", "model.adapter_rank": 4, "memory": "selective"}
+    return {
+        **transformers_model(place),
+        "model.adapter": "lora",
+        "model.adapter_rank": 4,
+        "memory.activation_checkpointing": "selective",
+    }
 
 
 def sharded(place: Path) -> Settings:
