@@ -23,7 +23,7 @@ class RemoteFile:
     """A file of an fsspec file system, with the methods of Path that readers use.
 
     Attributes:
-        path, relative: within the file system, and within the address that was given.
+        path, relative: within the file system, and within the given address.
         size: bytes; 0 if unknown.
         version: a text that changes with the content.
     """

@@ -161,7 +161,7 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
         for name in order:
             if checkpoint_exists(path / CHECKPOINTS / name):
                 return path, path / CHECKPOINTS / name
-        raise UserError(f"run {path} has no checkpoint yet.")
+        raise UserError(f"run {path} has saved no checkpoint: expected {LAST} or {BEST} in its {CHECKPOINTS}/.")
     folder = path.parent.parent
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{given} is neither a run folder nor a checkpoint in one: {folder} has no {CONFIG_FILE}.")

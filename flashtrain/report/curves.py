@@ -25,11 +25,11 @@ Course = tuple[list[float], list[float]]  # steps and values
 
 
 class Panel(NamedTuple):
-    """A picture: title with unit, a pattern of its columns' names, and whether its axis always starts at zero."""
+    """A picture of some metrics."""
 
-    title: str
-    names: str
-    zero: bool = True
+    title: str  # with the unit
+    names: str  # a regular expression of the metrics' names
+    zero: bool = True  # whether the axis always starts at zero
 
 
 PANELS = (

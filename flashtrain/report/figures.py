@@ -315,6 +315,7 @@ def tick_label(value: float, _: int = 0) -> str:
 
 
 def style(panel: Axes, title: str) -> None:
+    """Give a panel its title, grid and colours."""
     panel.set_title(title, fontsize=9.5, color=INK, loc="left", pad=6)
     panel.grid(True, color=GRID, linewidth=0.7)
     panel.set_axisbelow(True)
@@ -330,16 +331,18 @@ def _is_loss(measure: str) -> bool:
 
 
 def colour(index: int) -> str:
+    """The colour of a figure's line, by its number from 0."""
     return _COLOURS[index % len(_COLOURS)]
 
 
 def marker(index: int) -> str:
+    """The marker of a figure's line, by its number from 0."""
     # after eight lines colours repeat, with the next marker, so that no two lines look the same
     return _MARKERS[(index + index // len(_COLOURS)) % len(_MARKERS)]
 
 
-def save(figure: Figure, path: Path, dpi: int = DPI) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     """Save a figure as a PNG; its folder is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=dpi, facecolor="white")
+    figure.savefig(path, format="png", dpi=DPI, facecolor="white")
     return path

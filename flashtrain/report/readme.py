@@ -23,7 +23,6 @@ def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
     """Replace the text between every pair of markers by its table, and return the names of changed tables.
 
     Args:
-        readme: the Markdown page.
         results: the folder of the NAME.json files.
 
     Raises:

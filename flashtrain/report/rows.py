@@ -24,7 +24,6 @@ RESULT = "result.json"
 
 # The statuses of successful rows: measured rows have none, tables show "ok".
 _SUCCESSES = (None, "", "ok", FINISHED)
-NO_SUMMARY = "no summary"
 
 # Folders inside a sweep's folder that are not its runs.
 _NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
@@ -58,7 +57,12 @@ def read_result(path: str | Path) -> ResultFile:
 
 
 def command_line(words: Iterable[str], *, without: tuple[str, ...] = ()) -> str:
-    """The command with these words, quoted for a shell. without: words that begin with one of these are left out."""
+    """The command with these settings, quoted for a shell.
+
+    Args:
+        words: the settings, such as "context=1024".
+        without: settings that begin with one of these are left out.
+    """
     shown = [word for word in words if not word.lstrip("+~").startswith(without)]
     return " ".join(["python -m flashtrain", *map(shlex.quote, shown)])
 
@@ -171,7 +175,7 @@ def _in_number_order(path: Path) -> list[tuple[int, int, str]]:
 
 
 def _summary_row(folder: Path, name: str) -> Row:
-    missing = {"status": NO_SUMMARY, "error": "the job ended without writing summary.json"}
+    missing = {"status": "no summary", "error": "the job ended without writing summary.json"}
     return {"run": name, **(read_summary(folder) or missing)}
 
 

@@ -41,15 +41,16 @@ class View:
     value: str | None = None
     only: dict[str, str] = field(default_factory=dict)
 
-    def table(self, rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
+    def table(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """The table of these rows. Raises UserError if keys are missing, or no row is left."""
         present, selected = available_columns(rows), self.selected(rows)
         if self.pivot is None:
-            return make_table(selected, self.columns, title)
+            return make_table(selected, self.columns)
         if self.columns is None or self.value is None:
             raise UserError("pivot= needs columns=a,b (the keys of its rows) and value=c (the key of its cells).")
         check_columns([*self.columns, self.pivot, self.value], present)
-        return make_table(pivoted(selected, self.columns, self.pivot, self.value), _columns(self, selected), title)
+        names = [str(name) for name in values_of(selected, self.pivot)]
+        return make_table(pivoted(selected, self.columns, self.pivot, self.value), [*self.columns, *names])
 
     def selected(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The rows that match `only`. Raises UserError if keys are missing, or no row is left."""
@@ -92,10 +93,6 @@ def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str,
     ]
 
 
-def _columns(view: View, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [*(view.columns or []), *[str(name) for name in values_of(rows, str(view.pivot))]]
-
-
 def _middle(found: list[Any]) -> Any:
     numbers = [v for v in found if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)]
     return statistics.median(numbers) if numbers else found[0]
@@ -108,7 +105,14 @@ def _is(value: Any, text: str) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of rows; its cells are texts."""
+    """A table of rows.
+
+    Attributes:
+        columns: keys of the rows, in order.
+        rows: with the measured values.
+        title: printed above the table.
+        notes: lines below the table, which name failed rows.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]

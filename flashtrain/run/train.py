@@ -80,20 +80,17 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
         _, checkpoint = find_checkpoint(settings.resume, prefer=LAST, setting="resume")
     saved = read_checkpoint(checkpoint, mmap=True)  # reads none of its weights
     check_same_model(checkpoint, saved, description)
-    _check_steps_left(checkpoint, check_resumable(saved, checkpoint), settings.trainer.steps)
-    say(f"resuming from {checkpoint}")
-    return checkpoint
-
-
-def _check_steps_left(checkpoint: Path, made: int, steps: int) -> None:
-    """Raise UserError if the run has made all its steps: an empty row would overwrite its own."""
-    # A run that died between its last step and its summary is not FINISHED: it resumes, and makes its summary.
+    made, steps = check_resumable(saved, checkpoint), settings.trainer.steps
+    # An empty row would overwrite that of a finished run. A run that died between its last step and its summary is not
+    # FINISHED: it resumes, and makes its summary.
     finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
     if made > steps or (made == steps and finished):
         raise UserError(
             f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. "
             f"Set trainer.steps= above {made}, or start a new run without resume=."
         )
+    say(f"resuming from {checkpoint}")
+    return checkpoint
 
 
 def train(

@@ -156,7 +156,7 @@ class SaveLast(ModelCheckpoint):
         pl_module.zero_grad(set_to_none=True)  # memory may have run out
         try:
             self.save(trainer)
-            say(f"the checkpoint of step {step} was saved; continue from it with resume=: {self.best_model_path}")
+            say(f"the checkpoint of step {step} was saved. Continue from it with resume={self.best_model_path}")
         except Exception as problem:  # noqa: BLE001 - the error that ended the fit is raised
             if str(problem) != str(exception):
                 say(f"no checkpoint of step {step} was saved: {first_line(problem)}")

@@ -78,8 +78,8 @@ class StopOnNonFinite(pl.Callback):
         bad = bool(finite) and not bool(torch.stack(finite).all())
         if _first_over_ranks(trainer, trainer.global_step if bad else NEVER) != NEVER:
             raise UserError(
-                f"weights were no longer finite after step {trainer.global_step} although the loss was;"
-                f" the last good checkpoint was not overwritten; {_advice(trainer)}"
+                f"weights were no longer finite after step {trainer.global_step} although the loss was finite; "
+                f"no checkpoint was overwritten; {_advice(trainer)}"
             )
 
 

@@ -115,17 +115,15 @@ def peak_flops_of(name: str) -> float | None:
     return next((peak for pattern, peak in PEAK_FLOPS if re.search(pattern, name, flags=re.IGNORECASE)), None)
 
 
-def precision_for(capability: tuple[int, int] | None) -> str:
-    """bf16 from sm_80 on, whose tensor cores have it; fp16 with loss scaling on older GPUs; float32 on a CPU."""
-    if capability is None:
-        return "32-true"
+def precision_for(capability: tuple[int, int]) -> str:
+    """bf16 from sm_80 on, whose tensor cores have it; fp16 with loss scaling on older GPUs."""
     return "bf16-mixed" if capability >= (8, 0) else "16-mixed"
 
 
-def attention_for(capability: tuple[int, int] | None) -> str:
+def attention_for(capability: tuple[int, int]) -> str:
     """flashtrain's kernels ("flash") on sm_80 and later if Triton is installed, else torch's attention ("sdpa")."""
     has_triton = importlib.util.find_spec("triton") is not None
-    return "flash" if capability is not None and capability >= (8, 0) and has_triton else "sdpa"
+    return "flash" if capability >= (8, 0) and has_triton else "sdpa"
 
 
 def _gpu() -> Hardware:
@@ -160,8 +158,8 @@ def _cpu() -> Hardware:
         total_memory_bytes=total,
         free_memory_bytes=free,
         peak_flops=None,
-        precision=precision_for(None),
-        attention=attention_for(None),
+        precision="32-true",
+        attention="sdpa",
         host_memory_bytes=free,
     )
 
@@ -177,8 +175,6 @@ def _machine_memory() -> tuple[int | None, int | None]:
     """(total, available) bytes of main memory; a container's own limit counts where it is lower."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
-        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), None
         return None, None
     kib = {line.split(":")[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines() if ":" in line}
     total, free = kib["MemTotal"] * 1024, kib.get("MemAvailable", kib["MemFree"]) * 1024

@@ -19,12 +19,7 @@ Estimate = Callable[[int, MemorySavings], MemoryEstimate]  # of a micro-batch wi
 
 @dataclass(frozen=True)
 class Room:
-    """Free memory in bytes.
-
-    Attributes:
-        device: of the GPU; None: unknown.
-        host: of the machine; None: unknown, 0: nothing may be offloaded.
-    """
+    """Free memory in bytes of the device and of its host (None: unknown; host 0: nothing may be offloaded)."""
 
     device: int | None
     host: int | None = None
@@ -90,14 +85,7 @@ def candidates(
 def memory_options(
     tried: Sequence[MemorySavings], sizes: Sequence[int], room: Room, estimate: Estimate
 ) -> list[MemoryOption]:
-    """Pair each of the savings with the largest micro-batch that fits, or with the smallest if none fits.
-
-    Args:
-        tried: the savings, as `candidates` returns them.
-        sizes: micro-batches, ascending.
-        room: the free memory.
-        estimate: the memory of a training step with a micro-batch and savings.
-    """
+    """Pair each of the savings with the largest micro-batch of `sizes` (ascending) that fits, or with the smallest."""
     return [_with_largest(savings, sizes, room, estimate) for savings in tried]
 
 

@@ -84,6 +84,10 @@ def adamw(
 
     It is torch's fused implementation, which Lightning's own clipping rejects under mixed precision. Clip gradients
     with `flashtrain.training.gradient_clipping.clip_gradients`.
+
+    Args:
+        model: its trainable parameters are updated.
+        lr, betas, eps, weight_decay: as torch.optim.AdamW's; biases and norm weights do not decay.
     """
     return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
@@ -123,7 +127,7 @@ def muon(
 
 
 def bundles(parameters: Sequence[Tensor], maximum: int) -> Iterator[list[Tensor]]:
-    """Groups of parameters of one device and dtype: at most `maximum` elements, or a single larger parameter."""
+    """Split parameters into lists of one device and dtype: at most `maximum` elements, or a single larger parameter."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)

@@ -44,9 +44,6 @@ class LineProgress(ProgressBar):
         """Called by Lightning on every rank but the first."""
         self._enabled = False
 
-    def enable(self) -> None:
-        self._enabled = True
-
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._steps.start(trainer)
         self._losses.clear()

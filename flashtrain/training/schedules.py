@@ -21,6 +21,11 @@ def cosine_with_warmup(
     The first step already has 1/warmup_steps of the peak, and the last of total_steps the minimum (Loshchilov and
     Hutter 2017, arXiv 1608.03983, without restarts); a minimum of 0 comes a step later, so that every step learns.
     Steps past total_steps stay at the minimum.
+
+    Args:
+        optimizer: its learning rate is the peak.
+        warmup_steps, total_steps: optimiser steps of the warm-up, and of the whole training.
+        minimum_ratio: the last rate, as a part of the peak.
     """
 
     def ratio(step: int) -> float:
@@ -35,7 +40,7 @@ def linear_with_warmup(
 ) -> LambdaLR:
     """Linear warm-up to the peak over warmup_steps, then a straight line down to minimum_ratio times the peak.
 
-    First and last steps as in `cosine_with_warmup`.
+    The first and last steps, and the arguments, are as in `cosine_with_warmup`.
     """
 
     def ratio(step: int) -> float:
@@ -49,7 +54,7 @@ def constant_with_warmup(
 ) -> LambdaLR:
     """Linear warm-up to the peak over warmup_steps, then the peak for ever.
 
-    total_steps and minimum_ratio are taken so that all schedules are called alike; they change nothing.
+    total_steps and minimum_ratio change nothing: all schedules are called with the same arguments.
     """
     return _after_warmup(optimizer, warmup_steps, lambda step: 1.0)
 
