@@ -25,6 +25,19 @@ from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import save_output_of
 from flashtrain_kernels import Mask
 
+# An operator's arguments are tensors and numbers: it finds its SharedAttention by number.
+_numbers = itertools.count()
+_prepared: weakref.WeakValueDictionary[int, SharedAttention] = weakref.WeakValueDictionary()
+
+torch.library.define(
+    "flashtrain::context_attention",
+    "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? seed, int number, float scale, float softcap, float dropout)"
+    " -> (Tensor, Tensor)",
+)
+CONTEXT_ATTENTION = torch.ops.flashtrain.context_attention.default
+# One operator computes and communicates: selective checkpointing saves its outputs and repeats neither.
+save_output_of(CONTEXT_ATTENTION)
+
 
 class SharedAttention:
     """Attention under one mask by one context-parallel method, made once per batch and shared by layers.
@@ -118,26 +131,10 @@ class SharedAttention:
         return _Shared.apply(q, k, v, sinks, seed, self, scale, softcap, dropout)
 
 
-# An operator's arguments are tensors and numbers: it finds its SharedAttention by number.
-_numbers = itertools.count()
-_prepared: weakref.WeakValueDictionary[int, SharedAttention] = weakref.WeakValueDictionary()
-
-torch.library.define(
-    "flashtrain::context_attention",
-    "(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? seed, int number, float scale, float softcap, float dropout)"
-    " -> (Tensor, Tensor)",
-)
-CONTEXT_ATTENTION = torch.ops.flashtrain.context_attention.default
-
-
 @torch.library.impl("flashtrain::context_attention", ("cpu", "cuda"))
 def _forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, seed: Any, number: int, *numbers: float) -> Any:
     scale, softcap, dropout = numbers
     return _prepared[number].method.forward(q, k, v, Scores(scale, dropout, seed, softcap, sinks))
-
-
-# One operator computes and communicates: selective checkpointing saves its outputs and repeats neither.
-save_output_of(CONTEXT_ATTENTION)
 
 
 class _Shared(torch.autograd.Function):

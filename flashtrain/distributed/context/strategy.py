@@ -31,7 +31,7 @@ from flashtrain.errors import UserError, first_line, one_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
-BATCH = "batch"
+BATCH = "batch"  # of what is checked once
 
 
 class ContextParallelStrategy(ShardedCheckpoints):

@@ -65,7 +65,7 @@ def test_documents_many_runs_and_dropout_keep_their_mask() -> None:
     assert isinstance(local_part(masks.causal(40), rows, None), Mask)
 
 
-def test_plain_sequences_are_dealt_in_few_runs_where_that_is_even() -> None:
+def test_plain_sequences_are_sharded_in_few_runs_where_that_is_even() -> None:
     causal, full = masks.causal(4096), masks.full(4096)
     assert torch.equal(balanced(causal, 4).tokens, zigzag(causal, 4).tokens)
     assert torch.equal(balanced(full, 4).tokens, contiguous(full, 4).tokens)

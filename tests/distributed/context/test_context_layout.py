@@ -59,7 +59,7 @@ def test_short_documents_stay_on_one_rank():
     cut = sum(
         int((np.bincount(ids[0, layout.tokens[0, rank]], minlength=700) % 200 > 0).sum()) for rank in range(DEGREE)
     )
-    # Dealt block by block, nearly every block of 256 would cut a document of 200.
+    # Sharded block by block, nearly every block of 256 would cut a document of 200.
     assert cut < 0.35 * LENGTH / layout.block
     scattered = attention_work(layout, visible_keys(mask))
     assert imbalance(scattered) <= 1.02
@@ -67,7 +67,7 @@ def test_short_documents_stay_on_one_rank():
 
 
 def test_long_documents_stay_on_one_rank_too_where_the_work_stays_even():
-    """A rank then needs a part of other ranks' keys only; with every block dealt by itself it needs nearly all."""
+    """A rank then needs a part of other ranks' keys only; with every block sharded by itself it needs nearly all."""
     for seed, most in ((1, 0.3), (5, 0.3)):
         mask = masks.document(heavy_tailed(seed), causal=True)
         layout = balanced(mask, DEGREE)

@@ -102,7 +102,7 @@ class Alone:
     size, rank, data_group = 2, 0, None
 
 
-def test_a_batch_is_dealt_by_name():
+def test_a_batch_is_sharded_by_name():
     batch = {
         "tokens": torch.arange(16).view(1, 16), "labels": torch.arange(1, 17).view(1, 16), "weight": torch.ones(3),
         "name": "text",
