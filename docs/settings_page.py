@@ -142,7 +142,7 @@ _COMMENTS: dict[str, str] = {}
 
 
 def comments() -> dict[str, str]:
-    """The comment on each setting's line in the source of its dataclass."""
+    """The comment on each setting's line, or on the lines above it, in the source of its dataclass."""
     if not _COMMENTS:
         for task in registered("task"):
             _COMMENTS.update(_source_comments(schema_of(task)(), ""))
@@ -152,10 +152,15 @@ def comments() -> dict[str, str]:
 def _source_comments(group: Any, prefix: str) -> dict[str, str]:
     found: dict[str, str] = {}
     lines = [line for base in _dataclasses(type(group)) for line in inspect.getsource(base).splitlines()]
+    above: list[str] = []
     for line in lines:
-        match = re.match(r"    (\w+): .*?\s{2}#\s*(.+)$", line)
-        if match:
-            found[f"{prefix}{match[1]}"] = match[2]
+        if comment := re.match(r"    #\s*(.+)$", line):
+            above.append(comment[1])
+            continue
+        if match := re.match(r"    (\w+): (?:.*?\s{2}#\s*(.+)$)?", line):
+            text = match[2] or " ".join(above)
+            found |= {f"{prefix}{match[1]}": text.rstrip(".")} if text else {}
+        above = []
     for one in dataclasses.fields(group):
         value = getattr(group, one.name)
         if dataclasses.is_dataclass(value):

@@ -20,16 +20,13 @@ import faulthandler  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 import hydra  # noqa: E402
 from hydra._internal.utils import get_args_parser  # noqa: E402
-from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
 
 from flashtrain.command.compose import (  # noqa: E402
+    FOLDER,
     check_given_once,
-    checked_settings,
     override_keys,
     quoted,
     readable_errors,
@@ -38,6 +35,7 @@ from flashtrain.command.compose import (  # noqa: E402
 from flashtrain.command.failures import say_failure  # noqa: E402
 from flashtrain.command.overrides import plain_words  # noqa: E402
 from flashtrain.command.request import settings_of  # noqa: E402
+from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
 from flashtrain.run.job_process import end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
@@ -72,63 +70,51 @@ def _command(words: list[str]) -> int:
 
         print(help_text())
         return 0
+    if arguments.cfg or arguments.info or arguments.hydra_help:
+        return _show(arguments.overrides)
     check_given_once(arguments.overrides)
-    keys = override_keys(arguments.overrides)
-    if arguments.multirun and not any(key.startswith(("hydra/launcher", "hydra/sweeper")) for key in keys):
+    for key in sorted(override_keys(arguments.overrides)):
+        if key.startswith("hydra") and key != FOLDER:
+            raise UserError(f"{key} is a setting of Hydra's, of which {FOLDER}=FOLDER alone is used. Remove it.")
+    if arguments.multirun:
         from flashtrain.command.sweep import run_sweep
 
         return run_sweep(arguments.overrides)
-    if not arguments.multirun and not (arguments.cfg or arguments.info or arguments.hydra_help):
-        settings = settings_of(arguments.overrides)
-        from flashtrain.command import modes
-        from flashtrain.command.job import plan
-        from flashtrain.spec import is_of_checkpoint, mode_of
+    settings = settings_of(arguments.overrides)
+    from flashtrain.command import modes
+    from flashtrain.command.job import plan
+    from flashtrain.spec import is_of_checkpoint, mode_of
 
-        if settings.mode == "plan":
-            print(plan(settings, arguments.overrides))
-            return 0
-        mode = mode_of(settings)
-        if mode is not None and mode.study:
-            return mode.run_study(settings, arguments.overrides, started=STARTED)
-        if is_of_checkpoint(settings.mode):
-            return modes.run_mode(settings)
-        return _run(settings, arguments.overrides)
-    return _run_by_hydra(arguments.overrides)
+    if settings.mode == "plan":
+        print(plan(settings, arguments.overrides))
+        return 0
+    mode = mode_of(settings)
+    if mode is not None and mode.study:
+        return mode.run_study(settings, arguments.overrides, started=STARTED)
+    if is_of_checkpoint(settings.mode):
+        return modes.run_mode(settings)
+    return _run(settings, arguments.overrides)
 
 
 def _run(settings: Settings, overrides: list[str]) -> int:
     """Run one job in its folder, and return the exit status. Raises UserError."""
-    from flashtrain.command.job import FOLDER, held, run_folder, run_job, words_of_task
+    from flashtrain.command.job import held, run_folder, run_job
 
-    named = {key for key in override_keys(overrides) if key.startswith("hydra")}
-    if any(word.lstrip("+").startswith(FOLDER) and "${" in word for word in overrides):
-        return _run_by_hydra(overrides)  # which looks up what the folder's name asks for
     folder = run_folder(settings, overrides)
-    if FOLDER not in named:  # for the ranks that Lightning starts with the same words
+    if FOLDER not in override_keys(overrides):  # for the ranks that Lightning starts with the same words
         sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
+    own = [word for word in overrides if not word.startswith(FOLDER)]
     with held(folder):
-        if named - {FOLDER}:
-            return _run_by_hydra(overrides)
-        return run_job(settings, folder, overrides=words_of_task(overrides), started=STARTED)
+        return run_job(settings, folder, overrides=own, started=STARTED)
 
 
-def _run_by_hydra(overrides: list[str]) -> int:
-    """The same where Hydra itself has something to do: to show a configuration, to launch jobs, to log elsewhere."""
+def _show(overrides: list[str]) -> int:
+    """Let Hydra show the configuration (--cfg job), or itself."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and reported by main()
     task = register_configs(overrides)
     with readable_errors(task):
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=task)(_hydra_job)()
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=task)(lambda _: None)()
     return 0
-
-
-def _hydra_job(config: DictConfig) -> None:
-    from flashtrain.command.job import run_job
-
-    composed = HydraConfig.get()
-    folder = Path(composed.runtime.output_dir)
-    status = run_job(checked_settings(config), folder, overrides=list(composed.overrides.task), started=STARTED)
-    if status:
-        sys.exit(status)
 
 
 if __name__ == "__main__":

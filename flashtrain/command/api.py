@@ -29,7 +29,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from flashtrain.command import job, modes
-from flashtrain.command.compose import CHOOSES, as_value, quoted
+from flashtrain.command.compose import CHOOSES, FOLDER, as_value, quoted
 from flashtrain.command.overrides import plain_words
 from flashtrain.command.process_state import preserve_process_state
 from flashtrain.command.request import settings_of
@@ -287,7 +287,7 @@ def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | N
     Returns how it was stopped. Raises as `train` does.
     """
     output = subprocess.DEVNULL if quiet else None
-    words = [*words, f"{job.FOLDER}={quoted(str(folder))}"]
+    words = [*words, f"{FOLDER}={quoted(str(folder))}"]
     let_go(folder)  # it is the other process's to hold
     with JobProcesses() as processes:
         status = processes.run(words, command=[sys.executable, "-m", "flashtrain"], output=output)

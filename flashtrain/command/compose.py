@@ -38,6 +38,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import mode_of, task_of
 
 CHOOSES = {"data": "source", "hardware": "accelerator"}  # group -> its choice, if not `name`
+FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
 _PLAIN = re.compile(r"\.{0,2}[A-Za-z_/][\w/.-]*", re.ASCII)  # a text that Hydra reads as it is
 _NO_TEXT = ("null", "true", "false", "nan", "inf")
 
@@ -87,16 +88,6 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose(task, overrides=list(overrides))
     return checked_settings(config)
-
-
-def settings_of_recipe(name: str) -> Settings:
-    """A recipe's own lines on top of the settings' defaults, without the config groups that it chooses.
-
-    For one command that looks up what another recipe trains; Hydra composes only once in a process that it runs.
-    """
-    content = _read_recipe(name, recipe_files()[name])
-    own = {key: value for key, value in content.items() if key != "defaults"}
-    return typed_settings(OmegaConf.create(own))
 
 
 def checked_settings(config: DictConfig) -> Settings:

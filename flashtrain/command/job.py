@@ -16,7 +16,7 @@ import torch
 
 from flashtrain import announce
 from flashtrain.announce import is_first_rank, log, quieten, say
-from flashtrain.command.compose import apply_demo, key_of, override_keys, parse_overrides
+from flashtrain.command.compose import FOLDER, apply_demo, key_of, override_keys, parse_overrides
 from flashtrain.command.failures import note_log, say_failure
 from flashtrain.errors import RunFailed, UserError, first_line
 from flashtrain.folders.run_folder import (
@@ -43,7 +43,6 @@ from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
 
 LOG_FILE = "flashtrain.log"
-FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
 
 
 def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False) -> tuple[Settings, Hardware]:
@@ -53,7 +52,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     Says one line for each decision that a user would want to know of, unless quiet.
     Raises UserError for settings that cannot be run here.
     """
-    say = _nothing if quiet else announce.say
+    say = (lambda *_, **__: None) if quiet else announce.say
     hardware = detect_hardware(settings.hardware.accelerator)
     given = override_keys(overrides)
     if not settings.is_demo and _wants_demo(settings, hardware, given):
@@ -124,10 +123,6 @@ def _check_processes(settings: Settings) -> None:
         )
 
 
-def _nothing(line: str, level: int = 0) -> None:
-    """Says nothing, for settling before it is known that anything will run."""
-
-
 def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) -> bool:
     if not settings.demo or settings.hardware.demo == "never":
         return False
@@ -188,12 +183,6 @@ def held(folder: Path) -> Iterator[None]:
     finally:
         let_go(folder)
         remove_unused(folder)
-
-
-def words_of_task(overrides: Sequence[str]) -> list[str]:
-    """The words without those that are Hydra's own: what a summary row keeps of a command."""
-    parsed = zip(overrides, parse_overrides(overrides), strict=True)
-    return [word for word, override in parsed if not key_of(override).startswith("hydra")]
 
 
 def run(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:

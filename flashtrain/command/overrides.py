@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 
 from hydra._internal.utils import get_args_parser
 
-from flashtrain.command.compose import CHOOSES, as_value
+from flashtrain.command.compose import CHOOSES, FOLDER, as_value
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
@@ -27,7 +27,6 @@ _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTAL
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 _BETWEEN_COMMAS = re.compile(r"""'(\\.|[^'\\])*'(?=,|$)|"(\\.|[^"\\])*"(?=,|$)|[^,]+""")
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")  # Hydra's own words for several values
-_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")  # Hydra's own settings that are paths
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
 
@@ -71,7 +70,7 @@ def _plain(word: str, sweep: bool) -> str:
         value = _POWER_OF_TEN.sub(lambda number: _whole(number[0]), value)
     elif _NAME.fullmatch(value) and not _NO_NAME.fullmatch(value):
         pass  # a text as it is, whatever the setting
-    elif choices is None and (key in _of_type(str) or key in _FOLDERS) and sign != "~":
+    elif choices is None and (key in _of_type(str) or key == FOLDER) and sign != "~":
         names = mode_names() if key == "mode" else _options().get(key, ())
         value = ",".join(_as_written(one, names) for one in value.split(","))
         if all(one in names for one in value.split(",")):

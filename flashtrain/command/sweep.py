@@ -75,7 +75,7 @@ def run_sweep(words: Sequence[str]) -> int:
     resume=auto, or resume=FOLDER of a sweep, goes on with a sweep of the same words: what is done is not run again.
     Every job's settings are checked before the first one starts. Raises UserError.
     """
-    words, resume = _without_resume([word for word in words if not word.startswith("hydra.sweep.dir=")])
+    words, resume = _without_resume(words)
     jobs = expand(words)
     composed = [settings_of(job) for job in jobs]
     if any(one.mode == "plan" for one in composed):
@@ -127,10 +127,7 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
 
 
 def _without_resume(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """The words without the resume=... that means the sweep itself, and what it says.
-
-    A checkpoint or a run folder stays: every job goes on from it.
-    """
+    """The words without a resume= that means the sweep, and its value; a run to continue in every job stays."""
     others: list[str] = []
     resume = None
     for word, override in zip(words, parse_overrides(words), strict=True):
@@ -232,8 +229,5 @@ def note_failure(folder: Path, job: list[str], status: int, *, stopped_by: str |
 
 
 def _varying(words: Sequence[str], jobs: Jobs) -> list[str]:
-    return [key for key in {word.split("=", 1)[0]: None for word in words} if _values(jobs, key) > 1]
-
-
-def _values(jobs: Jobs, key: str) -> int:
-    return len({word for job in jobs for word in job if word.split("=", 1)[0] == key})
+    keys = {word.split("=", 1)[0]: None for word in words}
+    return [key for key in keys if len({word for job in jobs for word in job if word.split("=", 1)[0] == key}) > 1]

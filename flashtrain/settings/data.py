@@ -40,15 +40,7 @@ OF_A_PART = (
 
 @dataclass
 class DataSettings:
-    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples.
-
-    validation_tokens: held-out tokens of each validation (None: at most 524,288, and a tenth of the training's time).
-    split_context: hold out as for samples of this length (None: `context`): see TextDataModule.
-    begin_of_text: what AutoTokenizer(FOLDER) puts before a text (Llama's begin of text, nothing of GPT-2's) stands
-    before each document, prompt and scored text.
-    streaming: of data=files and hub: true: text becomes tokens while it is trained on, and nothing is written; null: a
-    token file is written first, of data=hub while it is downloaded; false (data=hub): a copy of the dataset is.
-    """
+    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples."""
 
     source: str = "stdlib"
     path: str | None = None  # of data=files, tokens, chat: a file or a folder
@@ -63,17 +55,21 @@ class DataSettings:
     encoding: str = UTF_8  # of text files: any of Python's text encodings
     # Of bytes that are no text: strict names their place, replace counts them.
     encoding_errors: str = option("strict", EncodingErrors)
+    # Of data=files and hub: true makes tokens while training, and writes nothing; null writes a token file first, of a
+    # dataset while it is downloaded; false (data=hub) keeps a copy of the dataset.
     streaming: bool | None = None
     include_tests: bool = True  # of data=stdlib: with the standard library's tests
     tokenizer: str = option("bpe", Tokenizer, others=True)  # or a folder; bpe is trained on the text
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
     merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
+    # Put what AutoTokenizer puts before a text (Llama's begin of text) before each document, prompt and scored text.
     begin_of_text: bool = True
     document_mask: bool = False  # the same as mask.documents=true
     validation_fraction: float = 0.02  # of the documents, held out where no file is named for it; 1 (evaluate): all
+    # Held-out tokens of each validation; null: at most 524,288, and a tenth of the training's time.
     validation_tokens: int | None = None
-    split_context: int | None = None
+    split_context: int | None = None  # hold out as for samples of this length; null: context
     workers: int | None = None
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
     train_on: str = option("assistant", TrainOn)  # of data=chat: the tokens whose loss counts

@@ -17,18 +17,14 @@ class AttentionSettings:
 
 @dataclass
 class MemorySettings:
-    """What is done to need less memory for activations. Same losses and gradients, more time.
+    """What is done to need less memory for activations. Losses and gradients stay the same; a step takes longer."""
 
-    `activation_checkpointing`: what of a block stays for its backward: none leaves nothing out, selective keeps its
-    input and attention's output, full its input; auto takes the cheapest that is estimated to fit. `offload`: those
-    inputs wait in host memory. `ffn_chunk`, `loss_chunk`: tokens at once in the feed-forward and in the loss; None:
-    auto or all.
-    """
-
+    # What of a block is saved for its backward: none everything, selective its input and attention's output, full its
+    # input; auto takes the fastest that is estimated to fit.
     activation_checkpointing: str = option("auto", ActivationCheckpointing)
-    offload: bool = False
-    ffn_chunk: int | None = None
-    loss_chunk: int | None = None
+    offload: bool = False  # move the saved inputs of blocks to host memory
+    ffn_chunk: int | None = None  # tokens computed together in the feed-forward; null: auto, or all
+    loss_chunk: int | None = None  # tokens computed together in the loss; null: auto, or all
 
     def check(self) -> None:
         if self.offload and self.activation_checkpointing == "none":
@@ -37,9 +33,8 @@ class MemorySettings:
                 "memory.activation_checkpointing=none saves all of a block. "
                 "Use memory.activation_checkpointing=selective, full or auto."
             )
-        for name in ("ffn_chunk", "loss_chunk"):
-            value = getattr(self, name)
-            at_least(f"memory.{name}", value, 1)
+        at_least("memory.ffn_chunk", self.ffn_chunk, 1)
+        at_least("memory.loss_chunk", self.loss_chunk, 1)
 
 
 @dataclass

@@ -21,7 +21,6 @@ from flashtrain.settings.aliases import OTHERS, RENAMED_VALUES, renamed
 from flashtrain.settings.settings import Settings
 
 INTERNAL = ("is_demo",)  # settings that the command sets itself
-KINDS = {"IntegerNode": "a whole number", "FloatNode": "a number", "BooleanNode": "true or false", "StringNode": "text"}
 LISTS = {int: "a list of whole numbers: [1,2]", float: "a list of numbers: [0.1,0.2]", str: "a list: [one,another]"}
 
 # The settings' types and defaults. Made once a task, since that takes long; merging copies them.
@@ -138,15 +137,10 @@ def _check_lists(config: Any, task: str, prefix: str = "") -> None:
 
 
 def _expected(key: str, task: str) -> str:
-    """What the setting that this key names may be, as the end of a line; "" where that says nothing."""
+    """The form of the list that this key names, as the end of a line; "" where it is no list."""
     schema = _structured(schema_of(task))
     group, _, name = key.partition("[")[0].rpartition(".")  # of a list's entry the list
     parent = OmegaConf.select(schema, group) if group else schema
     node = parent._get_node(name) if isinstance(parent, DictConfig) and name in parent else None
-    if isinstance(node, ListConfig):
-        kind = LISTS.get(node._metadata.element_type)
-    else:
-        kind = KINDS.get(type(node).__name__)
-    if kind is None or node is None:
-        return ""
-    return f" Expected {kind}{', or null' if node._is_optional() else ''}."
+    kind = LISTS.get(node._metadata.element_type) if isinstance(node, ListConfig) else None
+    return "" if kind is None else f" Expected {kind}."

@@ -142,7 +142,7 @@ def test_what_came_of_a_run_is_evaluated_written_with_loaded_and_exported(
         ({"data": {"source": "files", "path": Path("a b/c.txt")}}, ["data=files", "data.path='a b/c.txt'"]),
         ({"data": {"text_column": "null"}}, ["data.text_column='null'"]),
         (
-            {"memory": {"checkpointing": "full"}, "hardware": {"demo": "never"}},
+            {"memory": {"activation_checkpointing": "full"}, "hardware": {"demo": "never"}},
             ["memory.activation_checkpointing=full", "hardware.demo=never"],
         ),
         ({"model.options.width": 8}, ["++model.options.width=8"]),

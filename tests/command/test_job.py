@@ -85,14 +85,6 @@ def test_accumulated_micro_batches_train_like_one_batch(tiny_runs: TinyRuns) -> 
     assert all(torch.allclose(one[name], other[name], atol=1e-10) for name in one)
 
 
-def test_a_step_may_be_one_packed_sequence(tiny_runs: TinyRuns) -> None:
-    words = ("context=2048", "trainer.tokens_per_step=2048", "trainer.micro_batch=null", "trainer.steps=2")
-    status, folder = tiny_runs.run("one_sequence", *words)
-    assert status == 0
-    row = json.loads((folder / "summary.json").read_text())
-    assert (row["batch"], row["micro_batch"], row["tokens"]) == (1, 1, 4096)
-
-
 @pytest.mark.parametrize("word", ["trainer.steps=6", "trainer.steps=3", "model=llama"])
 def test_a_run_that_cannot_be_continued_keeps_its_settings_and_its_row(tiny_runs: TinyRuns, trained, word) -> None:
     folder = shutil.copytree(trained, tiny_runs.folder / f"kept-{word.replace('=', '-')}")

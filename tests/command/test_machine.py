@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch
 
 from flashtrain.command import job
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.tasks.batching import choose_batching
-from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import Hardware, attention_for, precision_for
 
 
@@ -84,16 +79,6 @@ def test_torchruns_number_of_processes_must_be_the_trainers(settle, monkeypatch)
     with pytest.raises(UserError, match=r"torchrun started 4 processes.* Set trainer\.devices=4"):
         settle(gpu((9, 0), count=4))
     assert settle(gpu((9, 0), count=4), "trainer.devices=4")[0].trainer.devices == 4
-
-
-@pytest.mark.parametrize(("gib", "fits"), [(140, 64), (24, 64), (16, 32), (12, 16)])
-def test_the_micro_batch_of_124m_is_what_fits_the_card(gib: int, fits: int) -> None:
-    settings = compose_settings(["recipe=gpt2"])
-    card = replace(gpu((9, 0)), free_memory_bytes=gib * 2**30)
-    with torch.device("meta"):
-        model = make_model(settings, vocab_size=50257, attention="flash")
-    batching = choose_batching(settings, card, model)
-    assert (batching.micro_batch, batching.accumulate) == (fits, 64 // fits)
 
 
 def test_the_demo_the_attention_and_the_peak_can_be_given(settle) -> None:

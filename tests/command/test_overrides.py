@@ -100,13 +100,6 @@ def test_commas_of_a_sweep_separate_paths_outside_quotes() -> None:
     assert {compose_settings(job).prompt for job in jobs} == {"f, g"}
 
 
-def test_several_names_without_m_are_told_of_it() -> None:
-    with pytest.raises(UserError, match="-m"):
-        compose_settings(plain_words(["recipe=gpt2", "logger.mode=online,offline"])).check()
-    with pytest.raises(UserError, match="-m"):
-        compose_settings(plain_words(["recipe=gpt2", "model.size=124M,355M"]))
-
-
 def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None:
     monkeypatch.setitem(registry._components["model"], "tiny", object)
     monkeypatch.setitem(registry._components["source"], "wiki", object)

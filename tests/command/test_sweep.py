@@ -27,9 +27,6 @@ def test_it_is_the_product_of_all_values_listed() -> None:
     assert [[word for word in words if word not in same] for words in jobs] == [
         [f"seed={seed}", f"attention={attention}"] for seed in (0, 1) for attention in ("flash", "sdpa")
     ]
-
-
-def test_an_interval_names_no_list_and_is_refused() -> None:
     with pytest.raises(UserError, match="list the values"):
         sweep.expand(["optimizer.learning_rate=interval(0,1)"])
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashtrain.command.compose import settings_of_recipe
+from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
@@ -159,7 +159,7 @@ def cases(settings: Settings) -> list[SpeedCase]:
     """Return the tasks that benchmark.tasks names, cut to benchmark.longest tokens."""
     options, found = settings.benchmark, []
     for name in options.tasks or _USUAL:
-        stage = stages_of(settings_of_recipe(_RECIPES[name]))[-1]
+        stage = stages_of(compose_settings([f"recipe={_RECIPES[name]}"]))[-1]
         shape = make_sequence_source(stage.settings, fixed=True).shape
         if options.longest is not None and shape.length > options.longest:
             side = None if shape.side is None else int(options.longest**0.5)
