@@ -23,7 +23,7 @@ from flashtrain.models.block import make_blocks, normalization
 from flashtrain.models.block_pattern import DENSE, BlockPattern
 from flashtrain.models.classifier_config import GREY_LEVELS, ClassifierConfig
 from flashtrain.models.positions import AxialRotaryPositions, LearnedPositions, RotaryPositions
-from flashtrain.models.sequence_pooling import max_of_tokens, mean_of_tokens
+from flashtrain.models.sequence_pooling import AttentionPooling, max_of_tokens, mean_of_tokens
 from flashtrain_kernels import linear_cross_entropy
 from flashtrain_kernels.loss_head import IGNORED
 
@@ -76,6 +76,7 @@ class Classifier(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = make_blocks(config, causal=False, attention=attention, rotary=_rotary(config))
         self.final_norm = normalization(config.norm, embed, True)
+        self.pooling = AttentionPooling(embed) if config.pooling == "attention" else None
         self.head = nn.Sequential(
             nn.Linear(embed if config.towers == 1 else 4 * embed, embed), nn.GELU(), nn.Linear(embed, config.classes)
         )
@@ -154,7 +155,8 @@ class Classifier(nn.Module):
 
     def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
         """hidden (B, S, E) -> (B, classes); with two towers the two rows of a sample follow each other."""
-        pooled = (mean_of_tokens if self.config.pooling == "mean" else max_of_tokens)(hidden, lengths)
+        pool = self.pooling or (mean_of_tokens if self.config.pooling == "mean" else max_of_tokens)
+        pooled = pool(hidden, lengths)
         if self.config.towers == 2:
             first, second = pooled.unflatten(0, (-1, 2)).unbind(dim=1)
             pooled = torch.cat((first, second, first * second, first - second), dim=-1)

@@ -11,7 +11,7 @@ from flashtrain.models.block_pattern import BLOCK, DENSE, PATTERNS, TILED
 from flashtrain.models.feed_forward import ACTIVATIONS
 from flashtrain.models.positions import AXIAL_BASE, check_rotary
 
-POOLINGS = ("mean", "max")
+POOLINGS = ("mean", "max", "attention")
 INPUTS = ("tokens", "grey")
 POSITIONS = ("learned", "rotary", "axial")
 GREY_LEVELS = 256
@@ -30,7 +30,8 @@ class ClassifierConfig:
             as a curriculum of differing contrasts needs).
         positions: "learned", "rotary", or "axial" (rotary by row and column of a square image of `side` pixels).
         rope_base: Base of the rotary angles (None: 10000, axial 100).
-        pooling: How a sequence's states become one vector: their "mean" or their component-wise "max".
+        pooling: How a sequence's states become one vector: their "mean", their component-wise "max", or "attention"
+            (sequence_pooling.AttentionPooling).
         towers: 2 where a sample is two sequences a and b; the head then reads [a, b, a * b, a - b].
         grey_bins: Classes for masked grey levels, a divisor of 256; for masked tokens vocab_size; 0 for no such head.
         pattern, pattern_block, pattern_local, pattern_globals: See BlockPattern; "dense" sees every token.

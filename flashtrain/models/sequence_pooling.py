@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -48,6 +48,25 @@ def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Ten
         return hidden.max(1).values
     real = real_tokens(hidden.shape[1], lengths)
     return hidden.masked_fill(~real[..., None], -torch.inf).max(1).values.masked_fill((lengths == 0)[:, None], 0)
+
+
+class AttentionPooling(nn.Module):
+    """A mean weighted by the softmax of the states' products with one learned vector.
+
+    Lin et al. 2017 (arXiv 1703.03130), with one hop.
+    """
+
+    def __init__(self, embed: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(embed, 1, bias=False)
+
+    def forward(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """hidden (B, S, E) -> (B, E); lengths: (B,) real tokens of padded rows, at least 1 (None: no padding)."""
+        scores = self.score(hidden).to(torch.promote_types(hidden.dtype, torch.float32))
+        if lengths is not None:
+            padding = ~real_tokens(hidden.shape[1], lengths)[..., None]
+            scores, hidden = scores.masked_fill(padding, -torch.inf), hidden.masked_fill(padding, 0.0)
+        return (torch.softmax(scores, dim=1).to(hidden.dtype) * hidden).sum(dim=1)
 
 
 def real_tokens(length: int, lengths: Tensor) -> Tensor:

@@ -39,6 +39,8 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
     """
     expected, given = asdict(model.config), asdict(config)
     differing = [name for name in expected if name not in FREE and expected[name] != given[name]]
+    if "attention" in (config.pooling, model.config.pooling) and config.pooling != model.config.pooling:
+        differing.append("pooling")
     if model.config.layers < config.layers:
         differing.append("layers")
     if differing:

@@ -40,7 +40,7 @@ def pixels(rows: int = 3, side: int = 8) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("attention", ["flash", "sdpa", "standard"])
-@pytest.mark.parametrize("pooling", ["mean", "max"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "attention"])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_a_padded_row_is_classified_as_it_is_alone(attention, pooling, positions) -> None:
     model = build(replace(TOKENS, pooling=pooling, positions=positions), attention)
