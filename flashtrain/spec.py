@@ -1,7 +1,7 @@
-"""The interfaces of a task and of a mode that does something else than train.
+"""The interfaces by which a run uses what it does: a task, or a mode such as a benchmark.
 
-A task or a mode is a class registered under its name (flashtrain/registry.py). Nothing else branches on these names.
-Whatever is heavy is imported inside the methods: settings are checked, and mistakes reported, before it is needed.
+Tasks and modes are classes registered under their names (flashtrain/registry.py). Nothing else branches on these names.
+Their methods import torch when they are called, so that settings are checked before it is loaded.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def imported(where: str) -> Any:
 
 
 class Task(ABC):
-    """One kind of training, such as task=language_model. Methods raise UserError for what the user can mend."""
+    """One kind of training, such as task=language_model. Methods raise UserError for mistakes in the settings."""
 
     settings: type[Settings] = Settings  # its schema: every run's settings and its own
     shards = True  # whether its models' weights may be sharded among devices
@@ -98,7 +98,7 @@ class Task(ABC):
     same: tuple[str, ...] = ()  # settings and groups of its own: what is another training if it differs
 
     def check(self, settings: Settings) -> None:
-        """Refuse what this task cannot do, wherever it comes from."""
+        """Raise UserError for what this task cannot do, on any machine."""
         if settings.mode in OF_A_CHECKPOINT and settings.mode not in self.modes:
             has = ", ".join(("train", "plan", *self.modes))
             raise UserError(
@@ -117,159 +117,175 @@ class Task(ABC):
             )
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
-        """Make the recipe's demo fit what else the command line names."""
+        """Make the recipe's demo fit the settings that the command line names (`given`)."""
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
-        """Make a training fit the `weights` that it starts from, as far as the command line (given: the settings that
-        it names) leaves open, and return what to say of it. Raises UserError where it contradicts them."""
+        """Make the settings fit the `weights` to start from, as far as the command line leaves them open.
+
+        Args:
+            given: the settings that the command line names.
+
+        Returns:
+            The lines to print about it.
+
+        Raises:
+            UserError: `given` contradicts the weights.
+        """
         return ()
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:  # noqa: B027 - as fit_demo
-        """Refuse settings that cannot be trained here. given: the settings that the command line names."""
+        """Raise UserError for settings that cannot be trained on this machine; `given`: those of the command line."""
 
     @abstractmethod
     def columns(self, settings: Settings) -> dict[str, Any]:
-        """What is trained, known beforehand, as columns of the summary row."""
+        """Return the columns of the summary row that are known before the training."""
 
     def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
-        """Data, model and task of one training, seeded before; everything that a user can have got wrong is refused."""
-        raise NotImplementedError  # but for a task that has several trainings
+        """Build data, model and task of one training; the random generators are seeded.
+
+        Raises:
+            UserError: a mistake that the user can correct.
+        """
+        raise NotImplementedError  # in a task that overrides `trainings`
 
     def trainings(
         self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
     ) -> Iterator[TrainingSetup]:
-        """The trainings of a run in `folder`, each asked for when the one before has ended: the one that prepare makes.
+        """Yield the trainings of a run, each when the one before has ended: one, or the stages of a curriculum.
 
-        A curriculum has several; none is left where the run is finished. overrides: the words of the command.
+        Args:
+            folder: the run's.
+            overrides: the words of the command.
         """
         yield self.prepare(settings, hardware)
 
     @abstractmethod
     def plan(self, settings: Settings, hardware: Hardware) -> str:
-        """mode=plan: what would be trained, as text; nothing is started."""
+        """Return the text of mode=plan: what would be trained. Nothing is started."""
 
     @abstractmethod
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        """Print what came out of a finished training, where it is, and what to try next."""
+        """Print the results of a finished training, their folder, and a command to try next."""
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-        """mode=evaluate, export and whatever else works on a checkpoint of this task; says and returns what came of it.
+        """Run a mode of this task's checkpoints, such as mode=evaluate, and print the results.
 
-        evaluate: the measures by name. generate: "text", which the command prints. export: "folder".
+        Returns:
+            The results by name: of evaluate the metrics, of generate "text", of export "folder".
         """
-        raise NotImplementedError  # of a task that has none of these modes
+        raise NotImplementedError  # in a task without such modes
 
     def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
-        """The model of settings.checkpoint, on the machine, in evaluation mode."""
+        """Load the model of settings.checkpoint, on the machine's device in evaluation mode."""
         raise UserError(f"task={settings.task} has no model to load. Use mode=evaluate or mode=export on its runs.")
 
     @abstractmethod
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        """What the recipe's demo trains in its place. where: how to have the recipe in full."""
+        """Return the line that says what the demo trains; `where` says how to train the recipe in full."""
 
     def of_checkpoint(self, settings: Settings) -> Settings:
-        """The settings of a run, as a mode that works on its checkpoint takes them."""
+        """Return a run's settings as the modes of its checkpoint use them."""
         return settings
 
     def for_weights(self, words: Sequence[str], given: dict[str, Override]) -> Settings | None:
-        """The settings of mode=evaluate weights=FILE without a run; None where this task's weights name no settings."""
+        """Return the settings of mode=evaluate weights=FILE without a run; None if this task's weights have none."""
         return None
 
     def is_carried(self, resume: str) -> bool:
-        """Whether resume= names a checkpoint that a new folder goes on from, not a run to go on in."""
+        """Return whether resume= names a checkpoint from which a run in a new folder starts."""
         return False
 
 
 class Mode:
-    """Something else to do than training, such as mode=benchmark."""
+    """What a run does other than training, such as mode=benchmark."""
 
-    measures = False  # with attentions and dtypes of its own, so that what the machine would choose is of no use
-    study = False  # runs other commands, so that it takes the command line's words and no folder
-    of_checkpoint = False  # is asked of a checkpoint, with the run's own settings
-    own = ""  # the group of settings that is this mode's alone
+    measures = False  # whether it chooses attention and dtypes itself, not by the machine
+    study = False  # whether it runs other commands: it takes the command line's words, and no folder
+    of_checkpoint = False  # whether it works on a checkpoint, with the run's own settings
+    own = ""  # the group of settings that only this mode has
 
     def uses(self, settings: Settings) -> str | None:
-        """The settings and groups that it uses, a space between two; None: those of a training, and its own."""
+        """Return the settings and groups that it uses, a space between two; None: a training's, and its own."""
         return self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:
-        """The contexts that it compares; none where there is one, settings.context."""
+        """Return the contexts that it compares; none if settings.context is the only one."""
         return ()
 
-    def is_asked(self, settings: Settings) -> bool:
-        """Whether the settings ask for this mode, so that it is what their mode=plan plans."""
+    def is_requested(self, settings: Settings) -> bool:
+        """Return whether the settings request this mode, so that their mode=plan plans it."""
         return False
 
     def check(self, settings: Settings) -> None:
-        """Raise UserError where the settings ask for what this mode cannot do."""
+        """Raise UserError if the settings request what this mode cannot do."""
 
     if TYPE_CHECKING:  # a mode has run, run_study or run_checkpoint; plan and demo_line where a recipe is of it
 
         def plan(self, settings: Settings, hardware: Hardware) -> str:
-            """mode=plan: what would be done, as text; nothing is started."""
+            """Return the text of mode=plan: what would be done. Nothing is started."""
 
         def run(
             self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
         ) -> dict[str, Any]:
-            """Do it in `folder` and return the summary row."""
+            """Run the mode in `folder`, and return the summary row."""
 
         def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
-            """Of a study: do it, and return the exit status."""
+            """Run a study, and return the exit status."""
 
         def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-            """Of a mode of checkpoints: do it, say and return what came of it."""
+            """Run a mode of checkpoints, print the results and return them by name."""
 
         def demo_line(self, demo: Settings, where: str) -> str:
-            """What the recipe's demo does in its place. where: how to have the recipe in full."""
+            """Return the line that says what the demo does; `where` says how to run the recipe in full."""
 
 
 def task_of(settings: Settings) -> Task:
-    """The task that the settings name."""
+    """Return the task that the settings name."""
     return cast(Task, component("task", settings.task)())
 
 
 def mode_of(settings: Settings) -> Mode | None:
-    """The mode that the settings name; None for one that every task has (train, plan, evaluate, generate, export)."""
+    """Return the mode that the settings name; None for train, plan, evaluate, generate and export, which tasks have."""
     return cast(Mode, component("mode", settings.mode)()) if settings.mode in registered("mode") else None
 
 
 def is_of_checkpoint(mode: str) -> bool:
-    """Whether this mode is asked of a checkpoint, with the run's own settings."""
+    """Return whether this mode works on a checkpoint, with the run's own settings."""
     others = modes()
     return mode in OF_A_CHECKPOINT or (mode in others and others[mode].of_checkpoint)
 
 
 def work_of(settings: Settings) -> str:
-    """The mode, or what mode=plan plans: "train", or the name of a mode."""
+    """Return the name of the mode or, of mode=plan, of what it plans: "train", or the name of a mode."""
     if settings.mode != "plan":
         return settings.mode
-    return next((name for name, mode in modes().items() if mode.is_asked(settings)), "train")
+    return next((name for name, mode in modes().items() if mode.is_requested(settings)), "train")
 
 
 def working_mode(settings: Settings) -> Mode | None:
-    """The mode that is done, or planned; None where a task does it."""
+    """Return the mode that is run or planned; None if a task does it."""
     return modes().get(work_of(settings))
 
 
 def tasks() -> dict[str, Task]:
-    """The registered tasks by name."""
+    """Return the registered tasks by name."""
     return {name: cast(Task, component("task", name)()) for name in registered("task")}
 
 
 def modes() -> dict[str, Mode]:
-    """The registered modes by name."""
+    """Return the registered modes by name."""
     return {name: cast(Mode, component("mode", name)()) for name in registered("mode")}
 
 
 def contexts_words(settings: Settings) -> str:
-    """The context in words, or those that a study of several compares."""
+    """Return the context in words, or the contexts that a study compares."""
     mode = mode_of(settings)
     compared = () if mode is None else mode.contexts(settings)
     return f"contexts {min(compared)} to {max(compared)}" if compared else f"context {settings.context}"
 
 
 def measured_words(row: dict[str, Any]) -> str:
-    """What a summary row says of the GPU, behind its rate; "" where nothing was measured."""
+    """Return MFU and peak memory of a summary row in words; "" if they were not measured."""
     mfu = "" if row.get("mfu") is None else f", MFU {row['mfu']:.1%}"
     return mfu + ("" if row.get("peak_memory_gib") is None else f", peak memory {row['peak_memory_gib']:.2f} GiB")
 
@@ -281,7 +297,14 @@ def say_finished(
     files: str = "config.yaml, summary.json, metrics.jsonl, report.html",
     then: str | None = None,
 ) -> None:
-    """Print what came out of a run, where it is, and what to try next (None: mode=evaluate)."""
+    """Print the results of a run, its folder, and a command to try next.
+
+    Args:
+        headline: the results in one line.
+        lines: further lines on the results.
+        files: the files in the folder that are named.
+        then: the overrides of the next command; None: mode=evaluate.
+    """
     from flashtrain.announce import say
 
     then = then or f"mode=evaluate checkpoint={folder}"

@@ -30,7 +30,7 @@ def check_used(settings: Settings, words: Sequence[str]) -> None:
     settings: what the words compose to. Raises it also where a recipe that measures is to be trained or evaluated.
     """
     work, task = work_of(settings), task_of(settings)
-    measuring = next((name for name, one in modes().items() if one.measures and one.is_asked(settings)), work)
+    measuring = next((name for name, one in modes().items() if one.measures and one.is_requested(settings)), work)
     if work != measuring:
         raise UserError(
             f"mode={work}: recipe={settings.recipe} measures, and trains nothing. Expected mode={measuring} or plan."

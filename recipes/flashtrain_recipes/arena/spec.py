@@ -59,7 +59,7 @@ class Preview(Mode):
         if not isinstance(settings, ClassificationSettings):
             raise UserError("mode=preview draws images of Pathfinder: choose recipe=pathfinder-preview.")
 
-    def is_asked(self, settings: Settings) -> bool:
+    def is_requested(self, settings: Settings) -> bool:
         return isinstance(settings, ClassificationSettings) and settings.pathfinder.preview is not None
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:

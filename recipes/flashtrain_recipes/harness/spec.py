@@ -52,7 +52,7 @@ class Benchmark(Mode):
         context = " context" if options.name == "bert" and not options.contexts else ""
         return f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}"
 
-    def is_asked(self, settings: Settings) -> bool:
+    def is_requested(self, settings: Settings) -> bool:
         return settings.benchmark.name is not None
 
     def check(self, settings: Settings) -> None:

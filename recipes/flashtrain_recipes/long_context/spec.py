@@ -89,7 +89,7 @@ class Lengths(Mode):
     def contexts(self, settings: Settings) -> list[int]:
         return list(settings.lengths.contexts or ())
 
-    def is_asked(self, settings: Settings) -> bool:
+    def is_requested(self, settings: Settings) -> bool:
         return bool(settings.lengths.contexts)
 
     def check(self, settings: Settings) -> None:
