@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import flashtrain
-import flashtrain.tasks.language.prepare  # noqa: F401 - what it registers is not forgotten with a test's own
+import flashtrain.tasks.language.prepare  # what it registers is not forgotten with a test's own
 from flashtrain import registry
 from flashtrain.errors import UserError
 

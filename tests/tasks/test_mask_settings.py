@@ -8,7 +8,7 @@ from quiet_trainer import quiet_trainer
 from torch.utils.data import DataLoader
 
 import flashtrain
-import flashtrain.tasks.language.prepare  # noqa: F401 - what it registers is not forgotten with own_mask
+import flashtrain.tasks.language.prepare  # what it registers is not forgotten with own_mask
 from flashtrain import GPT2, GPT2Config, LanguageModel, generate, registry
 from flashtrain.command import request
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
