@@ -84,7 +84,7 @@ def test_what_would_be_trained_is_planned(runs):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("recipe=gpt2 data=chat data.path=x data.tokenizer=bytes", "data.tokenizer=FOLDER"),
         ("recipe=sft data.train_on=user", r"unknown data\.train_on 'user'"),
@@ -92,14 +92,16 @@ def test_what_would_be_trained_is_planned(runs):
         ("recipe=bert data=chat data.path=x", "data=chat trains language models"),
     ],
 )
-def test_what_cannot_be_trained_is_told_at_once(words, told):
-    with pytest.raises(UserError, match=told):
+def test_what_cannot_be_trained_is_refused_at_once(words, message):
+    with pytest.raises(UserError, match=message):
         compose_settings(words.split())
 
 
-@pytest.mark.parametrize(("word", "told"), [("data.path=null", r"data\.path="), ("data.path=nothing.jsonl", "nothing")])
-def test_conversations_must_be_somewhere(runs, word, told):
-    with pytest.raises(UserError, match=told):
+@pytest.mark.parametrize(
+    ("word", "message"), [("data.path=null", r"data\.path="), ("data.path=nothing.jsonl", "nothing")]
+)
+def test_conversations_must_be_somewhere(runs, word, message):
+    with pytest.raises(UserError, match=message):
         make_data(compose_settings(runs.settings_words(word)), detect_hardware("cpu")).setup()
 
 

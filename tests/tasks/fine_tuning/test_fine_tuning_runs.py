@@ -143,10 +143,7 @@ def test_an_export_is_read_by_transformers_with_the_labels_names(head_runs: Tiny
         (("finetune.path=null",), "finetune.data=files needs finetune.path"),
         (("finetune.data=synthetic",), "is used by finetune.data=files"),
         (("finetune.data=hub", "finetune.path=null"), "needs finetune.name"),
-        (
-            ("finetune.data=synthetic", "finetune.path=null", "finetune.target=class"),
-            "Use finetune.target=labels",
-        ),
+        (("finetune.data=synthetic", "finetune.path=null", "finetune.target=class"), "Use finetune.target=labels"),
         (("context=2",), "context=2"),
     ],
 )
