@@ -10,7 +10,7 @@ from flashtrain.errors import UserError
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The JSON value of a text. Raises UserError, beginning with `where`, for anything else."""
+    """Parse a JSON text. Raises a UserError that begins with `where` if the text is not JSON."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -18,5 +18,5 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def read_json(path: str | Path) -> Any:
-    """The JSON value in a file. Raises UserError for anything else, OSError for a file that cannot be read."""
+    """Read a JSON file. Raises UserError if it is not JSON, OSError if it cannot be read."""
     return parse_json(Path(path).read_bytes(), str(path))

@@ -207,7 +207,7 @@ def newest_first(parent: Path) -> list[Path]:
 
 
 def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[Path, Settings]]:
-    """The folders of the same training, with their settings. Those with unreadable settings are skipped with a line."""
+    """The run folders of the same training, with their settings. Unreadable settings are skipped with a line."""
     wanted = _what_is_trained(settings)
     for folder in folders:
         try:

@@ -115,7 +115,7 @@ def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _typed(text: str) -> Any:
-    """3 for "3", 0.1 for "0.1", True for "true"; any other text as it is."""
+    """The value of a setting's text: 3 for "3", 0.1 for "0.1", True for "true"; any other text as it is."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -62,7 +62,7 @@ class View:
 
 
 def view_of(options: Mapping[str, str]) -> View:
-    """A view from the texts of OPTIONS: columns=a,b pivot=c value=d only=e:text,f:text. Raises UserError."""
+    """Make a view from options such as columns=a,b pivot=c value=d only=e:text. Raises UserError for unknown ones."""
     for key in options:
         if key not in OPTIONS:
             raise unknown("table option", key, OPTIONS)

@@ -217,7 +217,7 @@ def versions() -> dict[str, str]:
 
 
 def expected_rate(hardware: Hardware) -> tuple[float, str]:
-    """(FLOP/s that a training step should reach on one device, the source of this figure in words)."""
+    """The FLOP/s that a training step should reach on one device, and the source of this figure in words."""
     if hardware.peak_flops is not None:
         return GPU_EFFICIENCY * hardware.peak_flops, f"at {GPU_EFFICIENCY:.0%} of the device's peak"
     device, dtype = hardware.kind, torch.float32 if hardware.kind == "cpu" else torch.float16

@@ -18,7 +18,7 @@ VALIDATION_SECONDS = 10.0  # between two lines of a long validation
 
 
 class LineProgress(ProgressBar):
-    """Lines such as "step 100/500 loss 2.345 lr 3.0e-04 tokens/s 450,123 0:12:03 left".
+    """Prints lines such as "step 100/500 loss 2.345 lr 3.0e-04 tokens/s 450,123 0:12:03 left".
 
     There is one line for the first step, one every N steps and one for the last. The loss of other steps is not read,
     because reading it makes the host wait for the device. Lightning's own bars (2.6.6) read it at each micro-batch,
