@@ -46,10 +46,13 @@ _recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}  # of each the file, 
 
 
 def register_configs(words: Sequence[str]) -> str:
-    """Put every recipe, and conf/config.yaml as the task of these words has it, where Hydra finds them. Safe, and
-    quick, to call again. Returns the configuration's name for Hydra, which is the task's.
+    """Put every recipe, and conf/config.yaml with the groups of the words' task, where Hydra finds them.
 
-    Raises UserError for a word that names a setting which the task does not have.
+    Returns:
+        The configuration's name for Hydra, which is the task's.
+
+    Raises:
+        UserError: a word names a setting that the task does not have.
     """
     store = ConfigStore.instance()
     for name, path in recipe_files().items():
@@ -80,9 +83,10 @@ def _task_of(recipe: str) -> str:
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """The checked settings that these command-line overrides compose to.
+    """Compose the settings of these command-line words with Hydra, and check them.
 
-    Raises UserError, one line, for anything that cannot be composed or cannot work.
+    Raises:
+        UserError: something cannot be composed, or the settings cannot work.
     """
     task = register_configs(overrides)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -145,9 +149,9 @@ def key_of(override: Override) -> str:
 
 
 def check_given_once(words: Sequence[str]) -> None:
-    """Raise UserError for a setting or group that a command line gives twice, of which Hydra would take the last.
+    """Raise UserError for a setting or group that a command line gives twice: Hydra would take the last.
 
-    Hydra's own settings may be: Lightning names a run's folder again where it starts further ranks.
+    Hydra's own settings may come twice: Lightning adds a run's folder when it starts further ranks.
     """
     first: dict[str, str] = {}
     for word, override in zip(words, parse_overrides(words), strict=True):
@@ -161,7 +165,7 @@ def check_given_once(words: Sequence[str]) -> None:
 
 
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
-    """The same settings with the recipe's demo in place, except where the command line says otherwise."""
+    """Return the settings with the recipe's demo in them, except for settings that the command line names."""
     given, known = override_keys(overrides), set(setting_names(settings.task))
     unchanged = given | settings.kept_in_demo()
     changed = settings_config(settings)
@@ -179,7 +183,7 @@ def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 @contextmanager
 def readable_errors(task: str = Settings.task) -> Iterator[None]:
-    """Turns what Hydra and OmegaConf raise while composing settings of the task into a UserError of one line."""
+    """Turn exceptions of Hydra and OmegaConf about a task's settings into a UserError of one line."""
     try:
         yield
     except MissingConfigException as error:

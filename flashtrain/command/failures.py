@@ -13,7 +13,7 @@ from flashtrain.files.disk import write_atomically
 CRASHED, INTERRUPTED = 1, 130
 LOG = "flashtrain.log"  # in the cache folder: the traceback of the latest command that failed without a run folder
 _NOTED = "flashtrain_log"
-_LONGEST = 500  # characters of a library's message
+_MAX_MESSAGE = 500  # characters of a library's message
 
 
 def note_log(error: BaseException, log: Path) -> None:
@@ -31,7 +31,7 @@ def say_failure(error: BaseException) -> int:
         raise error
     if isinstance(error, UserError | RunFailed):
         return _say(str(error), error.status)
-    said = " ".join(str(error).split())[:_LONGEST]
+    said = " ".join(str(error).split())[:_MAX_MESSAGE]
     return _say(f"{type(error).__name__}: {said}; details in {getattr(error, _NOTED, None) or _log(error)}", CRASHED)
 
 

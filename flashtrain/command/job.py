@@ -46,11 +46,18 @@ LOG_FILE = "flashtrain.log"
 
 
 def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False) -> tuple[Settings, Hardware]:
-    """The settings as this machine can run them, and the machine.
+    """Adapt the settings to this machine: the recipe's demo without a GPU, precision, attention.
 
-    overrides: the command line's, which the demo never replaces.
-    Says one line for each decision that a user would want to know of, unless quiet.
-    Raises UserError for settings that cannot be run here.
+    Args:
+        settings: as composed.
+        overrides: the command line's words, which the demo never replaces.
+        quiet: print no lines about what was decided.
+
+    Returns:
+        The settings to run, and the machine.
+
+    Raises:
+        UserError: the settings cannot be run here.
     """
     say = (lambda *_, **__: None) if quiet else announce.say
     hardware = detect_hardware(settings.hardware.accelerator)
@@ -150,7 +157,7 @@ def _name(hardware: Hardware) -> str:
 
 
 def plan(settings: Settings, overrides: Sequence[str]) -> str:
-    """mode=plan: what the command would do here, in words; nothing is started. Raises UserError as settle does."""
+    """Return what mode=plan prints: what the command would do here. Nothing is started. Raises UserError."""
     quieten()
     settings, hardware = settle(settings, overrides)
     planned = working_mode(settings)
@@ -161,8 +168,11 @@ def plan(settings: Settings, overrides: Sequence[str]) -> str:
 
 
 def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
-    """The folder that the words name, that of the run to go on with, or a new one; made only once the settings are
-    known to work here. Raises UserError."""
+    """Return the folder that the words name, that of the run to resume, or a new one.
+
+    Raises:
+        UserError: the settings cannot be run here (no folder is made), or there is no run to resume.
+    """
     named = [override.value() for override in parse_overrides(overrides) if key_of(override) == FOLDER]
     if named:
         return Path(str(named[-1])).absolute()
@@ -176,7 +186,7 @@ def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder is this process's meanwhile. One that nothing came into is removed. Raises UserError."""
+    """Hold the folder for this process; remove it afterwards if it is empty. Raises UserError if it is in use."""
     try:
         hold(folder)
         yield
@@ -186,11 +196,19 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def run(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
-    """Train, measure or preview in `folder`, and return the summary row; whatever happens, summary.json says so.
+    """Train, measure or preview in `folder`, and return the summary row, which summary.json also has after a failure.
 
-    The folder is held meanwhile: one in which another process runs is left as it is.
-    Raises UserError for what the user can mend (OutOfMemory is one), RunFailed, Stopped after a signal or at the end of
-    trainer.max_minutes, KeyboardInterrupt after a second Ctrl-C, and whatever else went wrong.
+    Args:
+        settings: as composed.
+        folder: of the run; this process holds it until the end.
+        overrides: the command line's words.
+        started: when the command began, as time.time().
+
+    Raises:
+        UserError: the user can mend the cause (OutOfMemory is one), or another process uses the folder.
+        RunFailed: the run failed otherwise.
+        Stopped: a signal came, or trainer.max_minutes are over.
+        KeyboardInterrupt: a second Ctrl-C.
     """
     quieten()
     hold(folder)
@@ -202,8 +220,12 @@ def run(settings: Settings, folder: Path, *, overrides: list[str], started: floa
 
 
 def run_job(settings: Settings, folder: Path, *, overrides: list[str], started: float) -> int:
-    """As `run`, for the command: what went wrong is said. Returns the exit status: 0 finished, or ended at
-    trainer.max_minutes, 1 crashed, 2 a user's mistake, 3 out of memory, 130 or 143 stopped by a signal."""
+    """Call `run`, print what went wrong, and return the command's exit status.
+
+    Returns:
+        0: finished, or trainer.max_minutes are over; 1: crashed; 2: a user's mistake; 3: out of memory; 130 or 143:
+        stopped by a signal.
+    """
     try:
         run(settings, folder, overrides=overrides, started=started)
     except Stopped as stop:
@@ -265,8 +287,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
 
 
 def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
-    """The folder's report.html, before the summary that says that all is done (row: what that will say). Whatever goes
-    wrong in it is said in a line."""
+    """Write the folder's report.html; if that fails, print one line (row: the summary, if it is not written yet)."""
     from flashtrain.report.page import write_page
 
     try:

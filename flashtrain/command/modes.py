@@ -12,7 +12,7 @@ from flashtrain.training.hardware import Hardware
 
 
 def run_mode(settings: Settings) -> int:
-    """Evaluate, generate, export or ask for passkeys, for the command. Returns the exit status."""
+    """Run a mode that uses a checkpoint, print generated text, and return the command's exit status."""
     found = of_checkpoint(settings)
     if "text" in found:
         print(found["text"])
@@ -20,13 +20,13 @@ def run_mode(settings: Settings) -> int:
 
 
 def of_checkpoint(settings: Settings) -> dict[str, Any]:
-    """Evaluate, generate, export or ask for passkeys; what came of it (Task.run_mode)."""
+    """Run a mode that uses a checkpoint, and return its results (Task.run_mode)."""
     settings, hardware = on_this_machine(settings)
     return task_of(settings).run_mode(settings, hardware)
 
 
 def on_this_machine(settings: Settings) -> tuple[Settings, Hardware]:
-    """The settings of a mode that uses a trained model, adapted to this machine, and the machine."""
+    """Return the settings of a mode that uses a trained model, adapted to this machine, and the machine."""
     quieten()
     settings.hardware.demo = "never"  # the model is the one that was given, on whatever machine
     return settle(settings, ())

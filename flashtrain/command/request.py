@@ -11,7 +11,11 @@ from flashtrain.spec import is_of_checkpoint
 
 
 def settings_of(words: Sequence[str]) -> Settings:
-    """What these words ask for: composed, or those of a checkpoint with the words on top. Raises UserError."""
+    """Return the checked settings of these words: composed from the recipe, or a checkpoint's with the words on top.
+
+    Raises:
+        UserError: a word names no setting, its value cannot be used, or the mode does not use the setting.
+    """
     check_given_once(words)
     mode = next((str(one.value()) for one in parse_overrides(words) if key_of(one) == "mode"), "train")
     if is_of_checkpoint(mode):

@@ -58,7 +58,6 @@ def typed_settings(config: DictConfig) -> Settings:
             raise UserError(line)
     try:
         merged = OmegaConf.merge(_structured(schema_of(task)), config)
-        _check_lists(merged, task)
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise wrong_value(error, task) from error
@@ -123,17 +122,6 @@ def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> User
     if said.startswith("While dereferencing interpolation"):  # its value may be a password of the environment
         said = re.sub(r"Value '.*' of type", "what it stands for, of type", said)
     return UserError(f"{key or 'configuration'}: {said}.{expected}")
-
-
-def _check_lists(config: Any, task: str, prefix: str = "") -> None:
-    """Raise UserError for a list or mapping inside a list of numbers or texts, which OmegaConf accepts."""
-    for name in map(str, config):
-        node, key = config._get_node(name), f"{prefix}{name}"
-        if isinstance(node, ListConfig) and node._metadata.element_type in LISTS and not node._is_none():
-            if any(OmegaConf.is_config(node._get_node(place)) for place in range(len(node))):
-                raise UserError(f"{key}={node}.{_expected(key, task)}")
-        elif isinstance(node, DictConfig) and is_dataclass(node._metadata.object_type) and not node._is_none():
-            _check_lists(node, task, f"{key}.")
 
 
 def _expected(key: str, task: str) -> str:

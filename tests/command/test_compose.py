@@ -27,7 +27,6 @@ def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
         (["recipe=hf", "model.options={layers: 2}"], r"Add a plus: \+model\.options\.layers=\.\.\."),
         (["recipe=gpt2", "context=abc"], r"context: Value 'abc' .* to Integer"),
         (["recipe=gpt2", "optimizer.betas=0.9"], r"optimizer\.betas: .* Expected a list of numbers: \[0.1,0.2\]\."),
-        (["recipe=gpt2", "optimizer.betas=[[1],2]"], r"optimizer\.betas=\[\[1\], 2.0\]\. Expected a list of numbers"),
         (["recipe=hf-long", "benchmark.models=llama-1b"], r"benchmark\.models: .* Expected a list: \[one,another\]\."),
         (["recipe=hf", "model.adapter_targets=a,b"], r"lists several values\. .* brackets for a list: \[one,another\]"),
         (["recipe=gpt2", "data.path=[a,b]"], r"data\.path: "),

@@ -181,5 +181,5 @@ def test_a_sample_that_fails_is_said_and_the_training_stays_finished(tiny_runs, 
     with caplog.at_level("INFO"):
         status, folder = tiny_runs.run("no_sample", "trainer.steps=1")
     assert status == 0
-    assert "no sample of generated text: probability tensor contains inf or nan" in caplog.text
+    assert "no sample of generated text: probability tensor contains" in caplog.text
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
