@@ -1,7 +1,7 @@
 """Balance the sequences of a step over micro-batches and devices, by tokens and by compute.
 
 Sources: Zeng et al. 2022, "Boosting Distributed Training Performance of the Unpadded BERT Model", arXiv 2208.08124, who
-exchange samples between devices where this plans from their lengths; Chen et al. 2025, "Zeppelin", arXiv 2509.21841.
+exchange samples between devices; here rows are planned from lengths. Chen et al. 2025, "Zeppelin", arXiv 2509.21841.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BY_TOKENS = Cost()
 
 @dataclass(eq=False)
 class Bin:
-    """The sequences of a row, which is one micro-batch of one device."""
+    """A row while it is filled: its sequences, their tokens and their cost. A row is one device's micro-batch."""
 
     members: list[int] = field(default_factory=list)  # indices in the list of waiting sequences
     tokens: int = 0
@@ -58,21 +58,22 @@ def share_out(
     max_sequences: int | None = None,
     tolerance: float = 1.03,
 ) -> list[Bin]:
-    """Fill rows from the front of a list of waiting sequences so that all rows cost about the same.
+    """Assign waiting sequences to rows so that all rows cost about the same, and return the rows.
 
-    First the oldest sequences, about as many as fit, go one by one into the cheapest row that has room, the costliest
-    first (Graham 1969). Then the cheapest row takes the longest later sequence that fits (best fit), as long as its
-    cost stays within `tolerance` of the mean. The oldest sequence is always used, so none waits for ever. No sequence
-    is cut: where one alone costs more than the mean row, rows cannot be even. The result is deterministic.
+    First the oldest sequences, about as many as fit, are put one by one into the cheapest row that has room, the
+    costliest sequence first (Graham 1969). Then the cheapest row takes the longest later sequence that fits (best fit),
+    as long as its cost stays within `tolerance` of the mean. The oldest sequence is always used, so none waits for
+    ever. No sequence is cut: a sequence that costs more than the mean row makes rows uneven. The result is
+    deterministic.
 
     Args:
-        lengths: (n,) tokens of the waiting sequences, each at most `budget`, oldest first. Rows are full only if more
-            are given than fit.
-        cost: Cost of a sequence.
+        lengths: (n,) tokens of each waiting sequence, at most `budget`, oldest first. Give more sequences than fit,
+            or rows stay partly empty.
+        cost: Cost of a sequence as a function of its length.
         bins: Number of rows.
         budget: Tokens of a row.
-        max_sequences: Maximum number of sequences in a row (None: any).
-        tolerance: How far a row's cost may exceed the mean, as a factor.
+        max_sequences: Maximum number of sequences in a row (None: no limit).
+        tolerance: Maximum ratio of a row's cost to the mean cost of all rows.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     assert not len(sizes) or sizes.max() <= budget

@@ -42,7 +42,7 @@ class BPETokenizer(LibraryTokenizer):
 
     @classmethod
     def train(cls, documents: Iterable[str], vocab_size: int) -> BPETokenizer:
-        """Learn merges until there are vocab_size tokens (257 or more), or as many as the documents yield."""
+        """Train a tokenizer: learn merges until it has vocab_size tokens (257 or more), or no more can be learnt."""
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
@@ -83,8 +83,9 @@ def gpt2_tokenizer(
     """Read GPT-2's own tokenizer (50,257 tokens, end of text 50256).
 
     Args:
-        vocab: Its vocabulary, encoder.json as published or vocab.json of the hub (None for both: from the hub).
-        merges: Its merges, vocab.bpe as published or merges.txt of the hub.
+        vocab: Path of its vocabulary: encoder.json as published, or vocab.json of the hub. If `vocab` or `merges` is
+            None, both files are downloaded from the hub.
+        merges: Path of its merges: vocab.bpe as published, or merges.txt of the hub.
 
     Raises:
         UserError: The files are not a byte-level BPE.
@@ -98,13 +99,13 @@ def gpt2_tokenizer(
 
 
 def gpt2_files_version(vocab: str | os.PathLike[str], merges: str | os.PathLike[str]) -> str:
-    """Hash the content of GPT-2's two files."""
+    """Return a hash of the contents of GPT-2's vocabulary and merges files."""
     texts = (Path(path).expanduser().read_text(encoding="utf-8") for path in (vocab, merges))
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterator[str]:
-    """Cut a long text where no token can span the cut, so that the pieces have the same tokens as the text.
+    """Yield a long text in parts, cut where no token can span the cut, so that they have the same tokens as the text.
 
     GPT-2's pattern never matches across a change from other characters to white space. The cut is made at the last such
     change before `max_characters`; text without one, which is not ordinary text, is cut at `max_characters`.
@@ -123,7 +124,7 @@ def split_long(text: str, max_characters: int = MAX_PIECE_CHARACTERS) -> Iterato
 
 
 def byte_level(vocabulary: dict[str, int], merges: Any) -> Tokenizer:
-    """Make the library's tokenizer of byte-level tokens and merges. Raises UserError if a byte has no token."""
+    """Make a byte-level BPE from token -> id and its merges. Raises UserError if one of the 256 bytes has no token."""
     # The library would silently drop the bytes that the vocabulary does not have.
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:

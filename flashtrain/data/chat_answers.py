@@ -1,4 +1,4 @@
-"""Find the characters of a conversation that get labels: the answers, as the model would write them."""
+"""Find the characters of a rendered conversation that get labels: the answers, as the model would write them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLLOWING = ("user", "tool", "system")  # roles whose marker may end an answer
 
 
 class Piece(NamedTuple):
-    """A document of a conversation."""
+    """A text that is tokenized as one document: a whole conversation, or one answer after its prompt."""
 
     text: str
     learnt: tuple[tuple[int, int], ...]  # the (begin, end) ranges of the characters that get labels, in order
@@ -28,17 +28,17 @@ class Piece(NamedTuple):
 
     @property
     def places(self) -> list[int]:
-        """The characters within the text at which labels begin or end, in order."""
+        """The character positions inside the text at which labels begin or end, ascending."""
         return sorted({place for span in self.learnt for place in span if 0 < place < len(self.text)})
 
     @property
     def ends(self) -> list[int]:
-        """The characters at which the parts between those places end."""
+        """The character position at which each of `parts` ends."""
         return [*self.places, len(self.text)]
 
     @property
     def parts(self) -> list[str]:
-        """The text between those places."""
+        """The text cut at `places`."""
         return [self.text[begin:end] for begin, end in pairwise([0, *self.ends])]
 
 
@@ -52,14 +52,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class ChatAnswers:
-    """Finds the answers of conversations in the text that a template renders.
+    """Finds the answers of conversations in the text that a chat template renders.
 
-    If the template marks what the assistant says ({% generation %}), its marks are used. Otherwise the conversation is
-    rendered twice, up to the answer with a generation prompt, and including the answer: the answer begins where the two
-    texts differ. The second text must be a prefix of the whole conversation. A template that rewrites earlier turns
-    (for example, one that strips their thinking) fails that; each answer then becomes a document of its own, with the
-    prompt that the model sees for that answer. If the template does not write an end of an answer (GLM), the marker of
-    the next role gets a label.
+    If the template marks what the assistant says ({% generation %}), these marks are used. Otherwise the conversation
+    is rendered twice, up to the answer with a generation prompt, and including the answer: the answer begins where the
+    two texts differ. The second text must be a prefix of the whole conversation. If the template rewrites earlier turns
+    (for example, strips their thinking), it is not; each answer then becomes a document of its own, with the prompt
+    that the model sees for that answer. If the template does not write an end of an answer (GLM), the marker of the
+    next role gets a label.
     """
 
     rendering: ChatRendering
@@ -77,8 +77,9 @@ class ChatAnswers:
         """Make the documents of a conversation: one, or one for each answer.
 
         Args:
+            messages, tools: The conversation, and the tools that the assistant may call.
             answers: Indices of the messages that get labels.
-            whole: The text of the conversation.
+            whole: The conversation as the template renders it.
             first: Index of the first message that may get labels.
             close: Whether the next role's marker gets a label if the template writes no end of an answer.
 
@@ -96,7 +97,7 @@ class ChatAnswers:
 
     @cached_property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens with labels that end an answer."""
+        """The ids of the tokens that end an answer and get labels: after them generation stops."""
         ends = self._end or "".join(self._markers.values())
         found = map(self.rendering.library.token_to_id, dict.fromkeys(self.rendering.added(ends)))
         return [number for number in found if number is not None]
@@ -194,8 +195,8 @@ class ChatAnswers:
         answered = _shared_end(own, self.rendering.text([*messages[: at - 1], other, messages[at]], tools))
         if not answered.startswith(prompt):
             raise UserError(
-                f"message {at + 1} cannot be separated from the messages before it: the chat template writes those "
-                "differently in a prompt. Expected the same text; use another template (data.chat_template=FILE)."
+                f"message {at + 1} cannot be separated from the messages before it: the chat template writes them "
+                "differently in a prompt. Set data.chat_template=FILE, a template that writes the same text in both."
             )
         return answered[len(prompt) :]
 

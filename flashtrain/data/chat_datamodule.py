@@ -31,7 +31,7 @@ LOOK_AHEAD = 128
 class ChatDataModule(TextDataModule):
     """Batches (ChatBatch) of conversations, for training on what the assistant says in them.
 
-    Validation holds out whole conversations, or uses `validation`, or the files that are named for validation.
+    Validation reads `validation`, or the files that are named for validation, or else conversations held out at random.
 
     Args:
         source: Path of a .jsonl or .parquet file or of a folder of them, or ChatRows (such as chat_source.ChatDataset).
@@ -40,9 +40,9 @@ class ChatDataModule(TextDataModule):
         train_on: Which tokens get labels, "assistant" or "all".
         too_long: What happens to a document longer than the context: "cut" (its first tokens are read), "drop" or
             "refuse". A document without a label within the context is always left out.
-        skip_broken: Maximum share of rows that may be broken and are skipped.
-        text_column: Column that holds the text of rows of plain text.
-        validation: Conversations to validate on.
+        skip_broken: Maximum share (0 to 1) of rows that may be malformed; they are skipped.
+        text_column: Column of the text, for rows of plain text.
+        validation: Source of the conversations to validate on (None: see above).
         **options: See TextDataModule, also for context, batch_size and document_mask. validation_samples counts rows.
 
     Raises:
@@ -85,7 +85,7 @@ class ChatDataModule(TextDataModule):
         )
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the token file, hold conversations out and cut documents. Call it again after a change of context."""
+        """Open the token file, hold out conversations and cut documents. Call it again after a change of `context`."""
         cache, fraction = self.cache, self.validation_fraction
         offsets, marks = cache.offsets, cache.marks[:]
         # Of which conversation each document is.
@@ -117,8 +117,8 @@ class ChatDataModule(TextDataModule):
 
     @property
     def split(self) -> Split:
-        """Raises UserError, as conversations cannot be read in windows (mode=lengths)."""
-        raise UserError("conversations cannot be read in windows of text. Use data=files, hub or stdlib.")
+        """Not available: conversations cannot be cut into windows of text (as for mode=lengths). Raises UserError."""
+        raise UserError("data=chat cannot be cut into windows of text. Use data=files, data=hub or data=stdlib.")
 
     @property
     def train_tokens(self) -> int:
@@ -132,7 +132,7 @@ class ChatDataModule(TextDataModule):
 
     @property
     def held_out_samples(self) -> int:
-        """The number of rows of each validation over all devices, if all rows were full."""
+        """The number of rows that each validation reads over all devices, counted as full rows."""
         return -(-int(self._validated().lengths.sum()) // self.context)
 
     def scored(self) -> dict[str, int]:
@@ -165,7 +165,7 @@ class ChatDataModule(TextDataModule):
         return self._training(samples, plan)
 
     def val_dataloader(self) -> DataLoader[ChatBatch] | list[DataLoader[ChatBatch]]:  # type: ignore[override]
-        """Return this device's share of the validation rows; an empty list if nothing is held out."""
+        """Return this device's part of the validation rows; an empty list if nothing is held out."""
         self._check()
         held_out = self._validated()
         if not len(held_out.begins):

@@ -1,4 +1,4 @@
-"""The messages of a row, in the forms that chat templates accept."""
+"""Read the messages and tools of a row, and write them in the forms that chat templates accept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ Messages = list[dict[str, Any]]
 
 
 def messages_of(given: object, column: str) -> Messages:
-    """Read the messages in a column, which may be JSON text; keys with null are left out.
+    """Return the messages of a column's value, which may be JSON text; keys whose value is null are left out.
+
+    Args:
+        given: The value.
+        column: The column's name, for messages of errors.
 
     Raises:
         UserError: The column does not hold messages.
@@ -33,7 +37,7 @@ def messages_of(given: object, column: str) -> Messages:
 
 
 def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
-    """Read the tools of a row, which may be JSON text. Raises UserError if they are not a list of objects."""
+    """Return the tools of a row, which may be JSON text. Raises UserError if they are not a list of objects."""
     given = row.get("tools")
     given = parse_json(given, "its tools") if isinstance(given, str) and given else given
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
@@ -59,9 +63,9 @@ def joined(messages: Messages) -> Messages:
 
 
 def forms(messages: Messages) -> Iterator[Messages]:
-    """Yield the messages in each form that templates may expect of tool calls, the usual form first.
+    """Yield the messages in every form in which a template may expect tool calls, the usual form first.
 
-    The arguments are an object or text, and a missing content stays so, is empty or null.
+    Arguments of a call are an object or JSON text; a missing content stays missing, or becomes "" or null.
     """
     if not any(_calls(messages)):
         yield messages
@@ -79,10 +83,10 @@ def forms(messages: Messages) -> Iterator[Messages]:
 
 
 def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
-    """Replace each tool call's name and arguments by a placeholder.
+    """Replace each tool call's name and arguments by a placeholder, to find out whether a template writes them.
 
     Returns:
-        The messages, and for each placeholder the number of its message.
+        The changed messages, and for each placeholder the number of its message, from 1.
     """
     found, words = deepcopy(messages) if any(_calls(messages)) else messages, {}
     for place, (number, called) in enumerate(_calls(found)):

@@ -19,7 +19,7 @@ Tools = list[Any] | None
 
 
 class ChatRendering:
-    """A tokenizer's chat template.
+    """Renders conversations as text with a tokenizer's chat template, and encodes such text.
 
     Raises:
         UserError: The template is not valid Jinja.
@@ -40,7 +40,7 @@ class ChatRendering:
         self.library = tokenizer.library_form()
 
     def text(self, messages: Messages, tools: Tools, *, prompt: bool = False) -> str:
-        """Render a conversation. prompt: with the generation prompt at its end."""
+        """Render a conversation as text. If `prompt` is true, the generation prompt follows at its end."""
         return self._rendered(messages, tools, add_generation_prompt=prompt)[0][0]
 
     def marks(self, tools: Tools) -> bool:
@@ -48,11 +48,11 @@ class ChatRendering:
         return MARKS_ANSWERS.search(self._template(tools)) is not None
 
     def marked(self, messages: Messages, tools: Tools) -> list[tuple[int, int]]:
-        """List the ranges that the template marks, as (begin, end) in characters."""
+        """List what the template marks as said by the assistant, as (begin, end) in characters of the rendered text."""
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
     def accepted(self, messages: Messages, tools: Tools) -> Messages:
-        """Return the messages in the first form that the template accepts. Raises UserError if it accepts none."""
+        """Return the messages in the first of `forms` that the template accepts. Raises UserError if there is none."""
         refused = []
         for form in forms(joined(messages)):
             try:
@@ -82,12 +82,12 @@ class ChatRendering:
             return texts
 
     def ids(self, texts: list[str]) -> list[np.ndarray]:
-        """Encode texts, in which the spelling of a special token is that token; one int64 array each."""
+        """Encode each text as an int64 array. The spelling of a special token is read as that token."""
         found = self.library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(one.ids, dtype=np.int64) for one in found]
 
     def shared_text(self, one: str, other: str) -> int:
-        """Return the length in characters of the common prefix of both texts, cut back to whole tokens."""
+        """Return the length in characters of the common prefix of two texts, cut back to whole tokens of `one`."""
         if other.startswith(one):
             return len(one)
         ids, more = self.ids([one, other])
@@ -95,7 +95,7 @@ class ChatRendering:
         return len(begin) if one.startswith(begin) else len(os.path.commonprefix((one, other)))  # noqa: RUF071 - texts
 
     def added(self, text: str) -> list[str]:
-        """List the tokens of a text that were added to the tokenizer's vocabulary, such as special ones, in order."""
+        """List the tokens of a text, in order, that were added to the vocabulary, such as special tokens."""
         added = self.library.get_added_tokens_decoder()
         return [added[number].content for number in self.ids([text])[0].tolist() if number in added]
 
@@ -111,7 +111,7 @@ class ChatRendering:
 
 
 def read_template(path: str | os.PathLike[str] | None) -> str | None:
-    """Read the Jinja template in a file; None without a file."""
+    """Return the Jinja template in a file; None if `path` is None."""
     return None if path is None else Path(path).expanduser().read_text(encoding="utf-8-sig")
 
 
@@ -130,7 +130,7 @@ def _rendered(template: str, conversations: list[Messages], what: str, **given: 
 
 
 def shared_tokens(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the length of the common prefix of both arrays of tokens."""
+    """Return the number of tokens in the common prefix of two arrays of tokens."""
     count = min(len(one), len(other))
     differ = np.flatnonzero(one[:count] != other[:count])
     return int(differ[0]) if len(differ) else count

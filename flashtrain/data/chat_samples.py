@@ -44,9 +44,9 @@ class ChatDocuments(NamedTuple):
 
 @dataclass(eq=False)
 class ChatSamples(Dataset[ChatBatch]):
-    """Documents with labels as samples; indexed by a MicroBatch, it returns a ChatBatch.
+    """A Dataset of conversations' documents with labels: indexed by a MicroBatch, it returns a ChatBatch.
 
-    Sample e * len + i is document i in epoch e.
+    In a MicroBatch, the number e * len(self) + i stands for document i in epoch e.
     """
 
     cache: InitVar[OpenTokens]
@@ -78,13 +78,14 @@ class ChatSamples(Dataset[ChatBatch]):
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int
     ) -> list[MicroBatch]:
-        """List this device's micro-batches of a step of these rows.
+        """Assign the rows of a step to devices and micro-batches, and return this device's micro-batches.
 
         Rows are sorted by cost and assigned to devices in zigzag order, so that within a micro-batch all devices have
         about as much to compute, and no device has the most in every one.
 
         Args:
-            rows: The document numbers of each row of the step.
+            rows: For each row of the step the numbers of its documents.
+            rank, world_size: This device's number among the data-parallel devices, and their number.
             batch_size: Rows of a micro-batch on each device.
         """
         labels = np.array([self._labels(row) for row in rows])
@@ -103,7 +104,7 @@ class ChatSamples(Dataset[ChatBatch]):
         return found
 
     def __getitem__(self, micro_batch: MicroBatch) -> ChatBatch:
-        """Return the batch of these rows."""
+        """Return the packed batch of a micro-batch's rows."""
         count = len(micro_batch.rows)
         window = np.full((count, self.context + 1), self.filler, dtype=np.int64)
         learnt = np.zeros((count, self.context), dtype=bool)
@@ -146,7 +147,7 @@ def label_counts(marks: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> 
         lengths: (n,) int64, tokens of each document.
 
     Returns:
-        (n,) int64.
+        (n,) int64, the number of each document's labels.
     """
     counts = np.zeros(len(begins), dtype=np.int64)
     ends = begins + lengths

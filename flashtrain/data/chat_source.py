@@ -1,4 +1,4 @@
-"""Sources of conversations: rows of files and datasets that a chat template turns into tokens.
+"""Sources of conversations: rows of files and datasets, and the tokens that a chat template makes of them.
 
 A row is {"messages": [{"role": ..., "content": ...}, ...]}, with "tools" if the assistant has any, or {"prompt": ...,
 "completion": ...}, or {"text": ...} (see chat_template.ChatTemplate).
@@ -27,10 +27,10 @@ Broken = Callable[[UserError], None]
 
 
 class ChatRows(TextSource, Protocol):
-    """A source of rows of conversations, and of text if they have any."""
+    """A TextSource that also yields its rows whole, such as conversations."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each row with its place (file and line) as text.
+        """Yield (place, row) for every row; the place is a text such as "chats.jsonl:12".
 
         Args:
             broken: Called with the error of each line that cannot be read, which is then skipped.
@@ -38,7 +38,7 @@ class ChatRows(TextSource, Protocol):
 
 
 class ChatFiles(FilesSource):
-    """The rows of the .jsonl files (also compressed) and .parquet files of a FilesSource."""
+    """A FilesSource that yields the rows of its .jsonl (also compressed) and .parquet files."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield rows as ChatRows does. Raises UserError if there is no such file, or one cannot be read."""
@@ -52,7 +52,7 @@ class ChatFiles(FilesSource):
 
 
 class ChatDataset(HubSource):
-    """The rows of a HubSource."""
+    """A HubSource that yields the rows of its dataset."""
 
     def rows(self, broken: Broken) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield rows as ChatRows does."""
@@ -66,7 +66,7 @@ class ChatSource:
 
     rows: ChatRows  # where the conversations come from
     template: ChatTemplate  # turns rows into tokens
-    skip_broken: float = 0.0  # maximum share of all rows that may be broken, and are skipped and counted in a line
+    skip_broken: float = 0.0  # maximum share (0 to 1) of malformed rows, which are skipped and counted in a logged line
 
     def held_out(self) -> ChatSource | None:
         """Return the conversations of the files that are named for validation; None if there are none."""
@@ -84,13 +84,13 @@ class ChatSource:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
-        raise UserError("conversations have no text without a chat template. Use data=files or data=hub.")
+        raise UserError("data=chat has no plain text to read: it holds conversations. Use data=files or data=hub.")
 
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
-        """Yield the encoded documents in groups. The tokenizer is the template's own.
+        """Yield the encoded documents in groups. `tokenizer` is not used: the template has its own.
 
         Raises:
-            UserError: A row is broken, or more rows than may be skipped; the message names the first.
+            UserError: More rows are malformed than `skip_broken` allows; the message names the first.
         """
         for group in grouped(self._pieces(), lambda piece: 2 * len(piece.text)):
             tokens, marks = zip(*self.template.encode(group), strict=True)

@@ -23,7 +23,7 @@ TRAIN_ON = get_args(options.TrainOn)
 
 @dataclass(eq=False)
 class ChatTemplate:
-    """A Hugging Face tokenizer with its chat template: turns rows into pieces, and pieces into tokens.
+    """A Hugging Face tokenizer with its chat template: turns rows into documents, and these into tokens and labels.
 
     Without a template, only rows of plain text and of prompt and completion can be read.
 
@@ -51,12 +51,12 @@ class ChatTemplate:
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
-        """Hash everything that decides tokens and labels, other than the tokenizer's vocabulary."""
+        """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
         parts = (2, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
-        """Make the documents of a row. Raises UserError if the row is wrong, or has nothing to learn."""
+        """Make the documents of a row. Raises UserError if the row is malformed, or has nothing to learn."""
         if row.get("messages") is not None:
             found = self._conversation(messages_of(row["messages"], "messages"), tools_of(row), 0)
         elif row.get("prompt") is not None and row.get("completion") is not None:
@@ -71,16 +71,16 @@ class ChatTemplate:
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Encode pieces in one batch.
+        """Encode documents with one call of the tokenizer.
 
         Returns:
-            For each piece its tokens, int64, and their marks, uint8 (see token_cache).
+            For each document its tokens, int64, and their marks, uint8 (see token_cache).
         """
         parts = iter(self._rendering.ids([part for piece in pieces for part in piece.parts]))
         return [self._marked(piece, [next(parts) for _ in piece.ends]) for piece in pieces]
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
-        """Encode a row's messages with the generation prompt. Raises UserError if the row is wrong."""
+        """Return the token ids of a row's messages and the generation prompt. Raises UserError for a malformed row."""
         messages, tools = messages_of(row.get("messages"), "messages"), tools_of(row)
         rendered = self._rendering.text(self._rendering.accepted(messages, tools), tools, prompt=True)
         return self._rendering.ids([rendered])[0].tolist()
@@ -93,17 +93,17 @@ class ChatTemplate:
             return [Piece(whole, ())]
         answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
         if not answers:
-            raise UserError("it has no message of the assistant to learn. Add one, or set data.train_on=all.")
+            raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
         found = self._answers.pieces(messages, tools, answers, whole, first)
         if not any(piece.learnt for piece in found):
-            raise UserError("the chat template writes nothing of what the assistant says.")
+            raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
         self.endless += self._answers.endless
         self.rewritten += len(found) > 1
         return found
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids of the tokens with labels that end an answer; none without a template."""
+        """The ids of the tokens that end an answer and get labels; an empty list without a template."""
         return self._answers.end_ids
 
     def _marked(self, piece: Piece, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

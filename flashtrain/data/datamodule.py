@@ -31,7 +31,7 @@ from flashtrain.errors import UserError, at_least, between
 
 
 class ResumableDataModule(pl.LightningDataModule):
-    """Base class of the data modules, of which a subclass gives the samples.
+    """Base class of the data modules. A subclass provides the samples.
 
     A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps. A
     checkpoint resumes with exactly the next sample, on any number of devices.
@@ -129,14 +129,14 @@ class TextDataModule(ResumableDataModule):
             Tokenizer.
         context: S, in tokens.
         batch_size: B, rows of a micro-batch on each device.
-        validation: A source that is held out (None: files that are named for validation, else validation_fraction).
+        validation: Source of the held-out text (None: files named for validation, else validation_fraction applies).
         total_steps: Optimizer steps of the run.
         accumulate: Micro-batches of a step, as Trainer(accumulate_grad_batches=).
         seed: Seed of the order of samples.
         document_mask: Whether positions and labels respect document boundaries (see PackedSamples).
         validation_fraction: Share of the documents that is held out, by a draw independent of `seed`; 0: none.
-        split_context: Hold out as for samples of this length (None: `context`). The split depends a little on it: to
-            compare runs of several contexts, set it to the longest in all.
+        split_context: Tokens of a sample for which the split is made (None: `context`). The split depends a little on
+            the context: to compare runs of several contexts, set the longest of them in every run.
         validation_samples: Maximum number of rows to read at each validation, over all devices.
         validation_batch: Rows of a micro-batch in validation (None: batch_size).
         num_workers: Processes that build batches, on each device; 0: the training process builds them.
@@ -194,8 +194,8 @@ class TextDataModule(ResumableDataModule):
         found = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
         if self.document_mask and not found.has_documents:
             raise UserError(
-                "data.document_mask=true keeps attention within documents, and it is not known where the documents of "
-                "these tokens end. Set data.end_of_text=ID."
+                "data.document_mask=true keeps attention within documents, but it is not known where the documents of "
+                "these tokens end. Set data.end_of_text=ID, or data.document_mask=false."
             )
         return found
 
@@ -249,7 +249,7 @@ class TextDataModule(ResumableDataModule):
         return self._training(self._samples(self.split.training))
 
     def val_dataloader(self) -> DataLoader[Batch] | list[DataLoader[Batch]]:
-        """Return this device's share of the validation samples; an empty list if none are held out."""
+        """Return this device's part of the validation samples; an empty list if none are held out."""
         self._check()
         held_out = self.split.validation
         if held_out is None:
@@ -257,7 +257,7 @@ class TextDataModule(ResumableDataModule):
         return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
     def epochs_of_parts(self, samples: int) -> str | None:
-        """Say in a line how many epochs of each source of a mixture these samples are; None for a single source."""
+        """Describe how many epochs of each source of a mixture `samples` samples are; None for a single source."""
         if getattr(self.cache, "samples", None) is None:
             return None
         mixed: Any = self._samples(self.split.training)

@@ -63,7 +63,7 @@ class HubSource:
         return self._texts(self.table)
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
-        """Return for each shard of the dataset a function that reads its documents."""
+        """Return a function for each shard of the dataset; called, it yields the shard's documents."""
         count = getattr(self.table, "num_shards", 1)
         return [partial(self._texts, self.table.shard(num_shards=count, index=number)) for number in range(count)]
 
@@ -80,7 +80,7 @@ class HubSource:
 
     @cached_property
     def table(self) -> Any:
-        """The split as `datasets` opens it."""
+        """The rows of the split, as a dataset of the `datasets` library."""
         library = datasets_library()
         if self.saved is not None:
             return library.load_from_disk(str(self.saved))
@@ -107,9 +107,9 @@ class HubSource:
 
 
 def saved_folder(name: str | os.PathLike[str], split: str) -> Path | None:
-    """Return the folder of a split if `save_to_disk` of `datasets` wrote `name`, else None.
+    """Return the folder of a split if `name` is a folder that `save_to_disk` of `datasets` wrote, else None.
 
-    Raises UserError if the dataset has no such split.
+    Raises UserError if the dataset in it has no such split.
     """
     folder = Path(name).expanduser()
     if (folder / SPLITS).is_file():

@@ -1,4 +1,4 @@
-"""The tokenizer of any Hugging Face folder, of tokenizer.json or as transformers builds it. No code in it is run."""
+"""Load the tokenizer of a Hugging Face folder, from tokenizer.json or by transformers, without running its code."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class HuggingFaceTokenizer(LibraryTokenizer):
         elif config or any((folder / name).is_file() for name in OTHER_FILES):
             tokenizer = _made_by_transformers(folder)
         else:
-            raise UserError(f"no tokenizer in {folder}: it has no {FILE} and no {CONFIG}.")
+            raise UserError(f"no tokenizer in {folder}: expected {FILE} or {CONFIG}.")
         return cls(tokenizer, _end_of_text(folder, tokenizer, config), config)
 
     def without_begin(self) -> HuggingFaceTokenizer:
-        """Return a copy that adds nothing to a text; if it is saved, AutoTokenizer does not either."""
+        """Return a copy without tokens put before a text. If it is saved, AutoTokenizer puts none there either."""
         library = self.library_form()
         library.post_processor = None
         return HuggingFaceTokenizer(library, self.end_of_text, self.config)
@@ -68,7 +68,7 @@ class HuggingFaceTokenizer(LibraryTokenizer):
 
 
 def folder_version(folder: str | os.PathLike[str]) -> str:
-    """Hash the files that decide the ids, without loading the tokenizer."""
+    """Return a hash of the files in a folder that decide its tokenizer's ids, without loading the tokenizer."""
     digest = hashlib.sha256()
     for name in DECIDING:
         path = Path(folder).expanduser() / name

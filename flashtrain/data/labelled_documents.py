@@ -21,7 +21,7 @@ from flashtrain.data.wordpiece import SpecialTokens
 
 
 class LabelledDocuments(Protocol):
-    """Documents by number. Each has any of L labels, or a label at some of its tokens."""
+    """Labelled documents by number. Either a document has any number of the L labels, or its tokens have labels."""
 
     label_names: tuple[str, ...]
 
@@ -33,16 +33,16 @@ class LabelledDocuments(Protocol):
         """(n,) int64: tokens of each document."""
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a document.
+        """Return the tokens and labels of a document.
 
         Returns:
-            Its tokens, (length,) integers, and its labels: (L,) bool, or (length,) label numbers, -100 for none.
+            (length,) integers, and (L,) bool, true for its labels, or (length,) label numbers of tokens, -100 for none.
         """
 
 
 @dataclass
 class LabelledTexts:
-    """LabelledDocuments in memory."""
+    """LabelledDocuments held in memory; `tokens` and `labels` have an array for each document."""
 
     tokens: Sequence[np.ndarray]
     labels: Sequence[np.ndarray]
@@ -75,13 +75,13 @@ class ClassificationBatch(TypedDict, total=False):
 
 @dataclass(eq=False)
 class LabelledSamples(Dataset[ClassificationBatch]):
-    """LabelledDocuments as samples; indexed by a sequence of document numbers, it returns one ClassificationBatch."""
+    """A Dataset of LabelledDocuments: indexed by a sequence of document numbers, it returns a ClassificationBatch."""
 
     documents: LabelledDocuments  # of one split
     special: SpecialTokens
     context: int  # tokens of the longest sample, with [CLS] and [SEP]; longer documents are cut
     layout: str = "packed"  # B * context tokens for B documents, so that shapes stay the same; or "padded"
-    of_words: bool = False  # whether tokens have labels, and not documents
+    of_words: bool = False  # whether tokens, and not whole documents, have labels
 
     def __post_init__(self) -> None:
         self.tokens = int(np.minimum(self.documents.lengths, self.context - 2).sum())

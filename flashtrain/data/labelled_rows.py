@@ -21,7 +21,7 @@ SUFFIXES = (".jsonl", *(f".jsonl{compression}" for compression in COMPRESSIONS),
 
 
 class Columns(NamedTuple):
-    """The columns of texts and labels."""
+    """The names of the columns that hold texts and labels."""
 
     text: str = "text"
     labels: str = "labels"
@@ -81,7 +81,7 @@ def dataset_rows(
 
 
 def labels_in(rows: Iterable[Row]) -> tuple[str, ...]:
-    """List the names of all labels of these rows, sorted."""
+    """List the distinct label names of rows, sorted."""
     return tuple(sorted({label for row in rows for label in row.labels}))
 
 
@@ -91,12 +91,12 @@ def encode_rows(
     """Encode rows as tokens and label numbers.
 
     Args:
-        label_names: All labels, those of the training rows; a label's number is its index.
-        of_words: Encode word by word, each but the first with a space before it; a word's label stands at its first
+        label_names: The names of all labels, from the training rows; a label's number is its index.
+        of_words: Encode word by word, with a space before every word but the first; a word's label is put at its first
             token (Devlin et al. 2019, section 5.3).
 
     Raises:
-        UserError: A row has a label that is not among the names.
+        UserError: A row has a label that is not in `label_names`.
     """
     place = {name: number for number, name in enumerate(label_names)}
     for row in rows:

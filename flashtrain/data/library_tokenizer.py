@@ -25,9 +25,9 @@ PARALLELISM = "TOKENIZERS_PARALLELISM"
 # Why not transformers' AutoTokenizer (5.23): it reads the spelling of a special token in a text as that token unless it
 # is called with split_special_tokens=True, rebuilds parts of tokenizer.json for some classes, and is not always there.
 class LibraryTokenizer:
-    """A tokenizer that adds nothing to a text, never truncates or pads, and reads a special token's spelling as text.
+    """A Tokenizer that adds nothing to a text, never truncates or pads, and reads a special token's spelling as text.
 
-    A subclass sets `kind` and `name`, and has `fingerprint`.
+    A subclass sets `kind` and `name`, and defines `fingerprint`.
     """
 
     kind: str
@@ -51,14 +51,14 @@ class LibraryTokenizer:
         return [np.asarray(one.ids, dtype=np.uint32) for one in found]
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
-        """Decode ids to a text. special: whether the text has the names of special tokens."""
+        """Decode ids to a text. If `special` is false, special tokens are left out of the text."""
         return self._library.decode([int(token) for token in ids], skip_special_tokens=not special)
 
     def describe(self) -> str:
         return f"{self.name} ({self.vocab_size:,} tokens)"
 
     def library_form(self) -> Tokenizer:
-        """Copy the library's tokenizer, to one that reads the spelling of a special token as that token."""
+        """Return a copy as a `tokenizers.Tokenizer` that reads the spelling of a special token as that token."""
         return Tokenizer.from_str(self._library.to_str())
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -68,7 +68,7 @@ class LibraryTokenizer:
 
 
 def read_tokenizer(path: Path, read: Callable[[str], Any] = Tokenizer.from_file) -> Any:
-    """Return the result of `read` for a file. Raises UserError with the file's name, which the library leaves out."""
+    """Call `read` with a tokenizer file's path, and return its result. Raises UserError, which names the file."""
     try:
         return read(str(path))
     except Exception as error:  # the library raises nothing more specific
@@ -76,7 +76,7 @@ def read_tokenizer(path: Path, read: Callable[[str], Any] = Tokenizer.from_file)
 
 
 def read_if_there(path: Path) -> dict[str, Any]:
-    """Read a JSON file; an empty dict if it does not exist."""
+    """Return the object in a JSON file; an empty dict if the file does not exist."""
     return read_json(path) if path.is_file() else {}
 
 

@@ -21,7 +21,9 @@ def epoch_order(samples: int, seed: int, epoch: int, *of: int) -> np.ndarray:
     """Draw the random order in which an epoch reads its samples.
 
     Args:
-        of: Further keys of the permutation, where an epoch has several.
+        samples: Number of samples of an epoch.
+        seed, epoch: The run's seed, and the number of the epoch from 0.
+        of: Further numbers that identify the permutation, if an epoch has several.
 
     Returns:
         (samples,) unsigned integers, a permutation that follows from the arguments alone.
@@ -37,7 +39,10 @@ _latest_orders = lru_cache(maxsize=2)(epoch_order)  # a step may lie in two epoc
 
 
 def in_epoch_order(numbers: np.ndarray, samples: int, seed: int) -> np.ndarray:
-    """Return the samples of these numbers of a run, int64: number n is of epoch n // samples, in that epoch's order."""
+    """Map positions in a run's endless stream of samples to sample numbers, int64.
+
+    Position n lies in epoch n // samples, and every epoch has its own random order.
+    """
     epochs, places = np.divmod(numbers, samples)
     chosen = np.empty_like(numbers)
     for epoch in np.unique(epochs):
@@ -104,7 +109,7 @@ class StepSampler(DistributedSampler):
         return {"samples_read": self.first_number(step)}
 
     def continue_from(self, step: int, place: dict[str, Any]) -> None:
-        """Let a step begin at a saved place, to resume a run, also with another number of samples per step."""
+        """Continue the stream from step `step` at a saved place, also with another number of samples per step."""
         # The place is not step * samples_per_step: the run may have changed its batch size before.
         self._anchor_step, self._anchor_sample = step, place["samples_read"]
 
@@ -115,7 +120,7 @@ class StepSampler(DistributedSampler):
         return self.chosen(first + np.arange(self.batch_size))
 
     def chosen(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the samples of these numbers of the run."""
+        """Map positions in the run's stream of samples to sample numbers, as `in_epoch_order` does."""
         return in_epoch_order(numbers, self.samples, self.seed)
 
 
@@ -134,11 +139,12 @@ class EvaluationSampler(DistributedSampler):
 
 
 def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: int = 0) -> list[list[int]]:
-    """List this device's micro-batches of the first `samples` samples, in order, all of one size.
+    """Divide the first `samples` samples evenly among devices, and list this device's micro-batches, all of one size.
 
-    Devices get equal shares: any number of them reads the same samples, up to the remainder of the division.
+    Any number of devices reads the same samples, except for the remainder of the division.
 
     Args:
+        samples: Number of samples, over all devices.
         batch_size: Maximum number of samples in a micro-batch.
     """
     if samples >= world_size:
@@ -154,7 +160,7 @@ def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: i
 
 
 class Samples(Protocol):
-    """Samples that a loader reads, such as PackedSamples; indexed by a list of sample numbers, they return a batch."""
+    """What a loader reads, such as PackedSamples: indexed by a list of sample numbers, it returns a batch."""
 
     context: int  # maximum tokens of a sample
     tokens: int  # of all samples
@@ -175,10 +181,10 @@ class ResumableLoader(DataLoader[Any]):
     step holds no gradients, so that step is read again from its first micro-batch.
 
     Args:
-        samples: What the batches are made of.
+        samples: Makes the batches.
         sampler: Chooses the samples of each micro-batch.
-        trainer: Its global_step is the current step. None: a loop without Lightning, in which the steps are counted by
-            the micro-batches taken from the iterator.
+        trainer: Its global_step is the current step. None: for a loop without Lightning, steps are counted by the
+            micro-batches that the loop has taken from the iterator.
         num_workers: Processes that build batches; 0: the training process builds them.
         pin_memory: Whether batches are copied to page-locked memory, as in torch's DataLoader.
     """
@@ -223,7 +229,7 @@ class ResumableLoader(DataLoader[Any]):
 
     @property
     def samples_read(self) -> int:
-        """The number of samples that these steps have trained on, over all devices."""
+        """The number of samples read in the steps done so far, over all devices."""
         return self.steps.first_number(self.step)
 
     @property
@@ -232,7 +238,7 @@ class ResumableLoader(DataLoader[Any]):
         return self.samples_read / len(self.packed)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the stream of samples, and what identifies the stream: plain numbers, equal on all ranks."""
+        """Return the place in the stream of samples and what identifies the stream, as numbers equal on all ranks."""
         return {
             "step": self.step,
             "accumulate": self.steps.accumulate,
@@ -255,7 +261,8 @@ class ResumableLoader(DataLoader[Any]):
         missing = self.steps.place(self.step).keys() - state_dict.keys()
         if missing:
             raise UserError(
-                f"the checkpoint was saved with another kind of data: it has no {', '.join(sorted(missing))}."
+                f"the checkpoint was saved with another kind of data: its state has no {', '.join(sorted(missing))}. "
+                "Resume with the data settings of the run that saved it."
             )
         changed = [
             f"{name} {state_dict[name]} -> {now[name]}"

@@ -29,7 +29,7 @@ VALIDATION_SEED = 2**32  # no training run has this seed: theirs are smaller
 
 
 class MaskedTextDataModule(TextDataModule):
-    """Batches of masked samples (flashtrain.data.masking.MaskedBatch) of a corpus.
+    """Batches for masked-language training on a corpus (flashtrain.data.masking.MaskedBatch).
 
     Args:
         source: As in TextDataModule, but not a TokenSource.
@@ -37,8 +37,8 @@ class MaskedTextDataModule(TextDataModule):
         context: Tokens of the longest sample, with [CLS] and [SEP].
         token_budget: T, tokens of a micro-batch on each device, at least `context`.
         unit: What a sample is: "sentence", "paragraph" or "document", cut if it is longer than the context.
-        shortest: Pieces with fewer tokens are joined to the next.
-        share: Share of the tokens that is masked.
+        shortest: A sentence, paragraph or document with fewer tokens than this is joined to the next one.
+        share: Share (0 to 1) of the tokens that is masked.
         layout: "packed", or "padded": the same samples in padded rows.
         cost: Cost of a sequence, by which the rows of a step are balanced (BertConfig's cost_per_token, cost_per_pair).
         validation_samples: Maximum number of held-out samples to validate on, masked the same every time.
@@ -80,7 +80,7 @@ class MaskedTextDataModule(TextDataModule):
         else:
             self.tokenizer_spec = without_begin(self.tokenizer_spec)
         if isinstance(self.source, TokenSource):
-            raise UserError(f"masked samples need a source of text, and this one is {self.source.describe()}.")
+            raise UserError(f"masked training needs a source of text, not {self.source.describe()}. Use data=files.")
 
     @property
     def special(self) -> SpecialTokens:
@@ -93,7 +93,7 @@ class MaskedTextDataModule(TextDataModule):
         return self.special.vocab_size
 
     def padding(self) -> float:
-        """Estimate the tokens that a micro-batch computes, over its budget. Needs setup().
+        """Estimate the ratio of the tokens that a micro-batch computes to its token budget. Needs setup().
 
         Returns:
             1 for packed rows; for padded ones about the longest sample of the first epoch over the mean one.
@@ -104,7 +104,7 @@ class MaskedTextDataModule(TextDataModule):
         return float(lengths.max() / lengths.mean())
 
     def means(self) -> tuple[float, float, float]:
-        """Return the pairs of attention, samples and labels per training token of the first epoch. Needs setup()."""
+        """Return query-key pairs, samples and labels, each per training token of the first epoch. Needs setup()."""
         samples = self._masked(self.split.training, self.seed)
         lengths = samples.lengths
         tokens = float(lengths.sum())
@@ -141,7 +141,7 @@ class MaskedTextDataModule(TextDataModule):
         return TokenBreaks.of(self.tokenizer)
 
     def pieces(self, spans: Spans) -> Spans:
-        """Cut the documents of a split into pieces."""
+        """Cut the documents of a split into the texts of samples, as `unit`, `shortest` and `context` require."""
         longest = self.context - 2
         return split_pieces(
             self.cache.tokens,

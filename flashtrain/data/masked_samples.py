@@ -1,6 +1,6 @@
-"""Masked samples, each of one piece of text, packed or padded to batches.
+"""Samples of masked-language training, made of pieces of text, and packed or padded to batches.
 
-T packed tokens, N sequences a row may hold, M labels it may have, B padded rows.
+T packed tokens, N maximum sequences of a row, M maximum labels of a row, B padded rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDED_TO = 8  # a padded row's width
 
 
 class Row(NamedTuple):
-    """A micro-batch: the numbers of its samples, and the step's labels divided by its micro-batches."""
+    """A micro-batch: the numbers of its samples, and the mean number of labels per micro-batch of its step."""
 
     numbers: tuple[int, ...]
     label_count: float
@@ -31,10 +31,10 @@ class Row(NamedTuple):
 
 @dataclass(eq=False)
 class MaskedSamples(Dataset[MaskedBatch]):
-    """The samples of one split, [CLS] piece [SEP]; indexed by a Row, they return a MaskedBatch.
+    """A Dataset of samples [CLS] piece [SEP], one for each piece of text: indexed by a Row, it returns a MaskedBatch.
 
-    Sample e * len + i is sample i of epoch e. Which tokens are masked follows from the seed, the epoch and the sample
-    alone: every epoch masks other tokens, and a resumed run masks the same ones.
+    Number e * len(self) + i is sample i in epoch e. Which tokens are masked depends on the seed, the epoch and the
+    sample alone: every epoch masks other tokens, and a resumed run masks the same ones.
 
     Raises:
         UserError: There are no pieces.
@@ -50,7 +50,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
 
     def __post_init__(self) -> None:
         if not len(self.pieces.begins):
-            raise UserError("the data contains no text to make samples of.")
+            raise UserError("the data contains no text to make masked samples of. Use more text.")
         self.lengths = lengths = self.pieces.lengths + 2  # (n,) int64, tokens of each sample, with [CLS] and [SEP]
         self.label_counts = masked_count(self.pieces.lengths, self.share)  # (n,) int64, masked tokens of each sample
         fitting = min(math.ceil(2 * self.budget / float(lengths.mean())), self.budget // int(lengths.min()))
@@ -69,14 +69,14 @@ class MaskedSamples(Dataset[MaskedBatch]):
         return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:
-        """Make a step of one micro-batch of these samples."""
+        """Make the Row of these samples, for a step of this one micro-batch."""
         places = np.asarray(numbers, dtype=np.int64) % len(self)
         return Row(tuple(int(number) for number in numbers), max(1.0, float(self.label_counts[places].sum())))
 
     def micro_batches(
         self, rows: Sequence[tuple[int, ...]], *, rank: int, world_size: int, batch_size: int = 1
     ) -> list[Row]:
-        """List this device's micro-batches of a step, one row each: row a * world_size + rank is micro-batch a."""
+        """List this device's micro-batches of a step. Micro-batch a is row a * world_size + rank of `rows`."""
         every = self.row([number for row in rows for number in row])
         return [Row(row, every.label_count / len(rows)) for row in rows[rank::world_size]]
 

@@ -1,6 +1,6 @@
 """Choose and mask the tokens that a masked language model predicts: 15% of each sample (Devlin et al. 2019).
 
-T tokens of several samples end to end, M masked positions, N sequences a row may hold, B padded rows, S the longest.
+T tokens of several samples end to end, M masked positions, N maximum sequences of a row, B padded rows of S tokens.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class MaskedBatch(TypedDict, total=False):
 
 
 def loss_arguments(batch: MaskedBatch) -> dict[str, Tensor]:
-    """Select the arguments of models.Bert.loss in a batch."""
+    """Return the tensors of a batch that models.Bert.loss takes, by argument."""
     return {name: value for name, value in batch.items() if name not in NUMBERS}  # type: ignore[misc]
 
 
 def score_arguments(batch: MaskedBatch) -> dict[str, Tensor]:
-    """Select the arguments of models.Bert.score in a batch."""
+    """Return the tensors of a batch that models.Bert.score takes, by argument."""
     return {name: value for name, value in loss_arguments(batch).items() if name != "label_count"}
 
 
 class Masked(NamedTuple):
-    """Tokens of which some are masked."""
+    """Tokens after masking, with the positions and the original ids of the chosen ones."""
 
     tokens: np.ndarray  # (T,) int64, some replaced
     positions: np.ndarray  # (M,) int64, of the chosen tokens, ascending
@@ -54,17 +54,17 @@ class Masked(NamedTuple):
 
 
 def masked_count(ordinary: np.ndarray | int, share: float) -> np.ndarray:
-    """Count the tokens to choose of each sample: its share, rounded, and at least one if the sample has any.
+    """Count the tokens to mask in each sample: a share of them, rounded, and at least one if the sample has any.
 
     The count follows from the length alone, as in the published preprocessing, so that every device knows how many
     labels a step has without communication.
 
     Args:
         ordinary: (n,) integers, tokens of each sample that may be chosen.
-        share: Share of them to choose.
+        share: Share (0 to 1) of them to choose.
 
     Returns:
-        (n,) int64.
+        (n,) int64, the number of chosen tokens.
     """
     tokens = np.asarray(ordinary)
     return np.where(tokens > 0, np.maximum(1, np.floor(share * tokens + 0.5)), 0).astype(np.int64)
@@ -82,7 +82,7 @@ def mask_tokens(
 
     Args:
         tokens: (T,) integers.
-        samples: (T,), the number of each token's sample, not decreasing.
+        samples: (T,) integers, the number of each token's sample, not decreasing.
         special: The special tokens. [CLS], [SEP] and [PAD] are never chosen.
         keys: Random keys, integers or (T,) arrays, such as a seed, each token's epoch and its sample's number. The
             choice follows from them and a token's place in its sample.

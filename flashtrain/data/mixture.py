@@ -1,4 +1,4 @@
-"""Mix several corpora by weight: each has its own token file and held-out part, and every step draws from all."""
+"""Mix several corpora by weight: a corpus has its own token file and held-out part, and steps draw from all corpora."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ BLOCK = 10_000
 
 
 class MixtureSource:
-    """Named sources with a weight each, all encoded by one tokenizer.
+    """A TokenSource that mixes named sources by weight, all encoded by one tokenizer.
 
     A "bpe" tokenizer is trained on the beginnings of all sources, of each in proportion to its weight.
 
     Args:
-        parts: For each name a source and its weight. A source's share of the samples is its weight over their sum.
+        parts: name -> (source, weight). A source's share of the samples is its weight over the sum of all weights.
     """
 
     def __init__(self, parts: Mapping[str, tuple[TextSource | TokenSource, float]]) -> None:
@@ -64,7 +64,8 @@ class MixtureSource:
         for (name, source), share in zip(self.sources.items(), self.shares, strict=True):
             if isinstance(source, TokenSource):
                 raise UserError(
-                    f"data.mixture.{name} is tokens already. Set data.tokenizer to the tokenizer that made them."
+                    f"data.mixture.{name} is tokens already, and data.tokenizer=bpe is trained on text. Set "
+                    "data.tokenizer to the tokenizer that made these tokens."
                 )
             texts.append((source, max(1, int(share * spec.sample_bytes))))
         key = (spec.key(), repr([(source.fingerprint(), size) for source, size in texts]))
@@ -110,7 +111,7 @@ class OpenMixture:
         return all(cache.has_documents for cache in self.caches)
 
     def split(self, *, fraction: float, context: int) -> Split:
-        """Split each part by itself. Raises UserError, naming the part that is too short."""
+        """Hold out documents of each part separately. Raises UserError, naming the part that is too short."""
         splits = []
         for name, cache in zip(self.names, self.caches, strict=True):
             try:
@@ -123,7 +124,7 @@ class OpenMixture:
         return Split(training, None if none else held_out)  # type: ignore[arg-type]
 
     def samples(self, spans: MixedSpans, context: int, document_mask: bool, *, in_proportion: bool) -> MixedSamples:
-        """Return the packed samples of all parts. in_proportion: see MixedSamples."""
+        """Return the packed samples of all parts. For `in_proportion` see MixedSamples."""
         parts = [
             None if own is None else PackedSamples(cache.tokens, own, context, document_mask)
             for cache, own in zip(self.caches, spans.parts, strict=True)
@@ -133,12 +134,12 @@ class OpenMixture:
 
 @dataclass(eq=False)
 class MixedSamples:
-    """The packed samples of several corpora, numbered one part after the other."""
+    """The packed samples of several corpora (parts), numbered one part after the other."""
 
     names: Sequence[str]  # of the parts
     parts: Sequence[Any]  # PackedSamples of each part; None for a part without any
     counts: np.ndarray  # (parts,) int64, samples of each part in a block
-    in_proportion: bool  # whether they are numbered so that the first ones are mixed by weight
+    in_proportion: bool  # number the samples so that the first ones, however many, are mixed by weight
 
     def __post_init__(self) -> None:
         self.lengths = np.array([0 if part is None else len(part) for part in self.parts])
@@ -163,11 +164,11 @@ class MixedSamples:
         return cast(Batch, {name: torch.cat([cast(Any, row)[name] for row in rows]) for name in rows[0]})
 
     def sampler(self, **options: Any) -> MixtureSampler:
-        """Make the sampler of a training run. options: arguments of StepSampler."""
+        """Make the sampler of a training run, from the arguments of StepSampler."""
         return MixtureSampler(self.lengths, self.counts, **options)
 
     def epochs(self, samples: int) -> str:
-        """Say in a line how many epochs of each part these samples are."""
+        """Describe in a line how many epochs of each part a run of `samples` samples reads."""
         read = samples * self.counts / BLOCK / self.lengths
         words = (
             f"{name} {often:.2g}" if often < 10 else f"{name} {often:.0f}"
@@ -177,7 +178,7 @@ class MixedSamples:
 
 
 class MixtureSampler(StepSampler):
-    """A StepSampler of several parts, each read in random permutations of its own, one per epoch of that part.
+    """A StepSampler of several corpora (parts). A part is read in a new random order in each of its own epochs.
 
     Args:
         lengths: (parts,) int64, samples of each part.
@@ -220,7 +221,7 @@ class MixtureSampler(StepSampler):
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:
-    """Count the samples of each part in a block: the part's share, rounded, and at least one; (parts,) int64."""
+    """Divide a block of BLOCK samples among parts by their shares, with at least one sample each; (parts,) int64."""
     counts = np.maximum(1, np.floor(shares * BLOCK)).astype(np.int64)
     missing = BLOCK - int(counts.sum())
     if missing < 0:  # many tiny shares were rounded up to one

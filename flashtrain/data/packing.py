@@ -48,7 +48,7 @@ class Spans(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        """(documents,) int64, tokens of each."""
+        """(documents,) int64, the number of tokens of each document."""
         return self.ends - self.begins
 
     @property
@@ -58,7 +58,7 @@ class Spans(NamedTuple):
 
 
 class Split(NamedTuple):
-    """The documents for training and those held out; `validation` is None if none are."""
+    """The documents for training and those held out; `validation` is None if no documents are held out."""
 
     training: Spans
     validation: Spans | None
@@ -75,8 +75,8 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
 
     Args:
         offsets: (documents + 1,) int64, as in a token cache.
-        fraction: Share of the documents; 0 holds out nothing, 1 all.
-        context: S, in tokens.
+        fraction: Share of the documents to hold out; 0 holds out nothing, 1 all.
+        context: S, the tokens of a sample.
 
     Raises:
         UserError: The corpus is shorter than one sample.
@@ -140,7 +140,7 @@ def _leaves_enough(total: int, held: int, fraction: float, sample: int) -> bool:
 
 @dataclass(eq=False)
 class PackedSamples(Dataset[Batch]):
-    """The samples of one split; indexed by a sequence of sample numbers, they return one Batch.
+    """A Dataset of packed text: indexed by a sequence of sample numbers, it returns a Batch of as many rows.
 
     The documents of the split, in order, are one stream of tokens, which is never copied. Sample n reads
     stream[n*S : n*S + S + 1]: its first S tokens are the input, its last S the labels, so that every token of the
@@ -207,11 +207,11 @@ class PackedSamples(Dataset[Batch]):
 
 
 def packed_batch(window: np.ndarray, ends: Sequence[np.ndarray], document_mask: bool) -> Batch:
-    """Make a Batch of rows of tokens.
+    """Make a Batch of rows of tokens, with their labels, document numbers and positions.
 
     Args:
         window: (B, S + 1) int64, the rows, each with the token that follows it.
-        ends: For each row the columns, 1 to S, that follow a document's last token.
+        ends: For each row the column numbers, 1 to S, directly after a document's last token.
         document_mask: See PackedSamples.
     """
     size = window.shape[1] - 1

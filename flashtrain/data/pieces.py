@@ -1,6 +1,6 @@
 """Split documents into pieces: sentences, paragraphs, or whole documents, cut to a length.
 
-T tokens of a document.
+T tokens of the token file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLOSING = "\"'\u201d\u2019\u00bb)]"  # quotes and brackets that may follow the e
 
 
 class TokenBreaks(NamedTuple):
-    """How the tokens of a vocabulary break a text; all fields are (vocabulary,)."""
+    """Properties of tokens that decide where a text may be cut; each field is an array indexed by token id."""
 
     blank: np.ndarray  # the token is white space only
     before: np.ndarray  # line feeds in the white space at its beginning
@@ -30,7 +30,7 @@ class TokenBreaks(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenBreaks:
-        """Find how each token of a tokenizer breaks a text."""
+        """Compute the properties of all tokens of a tokenizer from their texts."""
         texts = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
         blank = np.array([not text.strip() for text in texts])
         before = np.array([text[: len(text) - len(text.lstrip())].count("\n") for text in texts])
@@ -54,14 +54,14 @@ def split_pieces(
     shortest: int = 1,
     end_of_text: int,
 ) -> Spans:
-    """Cut documents into pieces; every token except the ends of text is in exactly one.
+    """Cut documents into pieces. Every token except the end-of-text tokens lies in exactly one piece.
 
     White space stays with the text before it.
 
     Args:
         tokens: (T,) integers, the token file.
         spans: The documents in it.
-        breaks: Of the tokens' vocabulary.
+        breaks: Properties of the tokens of the vocabulary.
         unit: "document"; "paragraph": cut at empty lines (two line feeds with only white space between them);
             "sentence": cut there and where white space follows . ! or ? and closing quotes.
         longest: Tokens of the longest piece; a longer unit is cut.

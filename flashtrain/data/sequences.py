@@ -1,7 +1,7 @@
-"""Data of sequence classification: what a source of labelled sequences gives, and its LightningDataModule.
+"""Data of sequence classification: the interface of sources of labelled sequences, and their LightningDataModule.
 
-W sequences of a sample (1, or 2 of a pair), B samples of a batch (the micro-batch on this device), S the longest of
-them.
+W sequences of a sample (1, or 2 for pairs), B samples of a batch (the micro-batch on this device), S tokens of the
+longest sequence in it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class SequenceShape:
 
 
 class SequenceSource(Protocol):
-    """The data of a task of sequence classification.
+    """Interface of the data of a sequence-classification task.
 
-    A source whose samples are not tokens yet also has `finish`, which turns a loader's batch into a SequenceBatch on
-    the device.
+    If its samples are not tokens yet, a source also has `finish`, a method that turns a loader's batch into a
+    SequenceBatch on the device.
     """
 
     @property
@@ -55,12 +55,12 @@ class SequenceSource(Protocol):
 
 
 class SequenceDataModule(ResumableDataModule):
-    """The LightningDataModule of a task's SequenceBatches.
+    """The LightningDataModule of a sequence-classification task. Its batches are SequenceBatches.
 
     Args:
         source: The task's data.
         batch_size: B.
-        validation_samples: Read only the first so many samples of the validation split, over all devices (None: all).
+        validation_samples: Number of samples, the first of the validation split, that all devices read (None: all).
         evaluation_batch: B in validation and test (None: batch_size).
         **run: total_steps, accumulate, seed and num_workers: see ResumableDataModule.
 
@@ -88,7 +88,7 @@ class SequenceDataModule(ResumableDataModule):
 
     @property
     def held_out_samples(self) -> int:
-        """The number of samples of each validation, over all devices. Needs prepare_data()."""
+        """The number of samples that each validation reads, over all devices. Needs prepare_data()."""
         count, limit = len(self.source.split("validation")), self.validation_samples
         return count if limit is None else min(limit, count)
 
@@ -97,14 +97,14 @@ class SequenceDataModule(ResumableDataModule):
         return self._training(self.source.split("train"))
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Return this device's share of the validation samples."""
+        """Return this device's part of the validation samples."""
         return self._once(self.source.split("validation"), self.validation_samples, self.evaluation_batch)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Return this device's share of the test samples."""
+        """Return this device's part of the test samples."""
         return self._once(self.source.split("test"), None, self.evaluation_batch)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> SequenceBatch:
-        """Finish the batch on the device (such as drawing images), if the source has `finish`."""
+        """Apply the source's `finish` to the batch on the device (for example, draw images), if it has that method."""
         finish = getattr(self.source, "finish", None)
         return batch if finish is None else finish(batch)

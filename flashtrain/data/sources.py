@@ -39,7 +39,7 @@ class TextSource(Protocol):
 
 @runtime_checkable
 class TokenSource(Protocol):
-    """A source of tokens: nothing is tokenized, and nothing is copied into the cache."""
+    """A source of ready-made tokens: any class with these two methods. Nothing is tokenized or copied to the cache."""
 
     def describe(self) -> str:
         """Return a short description, on one line."""
@@ -107,10 +107,11 @@ class StandardLibrarySource:
 
 
 def text_in(row: Mapping[str, Any], column: str, where: str) -> str | None:
-    """Return the text in a row, or None if it is null.
+    """Return the text in a column of a row, or None if it is null.
 
     Args:
-        where: The row's place, for messages.
+        row, column: The row as a dictionary, and the name of the column.
+        where: The row's place (such as file and line), for messages of errors.
 
     Raises:
         UserError: There is no such column, or it holds no text.

@@ -23,20 +23,20 @@ File = TypeVar("File")
 
 
 def split_named(path: PurePath) -> str | None:
-    """Return the split that a word of a file's name, or of its folders' names, stands for; None if no word does."""
+    """Return the split that a word in a file's or its folders' names states: train, validation, test or None."""
     found = next(filter(None, (_WORD.search(part.lower()) for part in reversed(path.parts))), None)
     return None if found is None else next(split for split, names in NAMES.items() if found[1] in names)
 
 
 def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[str, list[File]]:
-    """Group a folder's files by split, in their order.
+    """Group a folder's files by the split that their names state, each group in the given order.
 
     Files without a split's name are for training, and so are all files if none would be left for training.
 
     Args:
         files: The files by their paths within the folder.
-        any_word: Whether any word of a name counts even if no file is named train. Otherwise, only a name of nothing
-            but the split and a number counts then, so that how-to-test.md is an ordinary text.
+        any_word: Whether a split may be any word of a name even if no file is named train. If false, and no file is
+            named train, a name must be the split and at most a number: how-to-test.md is then an ordinary text.
     """
     names = {path: split_named(path) for path in files}
     if not any_word and "train" not in names.values():
@@ -57,11 +57,11 @@ class SplitFiles:
     any_word = False  # see by_split
 
     def reads(self, file: Any) -> bool:
-        """Tell whether a file is read, by its name."""
+        """Return whether the source reads a file of this name."""
         raise NotImplementedError
 
     def by_split(self) -> dict[str, list[Any]]:
-        """Group all files, Paths or RemoteFiles of an address, by split. Raises UserError if there are none."""
+        """Group all files by split, as Paths, or RemoteFiles of an address. Raises UserError if there are no files."""
         from flashtrain.files.found_files import find_files  # a plan needs none of it
 
         place = self.address or self.path

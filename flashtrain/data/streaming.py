@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldOutTokens(OpenTokens):
-    """Documents in memory, all of which are held out."""
+    """Open tokens that lie in memory; all of their documents are held out."""
 
     tokens: Any = None
 
@@ -36,8 +36,8 @@ class StreamingDataModule(TextDataModule):
     Args:
         source: A TextSource.
         tokenizer: As in TextDataModule, but not "bpe", which is trained on all of the text.
-        *more: Further arguments of TextDataModule, of which num_workers and cache_dir are not used.
-        **options: The same by name.
+        *more: Further positional arguments of TextDataModule.
+        **options: Further arguments of TextDataModule by name; num_workers and cache_dir have no effect.
 
     Raises:
         UserError: As in TextDataModule; or the tokenizer is "bpe".
@@ -46,7 +46,7 @@ class StreamingDataModule(TextDataModule):
     def __init__(self, source: Any, tokenizer: str | TokenizerSpec | Tokenizer = "bytes", *more: Any, **options: Any):
         super().__init__(source, tokenizer, *more, **options)
         if isinstance(self.tokenizer_spec, TokenizerSpec) and self.tokenizer_spec.kind == "bpe":
-            raise UserError("no tokenizer can be trained on streamed text. Use bytes, gpt2 or a tokenizer's folder.")
+            raise UserError("data.streaming=true cannot train a tokenizer. Set data.tokenizer=bytes, gpt2 or FOLDER.")
         self._left_out: frozenset[str] = frozenset()
 
     @cached_property
@@ -54,7 +54,7 @@ class StreamingDataModule(TextDataModule):
         """The documents that are held out, the same ones on all devices."""
         source, spec = self.source, self.tokenizer_spec
         if not isinstance(source, TextSource):
-            raise UserError(f"only text can be streamed, and the source is {source.describe()}.")
+            raise UserError(f"data.streaming=true needs text, not {source.describe()}. Set data.streaming=false.")
         tokenizer = make_tokenizer(spec) if isinstance(spec, TokenizerSpec) else spec
         named = held_out(source) if self.validation is None else self.validation
         wanted = self.validation_samples * self.context + 1 if self.validation_fraction else 0

@@ -35,7 +35,7 @@ Row = tuple[str, dict[str, Any]]  # its place as text, and its fields
 
 
 def check_encoding(name: str) -> str:
-    """Return Python's own name of a text encoding. Raises UserError if there is no such text encoding."""
+    """Return Python's normalized name of a text encoding. Raises UserError if Python has no such text encoding."""
     try:
         "x".encode(name)  # refuses codecs that do not encode text, such as rot13 and base64
         return codecs.lookup(name).name
@@ -48,7 +48,7 @@ def check_encoding(name: str) -> str:
 # objects of texts that look like dates, and names no file in an error.
 @dataclass
 class TextReader:
-    """Reads files: Paths, or RemoteFiles (files.found_files)."""
+    """Reads text and rows from files, given as Paths or RemoteFiles (files.found_files)."""
 
     encoding: str = UTF_8  # see FilesSource
     errors: str = "strict"  # encoding_errors of FilesSource
@@ -65,11 +65,11 @@ class TextReader:
     def rows(
         self, path: Any, column: str | None = None, broken: Callable[[UserError], None] | None = None
     ) -> Iterator[Row]:
-        """Yield the rows of a .jsonl or .parquet file, each with its place as text.
+        """Yield (place, row) for each row of a .jsonl or .parquet file; the place is a text such as "a.jsonl:12".
 
         Args:
             path: The file.
-            column: The only column to read of a .parquet file that has it.
+            column: Read only this column of a .parquet file, if it has the column (None: all columns).
             broken: Called with the error of a line that is not a JSON object, which is skipped; None: raise it.
 
         Raises:
@@ -143,7 +143,7 @@ class TextReader:
 
 @contextmanager
 def opened(path: Any) -> Iterator[BinaryIO]:
-    """Open a file's content, decompressed. Raises UserError if the file is damaged, truncated or cannot be read."""
+    """Open a file for reading bytes, decompressed. Raises UserError if it is damaged, truncated or unreadable."""
     try:
         with path.open("rb") as file:
             yield _uncompressed(file, path.suffix.lower())
@@ -221,7 +221,7 @@ class FilesSource(SplitFiles):
         return self._texts(self.files())
 
     def shards(self) -> list[Callable[[], Iterator[str]]]:
-        """Return for each file a function that reads its documents."""
+        """Return a function for each file; called, it yields the file's documents."""
         return [partial(self._texts, [file]) for file in self.files()]
 
     def approximate_bytes(self) -> int:

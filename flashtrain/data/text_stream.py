@@ -36,7 +36,7 @@ Shard = Callable[[], Iterator[str]]
 
 
 class Place(NamedTuple):
-    """The place of the next token in a stream."""
+    """The place in a TextStream at which the next token is read."""
 
     epoch: int = 0
     group: int = 0  # its group of documents in the epoch
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 def shards_of(source: TextSource) -> list[Shard]:
-    """Return the parts of a source that can be read separately: `source.shards()` if there is such a method, or one."""
+    """Return functions that yield the documents of parts of a source: `source.shards()` if it exists, else one."""
     shards = getattr(source, "shards", None)
     return shards() if shards is not None else [source.documents]
 
@@ -79,7 +79,7 @@ class TextStream:
             if not found:
                 raise UserError(
                     f"no document for device {self.rank + 1} of {self.world_size}: data.streaming=true shards the text "
-                    "by whole documents, after some are held out. Remove it, or use more text."
+                    "by whole documents, after some are held out. Set data.streaming=false, or use more text."
                 )
             place = Place(place.epoch + 1)
 
@@ -120,7 +120,7 @@ class TextStream:
 def packed_batches(
     stream: TextStream, place: Place, context: int, batch_size: int, document_mask: bool
 ) -> Iterator[tuple[Batch, Place]]:
-    """Yield micro-batches of the stream from a place on, each with the place where the next one begins."""
+    """Yield micro-batches of the stream from a place on, each with the place where the next micro-batch begins."""
     size, needed = context, batch_size * context + 1
     documents = stream.documents(place)
     first, begin = next(documents)
@@ -201,7 +201,7 @@ class StreamLoader:
             yield batch, after
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the places of all devices, in plain values. A collective operation: all devices call this."""
+        """Return the places of all devices in the text, as plain values. A collective: all devices must call this."""
         step = self.step
         own = (self.stream.rank, list(self._places[step * self.accumulate]))
         gathered: list[Any] = [own]
@@ -218,7 +218,7 @@ class StreamLoader:
             UserError: The run has another number of devices, or the state is that of another kind of data.
         """
         if "streams" not in state_dict:
-            raise UserError("the checkpoint was saved with another kind of data. Remove data.streaming=true.")
+            raise UserError("the checkpoint was saved without streaming. Resume with data.streaming=false.")
         places, stream = state_dict["streams"], self.stream
         if len(places) != stream.world_size:
             raise UserError(

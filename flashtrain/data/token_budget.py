@@ -1,4 +1,4 @@
-"""Plan which samples the rows of each step hold: rows of a token budget, filled and balanced step by step."""
+"""Plan the rows of each step: which samples they hold, within a token budget a row, and balanced by cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashtrain.data.loader import in_epoch_order
 
 
 class PlanState(NamedTuple):
-    """The place in the stream of samples between two steps."""
+    """The place of a TokenBudgetPlan in its stream of samples, between two steps."""
 
     next_number: int = 0  # of the stream
     waiting: tuple[int, ...] = ()  # earlier numbers that are not used yet
@@ -25,7 +25,7 @@ class PlanState(NamedTuple):
 
 @dataclass(eq=False)
 class TokenBudgetPlan:
-    """Makes the rows of one step after the other; every device makes the same ones, as they follow from the lengths.
+    """Plans the rows of one step after the other from the samples' lengths, so that all devices plan the same rows.
 
     All samples of all epochs form one stream, each epoch in its own order. A step takes as many samples from the front
     of the stream as its rows can hold, and those that fill the rows best from a little further on; samples that it
@@ -95,11 +95,11 @@ def rows_once(
 
     Args:
         lengths: (n,) integers, tokens of the samples in order.
-        ranks: Number of devices; each gets as many rows, of which some of the last are empty.
+        ranks: Number of devices; all get the same number of rows, of which some of the last may be empty.
         budget, cost, max_sequences: See TokenBudgetPlan.
 
     Returns:
-        [micro-batch][rank], tuples of sample numbers.
+        For each micro-batch and each rank a row, as a tuple of sample numbers.
     """
     waiting = np.arange(len(lengths))
     batches = []

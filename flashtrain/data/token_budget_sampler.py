@@ -18,9 +18,9 @@ class TokenBudgetSampler(StepSampler):
     plan: its states after the latest steps are saved.
 
     Args:
-        samples: Samples of different lengths, such as ChatSamples: their `lengths`, (n,) int64, are planned by, and
-            their `micro_batches` assign the rows of a step to devices.
-        plan: Arguments of TokenBudgetPlan.
+        samples: Samples of different lengths, such as ChatSamples. The plan is made from their `lengths`, (n,) int64,
+            and their method `micro_batches` assigns the rows of a step to devices.
+        plan: Further arguments of TokenBudgetPlan by name.
         **options: Arguments of StepSampler.
     """
 

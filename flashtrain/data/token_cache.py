@@ -52,7 +52,7 @@ Item = TypeVar("Item")
 
 
 class TokenFile(NamedTuple):
-    """A file of tokens."""
+    """Where the tokens of a corpus lie in a file, and their type."""
 
     path: Path
     dtype: str
@@ -60,7 +60,7 @@ class TokenFile(NamedTuple):
     tokens: int
 
     def mapped(self) -> np.ndarray:
-        """Return the (tokens,) array, read through a memory map."""
+        """Return the tokens as a (tokens,) array that is read through a memory map."""
         # A plain array: slices of numpy's memmap class cost ten times as much to make.
         return np.asarray(np.memmap(self.path, self.dtype, "r", offset=self.begin, shape=(self.tokens,)))
 
@@ -107,7 +107,7 @@ class OpenTokens:
     files: tuple[TokenFile, ...]  # where the tokens are, in order
     offsets: np.ndarray  # (documents + 1,) int64, where each document begins and ends among all tokens
     own_tokenizer: Tokenizer | None = None  # None for a cache, which has its tokenizer in the folder
-    held_out: np.ndarray | None = None  # (documents,) bool, whether one is named for validation; None: none is
+    held_out: np.ndarray | None = None  # (documents,) bool: is it named for validation; None: no document is
     has_documents: bool = True  # whether it is known where documents end
 
     @cached_property
@@ -117,7 +117,7 @@ class OpenTokens:
 
     @cached_property
     def marks(self) -> MappedTokens:
-        """The mark of each token, if the source marks its tokens."""
+        """The marks of all tokens, uint8 (LABELLED, GOES_ON); only for a source that marks its tokens."""
         return MappedTokens([TokenFile(file.path.with_name(MARKS), "uint8", 0, file.tokens) for file in self.files])
 
     @cached_property
@@ -131,7 +131,7 @@ class OpenTokens:
         return len(self.offsets) - 1
 
     def split(self, *, fraction: float, context: int) -> Split:
-        """Hold out the documents that are named for validation; without any, as packing.split_documents does."""
+        """Hold out the documents from files named for validation, or else as packing.split_documents does."""
         if self.held_out is None:
             return split_documents(self.offsets, fraction=fraction, context=context)
         begins, ends = self.offsets[:-1], self.offsets[1:]
@@ -211,12 +211,12 @@ def open_or_build(
 
 
 def cache_root(cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of caches: the given one, or default_cache_dir()."""
+    """Return the folder of caches: `cache_dir`, or default_cache_dir() if it is None."""
     return default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
 
 
 def folder_of(fingerprint: str, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the cache folder of a source with this fingerprint, whether or not the folder exists yet."""
+    """Return the cache folder for a source's fingerprint and a tokenizer. The folder may not exist yet."""
     # The key is what decides the tokens, without training or downloading the tokenizer.
     if isinstance(tokenizer, TokenizerSpec):
         kind, key = tokenizer.kind if tokenizer.kind in KINDS else "huggingface", tokenizer.key()
@@ -275,7 +275,7 @@ def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded
 
 
 def grouped(documents: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Group documents so that a group is large enough for all cores and small enough for memory.
+    """Yield documents in groups that are large enough for all cores and small enough for memory.
 
     Args:
         size: Returns the number of characters of a document.

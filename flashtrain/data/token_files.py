@@ -56,7 +56,7 @@ class TokenFiles(SplitFiles):
         return file.suffix in FORMATS
 
     def open_tokens(self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> OpenTokens:
-        """Map the files, and check once that every token is in the vocabulary. Raises UserError as the class does."""
+        """Open the files, and check once that every token is in the vocabulary. Raises UserError as the class does."""
         known: Any = tokenizer
         if isinstance(tokenizer, TokenizerSpec):
             ids = tokenizer.kind == NONE
@@ -87,7 +87,7 @@ def _npy_file(path: Path) -> TokenFile:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:  # numpy's errors do not name the file
-        raise UserError(f"{path} holds no tokens: {first_line(error)}.") from error
+        raise UserError(f"{path} cannot be read as .npy, an array of tokens: {first_line(error)}.") from error
     dtype = next((name for name in NPY_DTYPES if array.dtype == np.dtype(name)), None)
     if dtype is None or array.ndim != 1:
         raise UserError(

@@ -69,7 +69,7 @@ class ByteTokenizer(LibraryTokenizer):
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Which tokenizer to make."""
+    """Describes a tokenizer, which make_tokenizer makes."""
 
     kind: str = "gpt2"  # "bytes", "bpe" (trained on the corpus), "gpt2", or the path of a Hugging Face folder
     vocab_size: int = 50257  # of a trained "bpe"
@@ -83,7 +83,7 @@ class TokenizerSpec:
             raise unknown("tokenizer", self.kind, KINDS, listed=(*KINDS, "a folder with tokenizer.json"))
 
     def key(self) -> str:
-        """Return a text that decides the ids: equal keys give equal tokens of a corpus. Files count by content."""
+        """Return a text that identifies the tokenizer: equal keys give equal tokens. Files count by their content."""
         if self.kind == "bytes":
             return "bytes"
         if self.kind == "bpe":
@@ -103,7 +103,8 @@ def make_tokenizer(spec: TokenizerSpec, documents: Callable[[], Iterable[str]] =
     """Make the tokenizer of a spec.
 
     Args:
-        documents: Returns the texts that a "bpe" is trained on; the other kinds do not call it.
+        spec: Describes the tokenizer.
+        documents: Function that returns the texts to train a "bpe" on; the other kinds do not call it.
 
     Raises:
         UserError: The files of the tokenizer are missing or damaged.
@@ -167,7 +168,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def begin_of(tokenizer: Tokenizer) -> Sequence[int]:
-    """Return the ids that transformers' AutoTokenizer puts before a text; none for bytes, bpe and gpt2."""
+    """Return the ids that the tokenizer puts before a text, as AutoTokenizer does; empty for bytes, bpe and gpt2."""
     return getattr(tokenizer, "begin_of_text", ())
 
 
@@ -182,7 +183,7 @@ def as_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def as_document(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """Return the ids of a document, int64: those before a text, the text's ids, and end_of_text."""
+    """Return the int64 ids of a document: those put before a text, the text's own `ids`, and end_of_text."""
     return np.concatenate((begin_of(tokenizer), ids, [tokenizer.end_of_text]), dtype=np.int64, casting="unsafe")
 
 
@@ -192,7 +193,7 @@ def known_end(tokenizer: Tokenizer) -> int | None:
 
 
 def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether flashtrain saved a tokenizer in a folder, which load_tokenizer reads."""
+    """Return whether a folder holds a tokenizer that flashtrain saved, as load_tokenizer reads it."""
     return bool(_saved(Path(folder)))
 
 
@@ -202,7 +203,7 @@ def _saved(folder: Path) -> dict[str, Any]:
 
 
 def first_bytes(documents: Iterable[str], limit: int) -> Iterator[str]:
-    """Yield the documents up to `limit` bytes; the last one is cut."""
+    """Yield the first documents until `limit` bytes of text are reached; the last document is cut."""
     taken = 0
     for document in documents:
         if taken >= limit:

@@ -33,23 +33,23 @@ class SpecialTokens(NamedTuple):
 
     @classmethod
     def past(cls, vocab_size: int) -> SpecialTokens:
-        """Return four new ids after those of a tokenizer of `vocab_size` tokens.
+        """Return the special tokens of a tokenizer of `vocab_size` tokens that has none: they get the four next ids.
 
-        Our tokenizers (bytes, bpe, gpt2) have none of the four. They have only an end of text, which ends a document in
-        the token file and is not part of any sample.
+        So have our tokenizers bytes, bpe and gpt2. Their only special token, end of text, ends a document in the token
+        file and is not part of any sample.
         """
         pad, classify, separate, mask = range(vocab_size, vocab_size + 4)
         return cls(pad, classify, separate, mask, 0, vocab_size, vocab_size + 4)
 
 
 class WordPieceTokenizer(LibraryTokenizer):
-    """A tokenizer with [PAD], [CLS], [SEP] and [MASK] of its own, of which it adds none to a text.
+    """The tokenizer of a BERT, whose vocabulary has [PAD], [CLS], [SEP] and [MASK]. It adds none of them to a text.
 
-    Unlike our other tokenizers, it reads their spelling in a text as these tokens, as transformers does. Its
+    Unlike our other tokenizers, and like transformers, it reads the spelling "[SEP]" in a text as that token. Its
     end_of_text is [SEP], as BERT has no other end of a document.
 
     Raises:
-        UserError: One of the four is missing.
+        UserError: The vocabulary lacks one of these four tokens.
     """
 
     kind, name = "wordpiece", "WordPiece"

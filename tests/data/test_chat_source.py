@@ -72,7 +72,7 @@ def test_parquet_and_saved_datasets_hold_the_same_conversations_as_lines(file, t
     ("line", "told"),
     [
         ('{"messages": [', r"chats\.jsonl:2: .*JSON"),
-        ({"messages": [ASK]}, r"chats\.jsonl:2: it has no message of the assistant"),
+        ({"messages": [ASK]}, r"chats\.jsonl:2: no message .* data\.train_on=all"),
         ({"dialog": []}, r"chats\.jsonl:2: .*dialog: expected messages"),
     ],
 )
@@ -95,7 +95,7 @@ def test_rows_of_a_table_and_a_folder_without_conversations_are_named_too(templa
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pyarrow.table({"messages": [[ASK, ANSWER], [ASK]]}), tmp_path / "chats.parquet")
-    with pytest.raises(UserError, match=r"chats\.parquet: row 2: it has no message of the assistant"):
+    with pytest.raises(UserError, match=r"chats\.parquet: row 2: no message .* data\.train_on=all"):
         texts(ChatFiles(tmp_path / "chats.parquet"), template)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("no conversation")

@@ -293,7 +293,7 @@ def test_a_tokenizer_without_a_template_serves_texts_and_says_what_conversations
         ({}, "its columns are none"),
         ({"messages": []}, "its messages are not a list of messages"),
         ({"messages": ["hello"]}, "message 1 of its messages has no role"),
-        ({"messages": TALK[:1]}, "no message of the assistant"),
+        ({"messages": TALK[:1]}, "data.train_on=all"),
         ({"messages": "[{"}, "its messages is not valid JSON"),
         ({"messages": TALK, "tools": ["weather"]}, "its tools are not a list of objects"),
         ({"prompt": "x", "completion": ""}, "its completion is empty"),

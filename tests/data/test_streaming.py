@@ -146,14 +146,14 @@ def test_the_first_documents_are_held_out_and_never_trained_on(data):
 def test_a_state_that_is_of_something_else_is_one_line(data):
     loader = data().train_dataloader()
     state = loader.state_dict()
-    with pytest.raises(UserError, match=r"another kind of data.*data\.streaming=true"):
+    with pytest.raises(UserError, match=r"data\.streaming=false"):
         loader.load_state_dict({"step": 1, "samples_read": 4})
     with pytest.raises(UserError, match=r"streamed its text to 2 devices, .* on 2 devices, not 1"):
         loader.load_state_dict({**state, "streams": [state["streams"][0]] * 2})
 
 
 def test_what_needs_a_trained_tokenizer_or_more_text_says_so(tmp_path):
-    with pytest.raises(UserError, match="no tokenizer can be trained on streamed text"):
+    with pytest.raises(UserError, match=r"data\.tokenizer=bytes"):
         StreamingDataModule(FilesSource(tmp_path), "bpe")
     files = ["recipe=gpt2", "data=files", "data.path=x", "data.streaming=true"]
     with pytest.raises(UserError, match=r"data\.streaming=true .* data\.tokenizer=bpe .* Use gpt2, bytes"):
