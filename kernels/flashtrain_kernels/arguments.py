@@ -1,7 +1,7 @@
-"""Checks of the tensors and options of an attention call, in the order in which flash_attn_func has them.
+"""Checks of the tensors and options of an attention call, named and ordered as in flash_attn_func.
 
-B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens,
-N sequences.
+B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens, N
+sequences.
 """
 
 import math
@@ -26,7 +26,7 @@ Window = Sequence[int | None] | Tensor  # two integers
 
 
 class Sizes(NamedTuple):
-    """What one call works on."""
+    """The dimensions, dtype and device of one attention call."""
 
     batch: int
     seqlen_q: int
@@ -40,7 +40,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(form: Form, tensors: Sequence[Tensor], sequences: int | None = None) -> Sizes:
-    """The Sizes of tensors that are checked. sequences: how many a packed row holds."""
+    """Return the Sizes of checked tensors in this form. sequences: how many a packed row holds, else None."""
     q, k = tensors[0], tensors[-1]
     if form.heads_first:
         q, k = q.transpose(1, 2), k.transpose(1, 2)
@@ -50,7 +50,7 @@ def sizes_of(form: Form, tensors: Sequence[Tensor], sequences: int | None = None
 
 
 def autocasted(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors as torch's own attention takes them: under torch.autocast in its dtype, float64 as it is."""
+    """Cast tensors as torch.autocast does for torch's own attention: to its dtype if it is on, but leave float64."""
     return tuple([_autocasted(x) for x in tensors])
 
 
@@ -61,7 +61,7 @@ def _autocasted(x: Any) -> Any:
 
 
 def plain_window(window_size: Any) -> Any:
-    """A pair of integers in whatever form as a tuple of them, None as -1. Other things stay, for the check."""
+    """Convert any pair of integers to a tuple, None in it to -1; return other values unchanged, to be checked."""
     if isinstance(window_size, Tensor) and window_size.shape == (2,) and not window_size.is_floating_point():
         window_size = window_size.tolist()
     if not isinstance(window_size, (tuple, list)):
@@ -70,7 +70,7 @@ def plain_window(window_size: Any) -> Any:
 
 
 def plain_integer(value: Any) -> Any:
-    """numpy's integers, and a tensor's, as Python's. Other things stay, for the check."""
+    """Convert an integer of numpy, or in a tensor, to Python's; return other values unchanged, to be checked."""
     if isinstance(value, (int, float, torch.SymInt)) or not hasattr(value, "__index__"):
         return value
     if isinstance(value, Tensor) and (value.numel() != 1 or value.dtype not in INTEGERS):
@@ -79,7 +79,7 @@ def plain_integer(value: Any) -> Any:
 
 
 def broadcasts(size: int, whole: int) -> bool:
-    """May a dimension of this size stand for the whole? (Not `size in (1, whole)`, which torch.compile gets wrong.)"""
+    """Return whether `size` broadcasts to `whole`. (Not `size in (1, whole)`, which torch.compile gets wrong.)"""
     return size == 1 or size == whole
 
 
@@ -87,7 +87,7 @@ def broadcasts(size: int, whole: int) -> bool:
 
 
 def check_floating(name: str, x: Any, layout: str) -> None:
-    """A floating tensor of a dtype that its device's attention computes."""
+    """Raise TypeError unless x is a floating tensor that its device's attention can compute."""
     check_dtype(name, x, layout, FLOATING)
     if x.dtype == torch.float64 and dispatch.implementation_for(x.device.type) == "portable":
         raise TypeError(
@@ -97,15 +97,15 @@ def check_floating(name: str, x: Any, layout: str) -> None:
 
 
 def check_tensor(name: str, x: Any, layout: str) -> None:
-    """A floating tensor with as many dimensions as layout names, such as "(B, S, 3, H, D)"; "qkv" and "kv" hold as many
-    tensors in the dimension before the heads."""
+    """Raise unless x is a floating tensor of this layout, such as "(B, S, 3, H, D)". The name "qkv" requires size 3 in
+    the dimension before the heads, "kv" size 2."""
     check_floating(name, x, layout)
     if x.dim() != layout.count(",") + 1 or (name in _PACKED and x.shape[-3] != _PACKED[name]):
         raise ValueError(f"{name} must have the shape {layout}, not {tuple(x.shape)}")
 
 
 def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
-    """One dtype and one device."""
+    """Raise TypeError or ValueError unless x has the dtype and device of the tensor `other`."""
     if x.dtype != other.dtype:
         raise TypeError(
             f"{name} has dtype {dtype_name(x.dtype)} and {other_name} has {dtype_name(other.dtype)}: they must be the "
@@ -115,7 +115,7 @@ def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
-    """q, k and v as a public function takes them, apart or packed."""
+    """Raise TypeError or ValueError unless q, k and v, apart or packed, are valid tensors that fit each other."""
     names = [*form.layouts]
     for name, layout, x in zip(names, form.layouts.values(), tensors, strict=True):
         check_tensor(name, x, layout)
@@ -134,7 +134,7 @@ def check_tensors(form: Form, tensors: Sequence[Any]) -> None:
 
 
 def check_heads(q: Tensor, k: Tensor, name: str) -> None:
-    """One head dimension, and as many query heads as key heads or a multiple of them. name: k's."""
+    """Raise ValueError unless q and k have the same head dimension and q's heads are a multiple of k's. name: k's."""
     head_dim, heads, kv_heads = q.shape[-1], q.shape[-2], k.shape[-2]
     if head_dim != k.shape[-1]:
         raise ValueError(f"q and {name} must have the same head dimension, not {head_dim} and {k.shape[-1]}")
@@ -148,7 +148,7 @@ def check_heads(q: Tensor, k: Tensor, name: str) -> None:
 
 
 def softmax_scale_or_default(softmax_scale: Any, head_dim: int, name: str = "softmax_scale") -> float:
-    """What the scores are multiplied by: 1 / sqrt(D) unless given."""
+    """Return the factor of the scores: softmax_scale if it is given, checked to be positive, else 1 / sqrt(D)."""
     if softmax_scale is None:
         return 1.0 / math.sqrt(head_dim)
     check_number(name, softmax_scale, " or None")
@@ -158,21 +158,21 @@ def softmax_scale_or_default(softmax_scale: Any, head_dim: int, name: str = "sof
 
 
 def check_dropout(dropout_p: Any) -> None:
-    """A probability below 1."""
+    """Raise TypeError or ValueError unless dropout_p is a probability below 1."""
     check_number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be a probability from 0 to less than 1, not {dropout_p}")
 
 
 def check_softcap(softcap: Any) -> None:
-    """A finite number, 0 or more."""
+    """Raise TypeError or ValueError unless softcap is a finite number, 0 or more."""
     check_number("softcap", softcap)
     if not 0.0 <= softcap < math.inf:
         raise ValueError(f"softcap must be a positive finite number, or 0 for none, not {softcap}")
 
 
 def check_alibi(slopes: Any, sizes: Sizes, mask: Any) -> None:
-    """alibi_slopes: (H,), or a row of H for each sequence."""
+    """Raise TypeError or ValueError unless slopes are None, (H,), or (sequences, H) with a row for each sequence."""
     if slopes is None:
         return
     check_dtype("alibi_slopes", slopes, "(H,) or (sequences, H)", (torch.float32,))
@@ -196,7 +196,7 @@ def check_alibi(slopes: Any, sizes: Sizes, mask: Any) -> None:
 
 
 def check_sink(sink: Any, sizes: Sizes) -> None:
-    """learnable_sink: (H,), floating."""
+    """Raise TypeError or ValueError unless sink (the argument learnable_sink) is None or a floating tensor (H,)."""
     if sink is not None:
         check_dtype("learnable_sink", sink, "(H,)", FLOATING)
         check_device("learnable_sink", sink, sizes.device)
@@ -204,7 +204,7 @@ def check_sink(sink: Any, sizes: Sizes) -> None:
 
 
 def check_bias(bias: Any, sizes: Sizes) -> None:
-    """bias: 1 to 4 dimensions that broadcast to (B, H, Sq, Sk), in q's dtype or float32."""
+    """Raise unless bias is None or has 1 to 4 dimensions that broadcast to (B, H, Sq, Sk), in q's dtype or float32."""
     if bias is None:
         return
     full = (sizes.batch, sizes.heads, sizes.seqlen_q, sizes.seqlen_k)
@@ -218,7 +218,7 @@ def check_bias(bias: Any, sizes: Sizes) -> None:
 
 
 def check_seed(seed: Any, device: torch.device) -> None:
-    """dropout_seed: None, a Python integer, or an int64 tensor of 1 or 3 elements on q's device."""
+    """Raise unless seed (dropout_seed) is None, an integer, or an int64 tensor of 1 or 3 elements on q's device."""
     if isinstance(seed, Tensor):
         check_dtype("dropout_seed", seed, "of 1 or 3 elements", (torch.int64,))
         if seed.dim() > 1 or seed.numel() not in (1, 3):
@@ -232,7 +232,7 @@ def check_seed(seed: Any, device: torch.device) -> None:
 
 
 def check_mask(mask: Any, sizes: Sizes, causal: bool, window_size: tuple[int, int]) -> None:
-    """mask: a Mask without causal and window_size, or a BlockMask made with the same ones."""
+    """Raise unless mask is None, a Mask without causal and window_size, or a BlockMask made with the same ones."""
     if mask is None:
         return
     if isinstance(mask, Mask):
@@ -261,8 +261,8 @@ def _check_intervals(mask: Mask, sizes: Sizes) -> None:
         rows = 3 if name == "mask.queries" else 2
         if x.dim() != rows or x.shape[-1] != length or not broadcasts(x.shape[-2], sizes.batch):
             raise ValueError(
-                f"{name} must be of {length} tokens in {_choice(sizes.batch)} rows, as q and k are, "
-                f"not of the shape {tuple(x.shape)}"
+                f"{name} must have {length} tokens in {_choice(sizes.batch)} batch rows, to fit q and k, "
+                f"not the shape {tuple(x.shape)}"
             )
     if mask.keys is not None and mask.keys.shape[0] != mask.queries.shape[1]:
         raise ValueError(
@@ -271,20 +271,20 @@ def _check_intervals(mask: Mask, sizes: Sizes) -> None:
     if mask.queries.shape[0] not in (5, 7):
         raise ValueError(f"mask.queries must have 5 or 7 rows, not {mask.queries.shape[0]}")
     if mask.seqlen_k != sizes.seqlen_k:
-        raise ValueError(f"mask must be of {sizes.seqlen_k} keys, as k is, not of {mask.seqlen_k}")
+        raise ValueError(f"mask must have k's {sizes.seqlen_k} keys, not {mask.seqlen_k}")
 
 
 def _check_blocks(mask: BlockMask, sizes: Sizes, causal: bool, window_size: tuple[int, int]) -> None:
     if (mask.seqlen_q, mask.seqlen_k) != (sizes.seqlen_q, sizes.seqlen_k):
         raise ValueError(
-            f"mask must be of {sizes.seqlen_q} queries and {sizes.seqlen_k} keys, as q and k are, "
-            f"not of {mask.seqlen_q} and {mask.seqlen_k}"
+            f"mask must have {sizes.seqlen_q} queries and {sizes.seqlen_k} keys, as q and k have, "
+            f"not {mask.seqlen_q} and {mask.seqlen_k}"
         )
     batch, heads = mask.query_rows.shape[:2]
     if not (broadcasts(batch, sizes.batch) and broadcasts(heads, sizes.heads)):
         raise ValueError(
-            f"mask must be of {_choice(sizes.batch)} rows and {_choice(sizes.heads)} heads, as q is, "
-            f"not of {batch} and {heads}"
+            f"mask must have {_choice(sizes.batch)} batch rows and {_choice(sizes.heads)} heads, to fit q, "
+            f"not {batch} and {heads}"
         )
     check_device("mask", mask.query_rows, sizes.device)
     wanted = band(sizes.seqlen_q, sizes.seqlen_k, causal, window_size)

@@ -1,4 +1,4 @@
-"""The one way from a public function to the operators: check the call, make its options, choose who computes it.
+"""The path from every public function to the operators: check the call, make its options, choose the implementation.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension, T packed tokens.
 """
@@ -45,7 +45,7 @@ _KINDS = {float, int, bool, type(None)}
 
 
 class Requested(NamedTuple):
-    """flash-attn's arguments after the tensors, and ours, as they were given."""
+    """The arguments of `flash_attn_func` after the tensors, as the caller gave them."""
 
     dropout_p: float = 0.0
     softmax_scale: float | None = None
@@ -63,7 +63,7 @@ class Requested(NamedTuple):
 
 
 def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packing: Packing | None = None) -> Result:
-    """A public function's call: out, or (out, lse), or flash-attn's (out, lse, S_dmask); the lse of a row is (H, T)."""
+    """Run a public function's call: return out, (out, lse) or (out, lse, S_dmask). A packed row's lse is (H, T)."""
     of_mask = _tensors_of(requested.mask, packing)
     key = None if of_mask is None else _key(form, tensors, of_mask, requested)
     call = None if key is None else _CHECKED.get(key)
@@ -97,8 +97,7 @@ def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packin
 
 
 def options_of(sizes: Sizes, requested: Requested, packing: Packing | None = None) -> Options:
-    """flash-attn's arguments, checked, in the one form of everything below. Raises TypeError or ValueError naming the
-    argument."""
+    """Check the arguments and convert them to Options. Raises TypeError or ValueError, which names the argument."""
     dropout_p, mask, alibi_slopes, bias = requested.dropout_p, requested.mask, requested.alibi_slopes, requested.bias
     causal, softcap, dropout_seed = requested.causal, requested.softcap, requested.dropout_seed
     check_sink(requested.learnable_sink, sizes)
@@ -177,7 +176,7 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
 def run(
     tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, form: Form = BATCH
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, lse) of tensors in this form, by who can compute it; lse may be None without with_lse."""
+    """Compute (out, lse) by the implementation for the tensors' device; lse may be None without with_lse."""
     device_type = tensors[0].device.type
     # Of meta tensors the operators say the shapes.
     by_torch = device_type != "meta" and dispatch.implementation_for(device_type) == "torch"
@@ -198,8 +197,8 @@ def run(
 
 
 def key_of(form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """All that checking a call depends on: its tensors' signature, plain values with their types (1 is not True), and
-    autocast. None where that cannot be said."""
+    """Return a key of all that checking a call depends on: its tensors' signature, plain values and their types (1 is
+    not True), autocast. None: the call cannot be identified."""
     signed = signature(tensors)
     kinds = tuple([type(value) for value in plain])
     if signed is None or not _KINDS.issuperset(kinds):
@@ -208,7 +207,7 @@ def key_of(form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tu
 
 
 def known(key: tuple[Any, ...] | None) -> Pass | None:
-    """The pass of a call that was checked before."""
+    """Return the prepared operator call of an earlier, checked call with this key; None if there was none."""
     return None if key is None else _CHECKED.get(key)
 
 
@@ -219,8 +218,8 @@ def remember(
     of_mask: tuple[Tensor, ...] = (),
     form: Form = BATCH,
 ) -> None:
-    """Keep a call that was checked, of no tensors but these, dropout's seed and its mask's, where our kernels run it
-    and autocast changed nothing."""
+    """Store a checked call under its key, unless it has tensors other than these, dropout's seed and its mask's, or
+    autocast changed a dtype, or torch computes it."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
     if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):

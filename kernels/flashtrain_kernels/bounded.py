@@ -1,4 +1,4 @@
-"""A dict that holds so much and no more."""
+"""A dict of limited size."""
 
 from typing import TypeVar
 
@@ -7,7 +7,7 @@ V = TypeVar("V")
 
 
 class Bounded(dict[K, V]):
-    """A dict that forgets all when it holds `most` and another comes."""
+    """A dict that is emptied when it holds `most` entries and a new key is set."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The two operators under flash_attn_with_kvcache: append new keys and values to a cache, and attend to it.
+"""The two operators of flash_attn_with_kvcache: append new keys and values to a cache, and attend to it.
 
-B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A
-cache is P pages of L rows (P, L, K, D); a table (B, M) says which pages hold a sequence's keys, M * L rows. On a GPU
+B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A cache
+is P pages of L rows (P, L, K, D); a table (B, M) names the pages that hold each sequence's keys, M * L rows. On a GPU
 the operators are the kernels of backends/portable/append.py and decode.py, elsewhere plain PyTorch.
 """
 
@@ -28,12 +28,12 @@ _SCHEMAS = {
 
 
 def append(*call: Any) -> None:
-    """Write new keys, rotated, and values to the rows from `lengths` on: the schema's arguments."""
+    """Write new keys, rotated, and values to the cache rows from `lengths` on. Arguments: see _SCHEMAS."""
     _run(torch.ops.flashtrain_kernels.append_to_cache.default, _compute_append, call)
 
 
 def attend(*call: Any) -> tuple[Tensor, Tensor]:
-    """(out (B, Sq, H, D), lse (B, H, Sq)), contiguous: the schema's arguments; left and right are -1 for no bound."""
+    """Return (out (B, Sq, H, D), lse (B, H, Sq)). Arguments: see _SCHEMAS; left, right: window, -1 for no bound."""
     return _run(torch.ops.flashtrain_kernels.attend_to_cache.default, _compute_attend, call)
 
 
@@ -91,7 +91,7 @@ def _places(rows: Tensor, table: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]
 
 
 def rotated(x: Tensor, positions: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
-    """x (B, S, heads, D) with its first R dimensions turned by positions (B, S); computed in float32 or x's own."""
+    """Rotate the first R dimensions of x (B, S, heads, D) by the angles of positions (B, S), in float32 or more."""
     if cos is None or sin is None:
         return x
     exact = torch.promote_types(x.dtype, torch.float32)

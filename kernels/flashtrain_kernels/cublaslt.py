@@ -49,22 +49,22 @@ class _Heuristic(ctypes.Structure):
 
 
 class CublasLtError(RuntimeError):
-    """A call of the library failed."""
+    """A cuBLASLt call failed."""
 
 
 def available() -> bool:
-    """Whether the library is there to be called."""
+    """Return whether the cuBLASLt library can be called."""
     return _library() is not None
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, inner: Tensor) -> None:
-    """inner = x @ weight.T + bias and out = gelu(inner), in one product. x (M, K), weight (N, K), bias (N,)."""
+    """Compute inner = x @ weight.T + bias and out = gelu(inner) in one product: x (M, K), weight (N, K), bias (N,)."""
     plan = _plan(x.device, x.dtype, (weight.shape[0], x.shape[0], x.shape[1]), True, _GELU_AUX_BIAS)
     plan.run(weight, x, out, bias=bias, aux=inner)
 
 
 def product_times_gelu_gradient(dout: Tensor, weight: Tensor, inner: Tensor, dinner: Tensor) -> None:
-    """dinner = (dout @ weight) * gelu'(inner). dout (M, K), weight (K, N), inner and dinner (M, N)."""
+    """Compute dinner = (dout @ weight) * gelu'(inner), with dout (M, K), weight (K, N), inner and dinner (M, N)."""
     plan = _plan(dout.device, dout.dtype, (weight.shape[1], dout.shape[0], dout.shape[1]), False, _DGELU)
     plan.run(weight, dout, dinner, bias=None, aux=inner)
 
@@ -214,5 +214,5 @@ def _library() -> ctypes.CDLL | None:
         path = next((line.split()[-1] for line in lines if "libcublasLt.so" in line), None)
         return ctypes.CDLL(path) if path else None
     except OSError as error:
-        _log.warning("cuBLASLt cannot be called (%s): GELU runs as a kernel of its own", error)
+        _log.warning("cuBLASLt cannot be loaded (%s): GELU runs as a separate kernel", error)
         return None

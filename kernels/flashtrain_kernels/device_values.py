@@ -1,4 +1,4 @@
-"""Values of small device tensors, read once: what the checks of cu_seqlens need, which must wait for the device."""
+"""Values of small device tensors, read once: checks of cu_seqlens need them, and reading waits for the device."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def values_of(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...] | None:
-    """The numbers that summary(x) gives, at most once for a tensor as it is now.
+    """Return the numbers in summary(x), or None where reading x would harm: under torch.compile, CUDA graph capture, or
+    without data.
 
-    None where they cannot be had without harm: while torch.compile traces, while a CUDA graph is being captured, and
-    for tensors that hold no data. A tensor is always given the same summary. CPU tensors are read every time, because
-    what shares their memory (numpy) writes without raising the version.
+    A GPU tensor is read once for each time it is written to; always give a tensor the same summary. A CPU tensor is
+    read every time, because numpy may write to its memory without raising the version.
     """
     if torch.compiler.is_compiling() or _holds_no_data(x):
         return None
@@ -29,7 +29,7 @@ def values_of(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]
 
 
 def read_once(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]:
-    """The numbers that summary(x) gives, from memory where x is known and has not been written to."""
+    """Return the numbers in summary(x), from the cache if x was read before and has not been written to since."""
     version = None if x.is_inference() else x._version
     known = _known.get(x)
     if known is not None and version is not None and known[0] == version:

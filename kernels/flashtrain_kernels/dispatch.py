@@ -1,7 +1,7 @@
-"""Which implementation a call gets: the one place that chooses, by readable rules.
+"""The one place that chooses which implementation computes a call.
 
     portable    the Triton kernels: NVIDIA GPUs of sm_80 and later, or Triton's interpreter on CPU tensors
-    hopper      the Gluon kernels, for the calls on sm_90 GPUs that they serve; the rest of these are portable
+    hopper      the Gluon kernels for sm_90 GPUs, for the calls that they support; the portable kernels run the others
     torch       torch's scaled_dot_product_attention: tensors that are not on a CUDA device
     reference   plain PyTorch (reference.py) behind the same operators; only when forced, for tests
 
@@ -31,14 +31,12 @@ IMPLEMENTATIONS = (*(backend.NAME for backend in reversed(BACKENDS)), "torch", "
 
 @contextlib.contextmanager
 def force(implementation: str, tile: Tile | None = None, together: bool = True) -> Iterator[None]:
-    """Let every call within the context use this implementation: for tests and tuning.
-
-    It applies to the whole process, so also to the threads that run autograd.
+    """Make every call within this context manager use one implementation, in all threads: for tests and tuning.
 
     Args:
         implementation: one of IMPLEMENTATIONS.
-        tile: for every kernel, instead of the table's.
-        together: with a tile, whether dK/dV and dQ share a launch.
+        tile: the tile size of every portable kernel, instead of the table's.
+        together: with a tile, whether one launch computes dK/dV and dQ.
 
     Raises:
         ValueError: an unknown implementation.
@@ -54,8 +52,8 @@ def force(implementation: str, tile: Tile | None = None, together: bool = True) 
 
 
 def implementation_for(device_type: str) -> str:
-    """The implementation for tensors of a device type ("cuda", "cpu", ...): "portable" stands for our kernels, of which
-    BACKENDS are asked for each call."""
+    """Return the implementation for tensors on a device type ("cuda", "cpu", ...); "portable" stands for all of
+    BACKENDS."""
     forced = forced_implementation()
     if forced is not None and forced != "hopper":
         return forced
@@ -63,9 +61,9 @@ def implementation_for(device_type: str) -> str:
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Do the operators run Triton kernels on this device (else the reference)? Raises ValueError where they cannot.
+    """Return whether operators run Triton kernels on this device, else the reference. Raises ValueError if they cannot.
 
-    A CPU has no way to run them but the interpreter, so operators called there directly compute by the reference.
+    A CPU runs kernels only in Triton's interpreter (TRITON_INTERPRET=1).
     """
     if forced_implementation() == "reference" or (device.type == "cpu" and not INTERPRETED):
         return False
@@ -77,8 +75,8 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """The tile sizes that `Mask.planned` plans for: the first backend's that has some; None where no kernels run, or
-    where they will find the mask's sequences by themselves."""
+    """Return the tile sizes that `Mask.planned` plans for, from the first backend that has some; None if no kernel
+    runs, or if the kernels need only the boundaries of the mask's packed sequences."""
     device = mask.queries.device
     if not runs_kernels(device):
         return None
@@ -95,7 +93,7 @@ register_plan_blocks(plan_blocks)
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, options: Options) -> bool:
-    """Do packed sequences stay as they are in this call, as its kernels find them themselves? Else a Mask is made."""
+    """Return whether this call's kernels accept packed sequences by their boundaries; otherwise they need a Mask."""
     if implementation_for(device.type) != "portable" or not runs_kernels(device):
         return False
     changed = options.beyond_softcap and not hopper.changes_sequences(options, head_dim)

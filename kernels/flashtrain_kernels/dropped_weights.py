@@ -13,11 +13,11 @@ from .packing import Packing
 
 @torch.no_grad()
 def signed_probabilities(q: Tensor, k: Tensor, lse: Tensor, options: Options, packing: Packing | None = None) -> Tensor:
-    """Make flash-attn's S_dmask, for tests of dropout: the weights before it, negative where dropout dropped them.
+    """Return flash-attn's S_dmask: the attention weights before dropout, negative where dropout drops them.
 
     Returns:
-        (B, H, Sq, Sk) in q's dtype, -0.0 where a dropped weight is 0; of packed sequences (N, H, max_seqlen_q,
-        max_seqlen_k), 0 past their ends; (0,) without dropout.
+        (B, H, Sq, Sk) in q's dtype, -0.0 where a dropped weight is 0; for packed sequences (N, H, max_seqlen_q,
+            max_seqlen_k), 0 past their ends; without dropout (0,).
     """
     if options.dropout_p == 0:
         return q.new_empty((0,))

@@ -1,4 +1,4 @@
-"""Operators called in eager mode: differentiated by one small autograd.Function, and launched again from the cache."""
+"""Operators in eager mode: one small autograd.Function differentiates them, and repeated launches come from a cache."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 class Pass:
-    """An operator with all its arguments but the tensors. Called with those that are not None, in their order."""
+    """A forward or backward operator call without its tensors; call it with those that are not None, in order."""
 
     def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
         self.operator, self.function, self.arguments = operator, function, arguments
@@ -29,14 +29,15 @@ class Pass:
         self.backwards: dict[tuple[bool, bool], Pass] = {}  # by whether dlse is missing and dbias is wanted
 
     def filled(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """The operator's arguments."""
+        """Return the operator's arguments with these tensors in their places."""
         arguments = list(self.arguments)
         for place, x in zip(self.places, tensors, strict=True):
             arguments[place] = x
         return arguments
 
     def __call__(self, tensors: Sequence[Tensor], signed: tuple[Any, ...]) -> Any:
-        """The operator's results on tensors of this `signature`: computed, recorded the second time, then repeated."""
+        """Return the results on tensors of this `signature`; the second call records the launches, later ones repeat
+        them."""
         key = self.number, signed
         known = _KNOWN.get(key)
         if type(known) is CachedLaunches and not known.watched():
@@ -57,7 +58,7 @@ _KNOWN: Bounded[tuple[Any, ...], CachedLaunches | str] = Bounded(4096)  # by sig
 
 
 def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
-    """The pass that an operator's arguments describe, and the tensors among them."""
+    """Return the (possibly cached) Pass of an operator with these inputs, and the tensors among them."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
     # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
@@ -68,7 +69,7 @@ def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
 
 
 def computed(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
-    """A forward pass outside of compilers and transforms. tensors: all of the call's, of this `signature`."""
+    """Compute a forward, differentiable, outside of compilers and transforms. signed: the tensors' `signature`."""
     if torch.is_grad_enabled():
         return (_Eager.apply if signed is None else _apply_plain)(call, signed, *tensors)
     return _results(call, tensors, signed)
@@ -125,8 +126,8 @@ _apply_plain = super(torch.autograd.Function, _Eager).apply
 
 
 def without_derivative(gradients: Sequence[Tensor], given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients made with create_graph=True: they depend on what was given, and differentiating them again raises
-    NotImplementedError, where leaving it out would give a wrong number in silence."""
+    """Return gradients made with create_graph=True, so that differentiating them again raises NotImplementedError,
+    instead of silently leaving their dependence on `given` out."""
     return _NoDerivative.apply(len(gradients), *gradients, *given)
 
 

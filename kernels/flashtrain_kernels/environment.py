@@ -1,4 +1,4 @@
-"""What holds for the whole process: what is forced, which Triton is installed, what autocast and torch.compile do."""
+"""State of the whole process: the forced implementation, the installed Triton, autocast and torch.compile."""
 
 import importlib.metadata
 import os
@@ -15,7 +15,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 class Forced(NamedTuple):
-    """What `dispatch.force` asks for: an implementation, and of the portable kernels a tile."""
+    """The arguments of `dispatch.force`."""
 
     implementation: str
     tile: Any  # a tile_table.Tile or None
@@ -26,13 +26,13 @@ forced: Forced | None = None
 
 
 def forced_implementation() -> str | None:
-    """The implementation that `dispatch.force` asks for, if any."""
+    """Return the implementation that `dispatch.force` set, or None."""
     return None if forced is None else forced.implementation
 
 
 @cache
 def release() -> tuple[int, int]:
-    """Major and minor number of the installed Triton; (0, 0) where there is none."""
+    """Return (major, minor) of the installed Triton; (0, 0) if there is none."""
     try:
         numbers = importlib.metadata.version("triton").split(".")
     except importlib.metadata.PackageNotFoundError:
@@ -41,16 +41,15 @@ def release() -> tuple[int, int]:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """torch.autocast's dtype on this type of device, None where it is off. torch has none for meta tensors, and raises
-    where it is asked."""
+    """Return torch.autocast's dtype on this device type, or None if it is off. (torch raises for meta tensors.)"""
     on = device_type != "meta" and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
 
 
 def constant(function: Function) -> Function:
-    """torch.compiler.assume_constant_result: torch.compile calls the function while it traces, and keeps the result.
+    """Decorator: torch.compile calls the function while it traces, and keeps the result as a constant.
 
-    Without importing torch.compile: that is as long as importing torch itself.
+    It does what torch.compiler.assume_constant_result does, without the long import of torch.compile.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

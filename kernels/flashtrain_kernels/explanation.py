@@ -1,4 +1,4 @@
-"""What runs a call, and why, in one line.
+"""A one-line explanation of which implementation and tiles a call gets.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -24,10 +24,10 @@ from .options import Options
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *positional: Any, **options: Any) -> str:
-    """Say in one line which implementation and which tiles `flash_attn_func` gets with these arguments, and why.
+    """Return one line on which implementation and tiles `flash_attn_func` uses for these arguments, and why.
 
     Raises:
-        TypeError, ValueError: what the call itself would raise.
+        TypeError, ValueError: as `flash_attn_func` would.
     """
     given = inspect.signature(flash_attn_func).bind(q, k, v, *positional, **options).arguments
     requested = Requested(**{name: value for name, value in given.items() if name not in BATCH.layouts})

@@ -27,14 +27,14 @@ _PRODUCT = torch.ops.flashtrain_kernels.product_times_gelu_gradient.default
 
 
 def gelu_feed_forward(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-    """F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down, down_bias), differentiable once.
+    """Compute F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down, down_bias), differentiable once.
 
-    On NVIDIA GPUs in 16 bits, GELU and its derivative are applied to the products' results before they are stored.
+    On NVIDIA GPUs in 16 bits, GELU and its derivative are fused into the matrix products (cuBLASLt).
 
     Args:
         x: (..., E), floating; under autocast, computed in its dtype.
-        up, up_bias: (F, E) and (F,).
-        down, down_bias: (E, F) and (E,).
+        up, up_bias: weight (F, E) and bias (F,) of the first linear layer.
+        down, down_bias: weight (E, F) and bias (E,) of the second.
 
     Returns:
         (..., E).

@@ -1,4 +1,4 @@
-"""How q, k and v may lie when a public function is called.
+"""The layouts in which public functions take q, k and v.
 
 B batch, S sequence (Sq queries, Sk keys), T packed tokens (Tq, Tk), H query heads, K key/value heads, D head dimension.
 """
@@ -13,12 +13,12 @@ _Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, at every call
 class Form:
-    """How the tensors of a call lie; log-sum-exps are (B, H, Sq), of a row (H, Tq).
+    """The layout of a call's tensors and results; log-sum-exps are (B, H, Sq), of a packed row (H, Tq).
 
     Attributes:
-        layouts: of each tensor, by its name.
-        row: B is 1, and tensors and results lack that dimension.
-        heads_first: heads come before the sequence, in the tensors alone: out is (B, Sq, H, D).
+        layouts: {name: shape in letters} of the tensors.
+        row: sequences are packed into one row, and tensors and results have no batch dimension.
+        heads_first: in the tensors heads come before the sequence; out is (B, Sq, H, D) nevertheless.
     """
 
     layouts: dict[str, str]
@@ -26,11 +26,11 @@ class Form:
     heads_first: bool = False
 
     def to_batch(self, x: Tensor) -> Tensor:
-        """One of the tensors as (B, S, ..., heads, D), a view."""
+        """Return a view (B, S, ..., heads, D) of a tensor in this form."""
         return x[None] if self.row else x.transpose(1, 2) if self.heads_first else x
 
     def of_batch(self, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Results (B, Sq, H, D) and (B, H, Sq) in this form, differentiable."""
+        """Convert results out (B, Sq, H, D) and lse (B, H, Sq) to this form, differentiably."""
         if not self.row:
             return out, lse
         # The gradient of [0] would fill a tensor with zeros, and copy into it.
@@ -48,7 +48,7 @@ PAGED = Form({"q": _Q_ROW, "k": "(pages, page size, K, D)", "v": "(pages, page s
 
 
 def apart(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of (q, k, v), (q, kv) or (qkv,), where those packed lie side by side in dimension 2."""
+    """Return q, k and v from (q, k, v), (q, kv) or (qkv,); packed ones are stacked in dimension 2."""
     if len(tensors) == 3:
         q, k, v = tensors
     else:

@@ -1,8 +1,8 @@
 """Attention over a cache of keys and values, for generating text: flash-attn's function, forward only.
 
-B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A
-cache is P pages of L rows: (P, L, K, D). A table (B, M) says which pages hold a sequence's keys, one after the other;
-a cache without pages is the same with one page a sequence, M = 1. C = M * L is what a sequence has room for.
+B batch, Sq queries, Sn new keys, H query heads, K key/value heads, D head dimension, R rotated dimensions of D. A cache
+is P pages of L rows: (P, L, K, D). A table (B, M) names the M pages that hold each sequence's keys in order; a cache
+without pages is the case M = 1. C = M * L is the number of keys that a sequence has room for.
 """
 
 from typing import Any
@@ -57,37 +57,37 @@ def flash_attn_with_kvcache(
     *,
     learnable_sink: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of a few new tokens over a cache, which k and v join first, in place. Exact; without a gradient.
+    """Append k and v to a cache in place, then compute exact attention of q over that cache; forward only.
 
-    Names, order, defaults and meaning are flash-attn 2.8's; what follows the * is ours.
+    Arguments before the * have flash-attn 2.8's names, order, defaults and meaning.
 
     Args:
         q: (B, Sq, H, D).
-        k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length L; of q's dtype, with
-            a last stride of 1.
-        k, v: (B, Sn, K, D), written to the rows from cache_seqlens on; both or neither. What does not fit is not
-            written.
-        rotary_cos, rotary_sin: (C or more, R / 2), floating: with k, queries and new keys are rotated (RoFormer, arXiv
-            2104.09864) by their row in the cache: a new key by its own; query i by cache_seqlens + i, where neither
-            causal nor a window is requested by cache_seqlens.
-        cache_seqlens: how many rows of each sequence are filled before k: an integer, or (B,) int32. None: all C.
-        cache_batch_idx: (B,) int32: which cache each sequence has; None: its own number. Not with block_table.
-        cache_leftpad: (B,) int32: how many of a sequence's first rows hold nothing; None: 0.
-        block_table: (B, M) int32: the pages of each sequence. Entries past its end may be anything.
-        causal, window_size, alibi_slopes: aligned bottom-right, the last query at the last key, as in
-            `flash_attn_func`.
-        rotary_interleaved: dimensions 0 and 1, 2 and 3, ... turn together; else 0 and R / 2, 1 and R / 2 + 1, ...
-        num_splits: into how many parts a sequence's keys are cut, computed side by side and joined by their
-            log-sum-exp: 1 to 128; 0: as many as fill the GPU.
+        k_cache, v_cache: (caches, C, K, D) or, with block_table, pages (P, L, K, D) of any length L; q's dtype, last
+            stride 1.
+        k, v: (B, Sn, K, D), written to the cache rows from cache_seqlens on (rows beyond the cache are skipped). Give
+            both or neither.
+        rotary_cos, rotary_sin: (C or more, R / 2), floating; only with k. They rotate new keys (RoFormer, arXiv
+            2104.09864) by their row in the cache, and query i by row cache_seqlens + i (without causal and window:
+            cache_seqlens).
+        cache_seqlens: how many cache rows of each sequence are filled before k is appended: an integer or (B,) int32;
+            None: all C.
+        cache_batch_idx: (B,) int32: the index into k_cache for each sequence; None: 0 to B - 1. Not with block_table.
+        cache_leftpad: (B,) int32: how many rows at the start of each sequence are padding; None: 0.
+        block_table: (B, M) int32: the pages of each sequence, in order. Entries past its end are ignored.
+        causal, window_size, alibi_slopes: as in `flash_attn_func`, with the last query at the last key.
+        rotary_interleaved: True: rotate dimensions (0, 1), (2, 3), ... as pairs; False: (0, R / 2), (1, R / 2 + 1), ...
+        num_splits: number of parts, 1 to 128, that a sequence's keys are divided into; the GPU computes the parts in
+            parallel and merges them. 0: as many as fill the GPU.
         softmax_scale, softcap, learnable_sink: as in `flash_attn_func`.
 
     Returns:
-        out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that sees no key gives 0
-        and -inf.
+        out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that sees no key has output
+            0 and log-sum-exp -inf.
 
     Raises:
-        TypeError, ValueError: the message names the argument; lengths are checked on a CPU, while on a GPU, which is
-            not waited for, those past C count as C.
+        TypeError, ValueError: the message names the argument. Lengths are checked on the CPU only; on a GPU, lengths
+            above C are taken as C.
     """
     q, k, v = autocasted(q, k, v)
     table, capacity = _check_tensors(q, k_cache, v_cache, k, v, cache_batch_idx, block_table)
@@ -158,12 +158,12 @@ def _check_tensors(
     caches = k_cache.shape[0]
     if batch_index is None:
         if caches != batch:
-            raise ValueError(f"k_cache must be of q's {batch} sequences (or give cache_batch_idx), not of {caches}")
+            raise ValueError(f"k_cache must hold q's {batch} sequences, not {caches} (or give cache_batch_idx)")
         return torch.arange(batch, device=q.device, dtype=torch.int32)[:, None], k_cache.shape[1]
     index = _rows("cache_batch_idx", batch_index, q)
     found = _least_and_most(index)
     if found is not None and not 0 <= found[0] <= found[1] < caches:
-        raise ValueError(f"cache_batch_idx must be of the {caches} caches, from 0, not from {found[0]} to {found[1]}")
+        raise ValueError(f"cache_batch_idx must be 0 to less than k_cache's {caches}, not {found[0]} to {found[1]}")
     return index[:, None], k_cache.shape[1]
 
 
@@ -195,8 +195,8 @@ def _lengths(cache_seqlens: Any, q: Tensor, capacity: int, added: int, appends: 
     if most is not None and most + added > capacity:
         new = f" and {added} new ones" if appends else ""
         raise ValueError(
-            f"cache_seqlens must fit the cache: {most} rows{new} are more than the {capacity} that k_cache (with "
-            "block_table: the pages of a sequence) has"
+            f"cache_seqlens must leave room in the cache: {most} keys{new} are more than the {capacity} that k_cache "
+            "(with block_table: its pages of a sequence) can hold"
         )
     return lengths
 

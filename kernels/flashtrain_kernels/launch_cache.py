@@ -1,8 +1,8 @@
-"""A pass of attention like one before is launched again, and nothing is decided anew: what takes most of a short call.
+"""A cache of recorded launches: most of a short attention call's time goes into decisions, which repeating skips.
 
-What a pass allocates and launches follows from its options and its tensors' shapes, strides, dtypes and alignment. The
-second pass that is like another is recorded; from the third on the recorded tensors are allocated, the addresses filled
-in, the kernels launched. What tensors hold is no part of a recording.
+What a forward or backward allocates and launches follows from its options and its tensors' shapes, strides, dtypes and
+alignment. Its second run is recorded; later runs allocate the same tensors, fill in the addresses and launch the same
+kernels. Tensors' contents are not recorded.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ _active = threading.local()
 
 
 def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """All that a pass of these tensors depends on besides its options. None where operators must be called as such:
-    compilers, transforms, modes, subclasses of Tensor and tensors that hold no plain data see or change them."""
+    """Return a key of the tensors' shapes, strides, dtypes, devices and alignment, on which launches depend. None if
+    operators must be called normally: under compilers, transforms and modes, and for special tensors."""
     if (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -46,17 +46,17 @@ def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
 
 
 def applies(device: torch.device) -> bool:
-    """Are there kernels to launch on this device?"""
+    """Return whether kernels can be launched on this device: on a GPU, or on a CPU in Triton's interpreter."""
     return device.type == "cuda" or (environment.INTERPRETED and device.type == "cpu")
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager:
-    """Triton launches on the current device: make it the tensors' own."""
+    """Return a context manager that makes this the current device, on which Triton launches."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 class Place(NamedTuple):
-    """Where a kernel reads or writes: the number of a tensor (given ones, results, the workspace), bytes from there."""
+    """An address for a kernel: the index of a tensor (among inputs, results, workspace) and an offset in bytes."""
 
     number: int
     offset: int
@@ -67,7 +67,7 @@ class _RefusedError(Exception):
 
 
 class Recorder(TorchDispatchMode):
-    """Notes what a pass allocates and which launches it wants, which run later; refuses all else before it happens."""
+    """A mode that records one computation's allocations and launches (which run later), and refuses all else."""
 
     _ALLOCATE = ("empty", "new_empty", "empty_like")
 
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         return parts
 
     def is_within(self, part: Any, whole: Tensor, offset: int = 0) -> None:
-        """part, a view or a descriptor, lies in `whole`, so many bytes behind its start."""
+        """Record that part, a view or a TMA descriptor, starts `offset` bytes after the start of the tensor `whole`."""
         root, before = self.root_of(whole)
         self._note(part, root, before + offset)
 
@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):
                 self._at[x.data_ptr()] = None
 
     def root_of(self, x: Any) -> tuple[Tensor, int]:
-        """The given or allocated tensor that x lies in, and how many bytes behind its start."""
+        """Return the input or allocated tensor that x lies in, and x's offset in bytes from its start."""
         known = self._roots.get(id(x))
         if known is None and isinstance(x, Tensor) and x.numel():
             known = self._at.get(x.data_ptr())
@@ -125,13 +125,13 @@ class Recorder(TorchDispatchMode):
 
 
 def recorder() -> Recorder | None:
-    """This thread's, while a pass is being recorded."""
+    """Return the Recorder that is active in this thread, or None."""
     return getattr(_active, "recorder", None)
 
 
 def launch(launch: Any) -> None:
-    """Start a Launch: now, or when the recording is done. Every launch of a pass of attention comes by here; another
-    way, a recording would miss it."""
+    """Start a Launch now, or, while recording, after the recording. Every launch of attention must use this
+    function."""
     active = recorder()
     if active is None:
         launch.start()
@@ -145,7 +145,7 @@ class _Recording(NamedTuple):
 
 
 def record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _Recording | None:
-    """The pass computed, and how to repeat it, if it can be. None: nothing was computed."""
+    """Return the results of function(*filled(tensors)) and how to repeat it; None if recording was refused."""
     given = [x.detach() for x in tensors]  # objects that are distinct where two of the tensors are one
     recorded = Recorder(given)
     device = given[0].device
@@ -202,7 +202,7 @@ def _cached(
 
 
 class CachedLaunches(NamedTuple):
-    """What a pass allocates and launches; threads share it."""
+    """The recorded allocations and launches of one computation, shared by threads. Call it with new input tensors."""
 
     # Of each result: the number of a given tensor that it is like, or -1; its shape, strides and dtype.
     results: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]]
@@ -211,7 +211,7 @@ class CachedLaunches(NamedTuple):
     device: torch.device
 
     def watched(self) -> bool:
-        """Does anybody want to hear of each launch, as a profiler does through Triton's hooks?"""
+        """Return whether Triton has launch hooks, as a profiler installs: then each launch must go through Triton."""
         return bool(self.launches) and self.launches[0].watched()
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""The output head of a language model and its loss in one, a piece of the tokens at a time.
+"""A language model's output head and loss in one operator, computed for a chunk of tokens at a time.
 
 T tokens, E embedding width, V rows of the weight. The idea is Liger Kernel's (Hsu et al. 2024, arXiv 2410.10989); here
 the weight's gradient is added up in float32.
@@ -37,7 +37,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     softcap: float = 0.0,
 ) -> Tensor:
-    """The cross-entropy in nats of hidden @ weight.T against labels, without ever storing all logits.
+    """Compute the cross-entropy, in nats, of the logits hidden @ weight.T against labels, without storing all logits.
 
     It equals F.cross_entropy(F.linear(hidden, weight).float(), labels), also under autocast. Differentiable once, in
     hidden and weight.
@@ -46,18 +46,18 @@ def linear_cross_entropy(
         hidden: (..., E), floating.
         weight: (V, E).
         labels: (...), int64.
-        vocab_size: logits past it, of rows that stand for no token, count as -inf; None: all V are tokens.
-        ignore_index: the label that is left out.
-        chunk: tokens a piece; None: 2^29 logits.
-        reduction: "mean" over the labels that are not ignore_index (0 where there are none), or "sum".
-        softcap: logits become softcap * tanh(logits / softcap) first, as in Gemma 2; 0: as they are.
+        vocab_size: number of real tokens; the logits of the weight's later rows (padding) count as -inf. None: V.
+        ignore_index: label of tokens that have no loss.
+        chunk: tokens whose logits are computed at a time; None: as many as have 2^29 logits.
+        reduction: "mean" over the labels that are not ignore_index (0 if there are none), or "sum".
+        softcap: replace logits by softcap * tanh(logits / softcap) first, as Gemma 2 does; 0: no softcap.
 
     Returns:
         A scalar in float32 (float64 for float64).
 
     Raises:
         ValueError: sizes that do not fit, an unknown reduction, a softcap below 0.
-        TypeError: labels that are no int64.
+        TypeError: labels that are not int64.
     """
     _check(hidden, weight, labels, vocab_size, chunk, reduction)
     if softcap < 0:
@@ -73,7 +73,7 @@ def linear_cross_entropy(
 
 
 def default_chunk(vocab_rows: int) -> int:
-    """Tokens a piece where none are given: a power of two whose logits number at most PIECE, and at least 256."""
+    """Return the default chunk in tokens: a power of two, as many as have at most PIECE logits, but at least 256."""
     return max(256, 1 << ((PIECE // vocab_rows).bit_length() - 1))
 
 
@@ -85,7 +85,7 @@ def _check(
             f"hidden and weight must be (..., E) and (V, E), not {tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
     if labels.shape != hidden.shape[:-1]:
-        raise ValueError(f"labels must be {tuple(hidden.shape[:-1])} as hidden is, not {tuple(labels.shape)}")
+        raise ValueError(f"labels must have hidden's shape {tuple(hidden.shape[:-1])}, not {tuple(labels.shape)}")
     if labels.dtype != torch.int64:
         raise TypeError(f"labels must be int64, not {labels.dtype}")
     if vocab_size is not None and not 1 <= vocab_size <= weight.shape[0]:
@@ -170,7 +170,7 @@ def _in_torch(logits: Tensor, labels: Tensor, losses: Tensor, vocab_size: int, i
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b; a GPU adds 16-bit operands' products to the float32 total directly, without rounding between."""
+    """Add a @ b to total in place; on a GPU 16-bit products are added to a float32 total without rounding."""
     if a.is_cuda and a.dtype != total.dtype:
         torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
     else:

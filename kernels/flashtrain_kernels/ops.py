@@ -30,12 +30,12 @@ _DEVICES = ("cpu", "cuda")
 
 
 def backend_for(call: Call, direction: Direction) -> Backend:
-    """The kernels that run a pass of a call: the first that serve it."""
+    """Return the first backend that supports this call in this direction (forward or backward)."""
     return next(backend for backend in dispatch.BACKENDS if backend.serves(call, direction) is None)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """(out, lse), contiguous."""
+    """Compute (out (B, Sq, H, D), lse (B, H, Sq)), contiguous, by kernels or by the reference."""
     if not dispatch.runs_kernels(q.device):
         with torch.autocast(q.device.type, enabled=False):  # its products are in the tensors' own dtype
             out, lse = reference.forward_from(q, k, v, options)
@@ -47,7 +47,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, 
 
 
 def backward(q: Tensor, k: Tensor, v: Tensor, options: Options, given: Gradients) -> None:
-    """Fill the gradients."""
+    """Fill the gradient tensors in `given`, by kernels or by the reference."""
     dout, dlse, out, lse, *targets = given
     if not dispatch.runs_kernels(q.device):
         with torch.autocast(q.device.type, enabled=False):
@@ -64,12 +64,12 @@ def backward(q: Tensor, k: Tensor, v: Tensor, options: Options, given: Gradients
 
 
 def empty(like: Tensor) -> Tensor:
-    """Contiguous, unlike empty_like, which keeps the strides of some inputs and not of others."""
+    """Allocate a contiguous tensor of like's shape, dtype and device (torch.empty_like may copy the strides)."""
     return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
 
 def unit_stride(x: Tensor) -> Tensor:
-    """The kernels take any strides but the last, which must be 1 (an expanded gradient has 0 there): copy only then."""
+    """Return x, copied if its last stride is not 1 (an expanded gradient has 0): kernels take any other strides."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -154,17 +154,17 @@ def _empty_bias_gradient(like: Tensor, options: Options, wanted: bool) -> Tensor
 
 
 def visible_pairs(seqlen_q: int, seqlen_k: int, left: int | None = None, right: int | None = None) -> int:
-    """How many pairs i + left <= j <= i + right there are; None: no bound on that side."""
+    """Count the pairs of query i and key j with i + left <= j <= i + right; None: no bound on that side."""
 
     def triangle(n: int) -> int:
         return max(n, 0) * (max(n, 0) + 1) // 2
 
     def rising(start: int) -> int:
-        """The sum of max(0, i + start) over the queries i."""
+        """Return the sum of max(0, i + start) over the queries i."""
         return triangle(seqlen_q - 1 + start) - triangle(start - 1)
 
     def up_to(shift: int) -> int:
-        """Pairs with j <= i + shift: the sum of i + shift + 1, held between 0 and Sk."""
+        """Count the pairs with j <= i + shift: the sum over i of i + shift + 1, clamped to 0 and Sk."""
         return rising(shift + 1) - rising(shift + 1 - seqlen_k)
 
     total = seqlen_q * seqlen_k if right is None else up_to(right)
@@ -232,10 +232,8 @@ _register_form(HEADS_FIRST, FORWARD, (slice(0, 3), 0), (slice(2, 5), 3), _to_hea
 
 
 def attention(tensors: tuple[Tensor, ...], options: Options, form: Form = BATCH) -> tuple[Tensor, Tensor | None]:
-    """Attention by the operators, differentiable in the tensors and in options.bias; the arguments are checked.
-
-    Returns out (B, Sq, H, D) and the natural log-sum-exp (B, H, Sq) in float32, of a row without B.
-    """
+    """Compute attention by the operators, differentiable in tensors and options.bias: (out (B, Sq, H, D), natural
+    log-sum-exp (B, H, Sq) float32), of a packed row without B. Arguments are checked already."""
     packed = pack(options)
     # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():

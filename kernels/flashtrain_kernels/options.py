@@ -1,6 +1,6 @@
-"""Everything of an attention call besides q, k and v, as one value: operators, reference and kernels share it.
+"""All options of an attention call, besides q, k and v, as one value: operators, reference and kernels share it.
 
-B batch, Sq queries, Sk keys, H query heads.
+B batch, Sq queries, Sk keys, H query heads, N packed sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .masks import AnyMask, BlockMask, Mask, Plan, Sequences
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one call, checked already."""
+    """The checked options of one attention call."""
 
     scale: float  # what q k^T is multiplied by
     left: int | None = None  # the band: query i sees key j when i + left <= j <= i + right; None: no bound
@@ -35,22 +35,21 @@ class Options:
 
     @property
     def rich(self) -> bool:
-        """Do scores or weights change on the way (softcap, ALiBi, bias, dropout)? See tile_table.VARIANTS."""
+        """Whether softcap, ALiBi, bias or dropout change the scores or weights. See tile_table.VARIANTS."""
         return self.softcap > 0 or self.beyond_softcap
 
     @property
     def beyond_softcap(self) -> bool:
-        """Do scores or weights change by more than a softcap (ALiBi, bias, dropout)? Such calls the Hopper kernels take
-        at few head dimensions and without masks, or not at all."""
+        """Whether ALiBi, bias or dropout change the scores or weights. The Hopper kernels support few such calls."""
         return self.bias is not None or self.alibi_slopes is not None or self.dropout_p > 0
 
     def by_boundaries(self, sequences: Sequences) -> Options:
-        """The same call with packed sequences that are not made a Mask."""
+        """Return these options with packed sequences instead of a Mask made from them."""
         left, right = sequences.window
         return replace(self, mask=sequences, left=-left if left >= 0 else None, right=right if right >= 0 else None)
 
     def with_mask(self) -> Options:
-        """The same call with a Mask made of packed sequences, if it has such: what most code understands."""
+        """Return these options with a Mask in place of Sequences; unchanged if they have none."""
         if not isinstance(self.mask, Sequences):
             return self
         return replace(self, mask=self.mask.mask()._replace(sequences=None), left=None, right=None)
@@ -62,10 +61,10 @@ class Options:
 def band(
     seqlen_q: int, seqlen_k: int, causal: bool, window_size: tuple[int, int] = (-1, -1)
 ) -> tuple[int | None, int | None]:
-    """(left, right): query i sees key j when i + left <= j <= i + right; None is no bound.
+    """Return (left, right) such that query i sees key j when i + left <= j <= i + right; None is no bound.
 
-    flash-attn aligns bottom-right: query i stands at key position i + Sk - Sq, and sees window_size[0] keys before it
-    and window_size[1] after it, itself included; -1 is no bound, and causal is a window that ends at 0.
+    As in flash-attn, aligned bottom-right: query i stands at key position i + Sk - Sq, and sees window_size[0] keys
+    before it, itself, and window_size[1] after it; -1 is no bound; causal is a window that ends at 0.
     """
     shift = seqlen_k - seqlen_q
     left = None if window_size[0] < 0 else shift - window_size[0]
@@ -74,10 +73,10 @@ def band(
 
 
 def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
-    """(3,) int64 on the device: the seed, and what is added to the numbers of sequences and heads (0 unless given).
+    """Return (3,) int64 on the device: the seed, and the offsets added to sequence and head numbers (0 unless given).
 
-    None draws a seed there from torch's generator, without waiting for it: recomputation under activation
-    checkpointing, which restores the generator, draws the same one again. A tensor of one element is the seed alone.
+    None draws a seed from torch's generator, without waiting for the device. Activation checkpointing restores the
+    generator, so recomputation draws the same seed.
     """
     if seed is None:
         seed = torch.randint(0, 2**63 - 1, (1,), device=device, dtype=torch.int64)
@@ -90,7 +89,7 @@ def seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
 
 
 class Packed(NamedTuple):
-    """The options as the operators' arguments, in their order: torch.library knows tensors and numbers, no Mask."""
+    """The options as the operators' arguments, in order: tensors and numbers, as torch.library accepts no Mask."""
 
     bias: Tensor | None
     alibi_slopes: Tensor | None
@@ -123,7 +122,7 @@ SCHEMA = (
 
 
 def pack(options: Options) -> Packed:
-    """The options as an operator's arguments."""
+    """Convert Options to the operators' arguments."""
     mask = options.mask
     packed = Packed(
         options.bias, options.alibi_slopes, options.seed, None, None, None, None, None, None, None, None, None,
@@ -152,7 +151,7 @@ def pack(options: Options) -> Packed:
 
 
 def unpack(packed: Sequence[Any]) -> Options:
-    """The inverse of `pack`."""
+    """Convert the operators' arguments back to Options: the inverse of `pack`."""
     p = Packed(*packed)
     return Options(
         p.scale, p.left, p.right, p.softcap, p.dropout_p, p.bias, p.alibi_slopes, p.seed, _mask(p), p.deterministic

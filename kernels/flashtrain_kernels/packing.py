@@ -1,4 +1,4 @@
-"""The boundaries of sequences packed into one row, as flash-attn's varlen functions take them, and their checks.
+"""Boundaries of sequences packed into one row, as flash-attn's varlen functions take them, and their checks.
 
 T packed tokens, N sequences.
 """
@@ -15,7 +15,7 @@ from .device_values import values_of
 
 
 class Packing(NamedTuple):
-    """The sequences of a packed row."""
+    """The boundaries of the N sequences of a packed row."""
 
     cu_seqlens_q: Tensor  # (N + 1,) int32: 0, then where each sequence's queries end
     cu_seqlens_k: Tensor
@@ -24,12 +24,13 @@ class Packing(NamedTuple):
 
     @property
     def number(self) -> int:
-        """N."""
+        """Return N, the number of sequences."""
         return self.cu_seqlens_q.shape[0] - 1
 
 
 def check_packing(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None) -> None:
-    """The boundaries of a packed row. tokens_k: how many keys there are, where no tensor's length says so."""
+    """Raise TypeError or ValueError unless the boundaries fit the tensors. tokens_k: number of keys; None: k's
+    length."""
     sides = ("cu_seqlens",) if len(tensors) == 1 else ("cu_seqlens_q", "cu_seqlens_k")
     for name, cu_seqlens in zip(sides, packing[:2], strict=False):
         check_cu_seqlens(name, cu_seqlens, (torch.int32,))
@@ -37,14 +38,13 @@ def check_packing(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | N
     check_boundaries(packing, tensors, tokens_k)
     of_q, of_k = packing.number, packing.cu_seqlens_k.shape[0] - 1
     if of_q != of_k:
-        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must be of as many sequences, not of {of_q} and {of_k}")
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must have equally many sequences, not {of_q} and {of_k}")
 
 
 def check_boundaries(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None) -> None:
-    """What a packed row's boundaries hold: all that is left to check where tensors like them were right.
+    """Check the values of a packed row's boundaries, whose dtypes and shapes are checked already.
 
-    The values are checked where they can be read without harm: always on the CPU; on a GPU once for each tensor, and
-    not while torch.compile traces or a CUDA graph is captured.
+    Values are checked on the CPU, and on a GPU once for each tensor, but not under torch.compile or CUDA graph capture.
     """
     cu_q, cu_k, longest_q, longest_k = packing
     tokens_q, tokens_k = tensors[0].shape[0], tensors[-1].shape[0] if tokens_k is None else tokens_k
@@ -69,7 +69,7 @@ def _check_ends(name: str, cu_seqlens: Tensor, total: int, longest_name: str, lo
     if first != 0:
         raise ValueError(f"{name} must start at 0, not at {first}")
     if least < 0:
-        raise ValueError(f"{name} must not decrease, and does by {-least}")
+        raise ValueError(f"{name} must not decrease: it falls by {-least}")
     if last > total:
         raise ValueError(f"{name} must end at the number of tokens, {total}, or before, not at {last}")
     if most > longest:

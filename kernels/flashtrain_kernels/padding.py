@@ -1,4 +1,4 @@
-"""Batches with padding to packed tokens and back, as flash_attn.bert_padding 2.8 does.
+"""Conversion between padded batches and packed tokens, as in flash_attn.bert_padding 2.8.
 
 B batch, S sequence, T packed tokens.
 """
@@ -13,17 +13,17 @@ from .checks import INTEGERS, check_device, check_dtype, check_length, check_sha
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """Drop the padding.
+    """Pack the tokens of a padded batch one after the other, without the padding. Differentiable; waits for the device.
 
     Args:
         hidden_states: (B, S, ...).
         attention_mask: (B, S), bool or 0 and 1: 1 where there is a token.
-        unused_mask: (B, S), 1 where space is kept although nothing is used there (never 1 where attention_mask is).
+        unused_mask: (B, S), 1 for padding that is to be packed like a token (never 1 where attention_mask is 1).
 
     Returns:
         (hidden_states (T, ...), indices (T,) int64 into the B * S places, cu_seqlens (B + 1,) int32, the longest
-        sequence's length, and the used tokens of each sequence (B,) int32). T, cu_seqlens and the longest length count
-        the unused places too. Waits for the device, as T and the longest length are Python's. Differentiable.
+            sequence's length, and the number of tokens of each sequence (B,) int32). All but the last count the tokens
+            of unused_mask too.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -45,19 +45,19 @@ def unpad_input(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """Put packed tokens back: the inverse of `unpad_input`, with zeros as padding.
+    """Convert packed tokens to a padded batch, with zeros as padding: the inverse of `unpad_input`. Differentiable.
 
     Args:
         hidden_states: (T, ...).
-        indices: (T,) from `unpad_input`.
+        indices: (T,) from `unpad_input`; not checked to be below B * S.
         batch: B.
         seqlen: S.
 
     Returns:
-        (B, S, ...). Differentiable.
+        (B, S, ...).
 
     Raises:
-        TypeError, ValueError: the message names the argument; that the indices lie within B * S is not checked.
+        TypeError, ValueError: the message names the argument.
     """
     check_dtype("hidden_states", hidden_states, "(T, ...)")
     check_dtype("indices", indices, "(T,)", INTEGERS)

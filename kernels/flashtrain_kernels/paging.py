@@ -1,6 +1,6 @@
-"""Keys and values in pages, as packed sequences may have them.
+"""Keys and values of packed sequences in pages.
 
-N sequences, H query heads, K key/value heads, D head dimension. A table (N, M) says which pages hold a sequence's keys.
+N sequences, H query heads, K key/value heads, D head dimension. A table (N, M) names the pages of each sequence's keys.
 """
 
 from typing import Any
@@ -20,10 +20,8 @@ from .packing import Packing, check_packing
 def paged(
     q: Tensor, k: Tensor, v: Tensor, packing: Packing, block_table: Any, requested: Requested
 ) -> tuple[Tensor, Tensor, Requested]:
-    """k and v (pages, page size, K, D) as packed rows, with a gradient, and the call with a mask of these rows.
-
-    Each sequence has as many rows as its row of block_table (N, M) has room for, seen or not.
-    """
+    """Gather paged k and v (pages, page size, K, D) into packed rows, differentiably: return k, v and `requested` with
+    a mask of these rows. Each sequence has as many rows as its M pages in block_table (N, M), used or not."""
     q, k, v = autocasted(q, k, v)
     check_block_table(block_table)
     check_tensors(PAGED, (q, k, v))
@@ -34,7 +32,7 @@ def paged(
     cu_q, cu_k, _, longest = packing
     check_block_table(block_table, cu_k.shape[0] - 1, k)
     if requested.mask is not None:
-        raise ValueError("mask must be None with block_table, whose keys this call packs")
+        raise ValueError("mask must be None with block_table: this call packs the keys, and makes their mask")
     room, total = block_table.shape[1] * k.shape[1], block_table.numel() * k.shape[1]
     if isinstance(longest, int) and longest > room:
         raise ValueError(f"block_table must have pages for max_seqlen_k = {longest} keys, not for {room}")
@@ -52,7 +50,7 @@ def paged(
 
 
 def check_block_table(block_table: Any, sequences: int | None = None, pages: Tensor | None = None) -> None:
-    """block_table (N, M) int32 of pages (P, L, K, D)."""
+    """Raise TypeError or ValueError unless block_table is (N, M) int32, of N `sequences` and `pages` (P, L, K, D)."""
     check_dtype("block_table", block_table, "(sequences, pages)", (torch.int32,))
     if block_table.dim() != 2 or sequences not in (None, block_table.shape[0]):
         of = "" if sequences is None else f" = ({sequences}, ...)"
@@ -61,4 +59,4 @@ def check_block_table(block_table: Any, sequences: int | None = None, pages: Ten
         return
     check_device("block_table", block_table, pages.device)
     if block_table.shape[1] > 0 and pages.shape[0] == 0:
-        raise ValueError("block_table must name pages, and there are none")
+        raise ValueError("block_table must have no columns, as k and v hold no pages")

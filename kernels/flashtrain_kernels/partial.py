@@ -1,4 +1,4 @@
-"""Attention over a part of the keys at a time: forward, backward, and the exact combination of the parts.
+"""Attention over a part of the keys at a time: forward, backward, and the exact merging of the parts.
 
     out, lse = attention_forward(q, k_part, v_part, mask=part)             for each part of the keys
     merge_attention([...])                                                 -> out and lse over all keys
@@ -35,10 +35,10 @@ def attention_forward(
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention without a gradient: `flash_attn_func` with these arguments (see there); without mask and window, full.
+    """Compute attention without autograd. Arguments as in `flash_attn_func`; the default mask and window hide nothing.
 
     Returns:
-        out (B, Sq, H, D) in q's dtype, and lse (B, H, Sq), natural log, float32 (float64 for float64).
+        out (B, Sq, H, D) in q's dtype, and the natural-log row log-sum-exp (B, H, Sq), float32 (float64 for float64).
     """
     packed = _packed(
         (q, k, v), mask=mask, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
@@ -63,22 +63,23 @@ def attention_backward(
     dropout_p: float = 0.0,
     dropout_seed: int | Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) over the keys that are given, which may be a part of those that out and lse were made with.
+    """Compute the gradients (dq, dk, dv) over the given keys, which may be a part of the keys that out and lse are
+    over.
 
-    The other arguments as in the forward; with dropout the seed must be given, the same one.
+    The dq of all parts add up to q's gradient. Arguments not listed: as in the forward, also dropout_seed.
 
     Args:
-        dout, out: (B, Sq, H, D).
-        lse: (B, H, Sq), as `attention_forward` or `merge_attention` return them, over all keys.
+        dout, out: (B, Sq, H, D), the gradient of the output, and the output over all keys.
+        lse: (B, H, Sq), the log-sum-exp over all keys, from `attention_forward` or `merge_attention`.
 
     Returns:
-        gradients in the dtypes and shapes of q, k and v; dq is the given keys' share of it.
+        dq, dk, dv in the dtypes and shapes of q, k and v.
 
     Raises:
         TypeError, ValueError: the message names the argument.
     """
     if dropout_p > 0 and dropout_seed is None:
-        raise ValueError("dropout_seed must be the forward's own, not None")
+        raise ValueError("dropout_seed must be the forward's own seed with dropout_p above 0, not None")
     packed = _packed(
         (q, k, v), mask=mask, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
         dropout_p=dropout_p, dropout_seed=dropout_seed,
@@ -99,17 +100,15 @@ def _packed(tensors: tuple[Tensor, ...], **arguments: Any) -> Packed:
 
 
 def merge_attention(partials: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """(out, lse) of attention over all keys, from the (out, lse) of the same queries over disjoint parts of the keys.
+    """Merge the attention of the same queries over disjoint parts of the keys into (out, lse) over all keys.
 
-    out = sum of exp(lse_i - lse) out_i, with lse = log(sum of exp(lse_i)) (FlashAttention, arXiv 2205.14135, section
-    3.1).
-    Computed in float32 (float64 where an input is); out comes back in the widest dtype among the outs, lse in the dtype
-    of the computation. A part whose row saw nothing (lse -inf) contributes nothing; where no part saw anything, out is
-    0 and lse -inf. Differentiable in every out and lse. Dropout within the parts is kept as it is.
+    lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse) out_i (FlashAttention, arXiv 2205.14135, section 3.1),
+    in float32 (float64 if an input is), out returned in the outs' widest dtype. A part in which a row sees no key (lse
+    -inf) adds nothing; if no part does, out is 0 and lse -inf. Differentiable in every out and lse.
 
     Args:
-        partials: one pair or more: out (B, S, H, D) with lse (B, H, S), or packed, out (T, H, D) with lse (H, T), as
-            the attention functions return them; all of one shape and device.
+        partials: pairs (out (B, S, H, D), lse (B, H, S)), or of a packed row (out (T, H, D), lse (H, T)); at least one,
+            all of one shape and device.
 
     Raises:
         TypeError, ValueError: the message names the argument.

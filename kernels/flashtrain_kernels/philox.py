@@ -1,8 +1,7 @@
-"""Random numbers by counter (Philox), in plain PyTorch, and the dropout mask made of them.
+"""Random numbers by counter (Philox) in plain PyTorch, and dropout masks made of them.
 
-There is no state to advance: whoever computes the draw of a (sequence, head, query, key) gets the same one, whatever
-the tiles, the order and the number of devices are. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as
-easy as 1, 2, 3", SC 2011.
+The random number of a (sequence, head, query, key) depends on these and the seed only, not on tiles, order or the
+number of devices. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import torch
@@ -23,11 +22,11 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def philox(seed: torch.Tensor, counter: Words, rounds: int = STREAM_ROUNDS) -> Words:
-    """The four words of Philox4x32.
+    """Compute the four output words of Philox4x32.
 
     Args:
-        seed: int64, whose low 32 bits are the first word of the key and whose high 32 bits are the second.
-        counter: four int64 tensors; their low 32 bits count (so -1 is 2^32 - 1). Everything broadcasts.
+        seed: int64, the key: its low 32 bits are the first word, its high 32 bits the second.
+        counter: four int64 tensors, of which the low 32 bits are used (-1 is 2^32 - 1). All arguments broadcast.
 
     Returns:
         Four int64 tensors with values from 0 to 2^32 - 1.
@@ -46,7 +45,7 @@ def philox(seed: torch.Tensor, counter: Words, rounds: int = STREAM_ROUNDS) -> W
 def philox2x32(
     key: torch.Tensor, counter: tuple[torch.Tensor, torch.Tensor], rounds: int = ROUNDS
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two words of Philox2x32, as int64. Of key and counter (int64) the low 32 bits count."""
+    """Compute the two output words of Philox2x32, as int64; of key and counter (int64) the low 32 bits are used."""
     key, a, b = key & _WORD, counter[0] & _WORD, counter[1] & _WORD
     for number in range(rounds):
         if number:
@@ -57,22 +56,22 @@ def philox2x32(
 
 
 def threshold(p: float) -> int:
-    """A weight is kept where its 16 bits are at least this: p is rounded to a multiple of 1 / 65536, below 1."""
+    """Return the least 16-bit draw for which a weight is kept: p * 65536, rounded, at most 65535."""
     return min(round(p * 65536), 65535)
 
 
 def keep_probability(p: float) -> float:
-    """The share of weights that is kept, exactly: what the kept ones are divided by."""
+    """Return the exact probability of keeping a weight, by which those kept are divided: 1 - p, in units of 1/65536."""
     return (65536 - threshold(p)) / 65536
 
 
 def keep_mask(
     seed: torch.Tensor, sequence: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor, p: float
 ) -> torch.Tensor:
-    """Which attention weights dropout keeps: bool, True with probability keep_probability(p).
+    """Return which attention weights dropout keeps: bool, True with probability keep_probability(p).
 
     Args:
-        seed: (3,) int64: the seed, and what is added to sequence and to head (for a rank that holds some of them).
+        seed: (3,) int64: the seed, and the offsets added to sequence and to head (for a rank that holds a part).
         sequence, head, query, key: integers that broadcast: the sequence's number, the query head, and the positions of
             query and key relative to their sequence's first key.
         p: the probability of dropping a weight.
@@ -91,7 +90,7 @@ def keep_mask(
 
 
 def group_of(position: torch.Tensor) -> torch.Tensor:
-    """The number of the pair {i, i + 8} that a position is in."""
+    """Return the number of the pair {i, i + 8} that a position belongs to, within aligned groups of 16 positions."""
     return (position >> 4) * 8 + (position & 7)
 
 

@@ -1,7 +1,7 @@
-"""The oracle: attention in plain PyTorch, every feature, any floating dtype (float64 included), nothing clever in it.
+"""The reference ("oracle") that kernels are tested against: attention in plain PyTorch, with every feature.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. It stores whole (B, H, Sq, Sk)
-matrices; float16 and bfloat16 inputs are computed in float32.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Any floating dtype, float64 included.
+It stores whole (B, H, Sq, Sk) matrices; float16 and bfloat16 inputs are computed in float32.
 """
 
 from typing import Any, NamedTuple
@@ -31,16 +31,16 @@ def attention(
     return_lse: bool = False,
     learnable_sink: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`flash_attn_func` with every option by keyword, nothing checked, in plain PyTorch; differentiable once.
+    """Compute `flash_attn_func` in plain PyTorch, with the same arguments by keyword, unchecked; differentiable once.
 
     Args:
         q: (B, Sq, H, D).
         k, v: (B, Sk, K, D).
-        dropout_seed: None draws one.
+        dropout_seed: None: drawn from torch's generator.
 
     Returns:
         out (B, Sq, H, D) in q's dtype; with return_lse also the natural-log row log-sum-exp (B, H, Sq), float32
-        (float64 for float64).
+            (float64 for float64).
     """
     left, right = (None, None) if isinstance(mask, Mask) else band(q.shape[1], k.shape[1], causal, window_size)
     options = Options(
@@ -63,7 +63,7 @@ def attention(
 
 
 def apply(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """`forward_from`, with `backward_from` as its gradient for q, k, v and the bias."""
+    """Compute `forward_from`, differentiable in q, k, v and the bias by `backward_from`."""
     return _Attention.apply(q, k, v, options.bias, options)
 
 
@@ -87,7 +87,7 @@ class _Attention(torch.autograd.Function):
 
 
 def forward_from(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """(out, lse): q (B, Sq, H, D) and k, v (B, Sk, K, D) -> out (B, Sq, H, D) in q's dtype, lse (B, H, Sq)."""
+    """Compute (out (B, Sq, H, D) in q's dtype, lse (B, H, Sq)) from q (B, Sq, H, D) and k, v (B, Sk, K, D)."""
     scores = _scores(q, k, options)
     if k.shape[1]:
         highest = scores.final.detach().amax(-1, keepdim=True)
@@ -116,7 +116,7 @@ def backward_from(
     options: Options,
     bias_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients, as the kernels compute them (FlashAttention-2, arXiv 2307.08691, section 3.1).
+    """Compute the gradients of `forward_from` as the kernels do (FlashAttention-2, arXiv 2307.08691, section 3.1).
 
     Args:
         dout: the gradient of out, (B, Sq, H, D).
@@ -157,7 +157,7 @@ def backward_from(
 
 
 def probabilities(q: Tensor, k: Tensor, lse: Tensor, options: Options) -> Tensor:
-    """The attention weights (B, H, Sq, Sk) before dropout, from the call's log-sum-exp."""
+    """Return the attention weights (B, H, Sq, Sk) before dropout, given the call's log-sum-exp (B, H, Sq)."""
     return _probabilities(_scores(q, k, options), lse)
 
 
@@ -167,7 +167,7 @@ def dropout_mask(
     options: Options,
     device: torch.device | str,
 ) -> Tensor:
-    """(B, H, Sq, Sk) bool: True for the attention weights that dropout keeps, masked ones included."""
+    """Return (B, H, Sq, Sk) bool: True for the attention weights that dropout keeps, whether masked or not."""
     shape = (q_shape[0], q_shape[2], q_shape[1], k_shape[1])
     if options.dropout_p == 0 or options.seed is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
@@ -203,7 +203,7 @@ class _Places(NamedTuple):
 
 
 def visible_mask(seqlen_q: int, seqlen_k: int, options: Options, device: torch.device | str) -> Tensor:
-    """The pairs that band, mask and bias let through: bool, (B or 1, H or 1, Sq or 1, Sk or 1)."""
+    """Return the pairs that band, mask and bias leave visible: bool, (B or 1, H or 1, Sq or 1, Sk or 1)."""
     options = options.with_mask()
     seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
     query = torch.arange(seqlen_q, device=device)[:, None]
@@ -222,7 +222,7 @@ def visible_mask(seqlen_q: int, seqlen_k: int, options: Options, device: torch.d
 
 
 def alibi(batch: int, seqlen_q: int, seqlen_k: int, options: Options, dtype: torch.dtype) -> Tensor:
-    """What ALiBi (arXiv 2108.12409) adds to the scores: -slope * |distance|, (B or 1, H, Sq, Sk)."""
+    """Return the ALiBi bias (arXiv 2108.12409), -slope * |distance|: (B or 1, H, Sq, Sk)."""
     slopes = options.alibi_slopes
     if slopes is None:
         raise ValueError("alibi needs options with alibi_slopes")

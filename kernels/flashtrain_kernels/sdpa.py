@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention by our kernels: its signature, layout and meaning.
+"""torch's scaled_dot_product_attention computed by these kernels: the same signature, layout and meaning.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D and Dv head dimensions of queries and of values.
 """
@@ -37,26 +37,26 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(query key^T * scale + attn_mask) value, as torch.nn.functional.scaled_dot_product_attention.
+    """Compute softmax(query key^T * scale + attn_mask) value, like torch.nn.functional.scaled_dot_product_attention.
 
     Args:
-        query: (..., H, Sq, D).
+        query: (..., H, Sq, D). Tensors of two or three dimensions have no head dimension: (..., Sq, D).
         key: (..., K, Sk, D).
-        value: (..., K, Sk, Dv); leading dimensions broadcast; two or three dimensions are read as one head. float16,
-            bfloat16 or float32 (on CPU tensors also float64), or what torch.autocast makes of them. D, Dv up to 256.
-        attn_mask: broadcasts to (..., H, Sq, Sk): bool, True where a query sees a key, or query's dtype or float32,
-            added to the scores (with a gradient). Not together with is_causal.
-        dropout_p: probability in [0, 1), applied whenever it is above 0; its seed is drawn from torch's generator, its
-            numbers are not those of torch's own attention.
+        value: (..., K, Sk, Dv). Leading dimensions broadcast. One dtype for all: float16, bfloat16 or float32 (on the
+            CPU also float64), or what torch.autocast casts to. D and Dv are at most 256.
+        attn_mask: broadcasts to (..., H, Sq, Sk): bool, True where a query sees a key; or query's dtype or float32,
+            added to the scores (differentiable). Not together with is_causal.
+        dropout_p: probability in [0, 1) of dropping a weight, applied whenever above 0. The seed comes from torch's
+            generator; the dropped weights differ from those of torch's own attention.
         is_causal: aligned top-left: query i sees the keys 0 to i (flash_attn_func aligns bottom-right).
         scale: positive; default 1 / sqrt(D).
-        enable_gqa: H may be a multiple of K; query head h reads key head h // (H / K).
+        enable_gqa: allow H to be a multiple of K; query head h reads key head h // (H / K).
 
     Returns:
-        (..., H, Sq, Dv) in query's dtype. A query that sees no key gives 0.
+        (..., H, Sq, Dv) in query's dtype. A query that sees no key has output 0.
 
     Raises:
-        TypeError, ValueError: the message names the argument, what it was and what it may be.
+        TypeError, ValueError: the message names the argument, its value and what is expected.
     """
     checked = None
     if attn_mask is None:

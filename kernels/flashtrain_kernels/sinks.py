@@ -1,4 +1,4 @@
-"""Attention with sinks: one more score in each row of a head, whose value is nothing.
+"""Attention with sinks: each head has one more score in every row of its softmax, whose value is 0.
 
 B batch, Sq queries, H query heads, D head dimension.
 """
@@ -25,7 +25,7 @@ _OPTIONS = len(Packed._fields)
 
 
 def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention with one more score in each row, from attention without it; differentiable.
+    """Return (out, lse) of attention with a sink, from those of attention without it; differentiable.
 
     Args:
         out, lse: (B, Sq, H, D) and (B, H, Sq).
@@ -40,13 +40,13 @@ def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention(tensors: tuple[Tensor, ...], options: Options, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """`ops.attention` with a sink (H,), outside of compilers and transforms."""
+    """Compute `ops.attention` with a sink (H,), outside of compilers and transforms."""
     call, given = pass_of(_WITH_SINK[len(tensors)], (*tensors, sink, *pack(options)))
     return computed(call, given, signature(given))
 
 
 def join(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """`joined` without a gradient, where out and lse lie if kernels run there."""
+    """Compute `joined` without autograd; may overwrite out and lse (where kernels run). Returns (out, lse)."""
     if signature((out, lse, sink)) is None or not (out.is_contiguous() and lse.is_contiguous()):
         return joined(out, lse, sink)
     return _joined_in_place(out, lse, sink)

@@ -1,4 +1,4 @@
-"""Attention where our kernels cannot run (CPU tensors, Apple GPUs): by torch's own, or by the reference.
+"""Attention where these kernels cannot run (CPU tensors, Apple GPUs): by torch's own attention, or by the reference.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -27,8 +27,8 @@ def _say_once(device_type: str) -> bool:
     if not _said:
         _said = True
         _logger.warning(
-            "tensors are on %s: attention runs by torch's scaled_dot_product_attention, and with softcap, dropout or "
-            "log-sum-exp by plain PyTorch (the Triton kernels need an NVIDIA GPU)",
+            "tensors are on %s: torch's scaled_dot_product_attention computes attention, but plain PyTorch for calls "
+            "with softcap, dropout or log-sum-exp (the Triton kernels need an NVIDIA GPU)",
             device_type,
         )
     return True
@@ -37,10 +37,10 @@ def _say_once(device_type: str) -> bool:
 def attention_by_torch(
     q: Tensor, k: Tensor, v: Tensor, options: Options, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """q (B, Sq, H, D), k, v (B, Sk, K, D) -> out (B, Sq, H, D), and the log-sum-exp (B, H, Sq) or None.
+    """Compute (out (B, Sq, H, D), log-sum-exp (B, H, Sq) or None) of q (B, Sq, H, D) and k, v (B, Sk, K, D) by torch.
 
-    torch's attention has no softcap and returns no log-sum-exp, and its dropout draws other numbers than the kernels'.
-    Where one of these is requested the reference computes, which stores the whole matrix.
+    The reference, which stores the whole score matrix, computes calls with softcap, dropout or with_lse: torch's
+    attention has no softcap and no log-sum-exp, and its dropout drops other weights.
     """
     _say_once(q.device.type)
     if autocast_dtype(q.device.type) is not None:  # the inputs are cast; a bias in float32 stays so

@@ -48,7 +48,7 @@ def _gradients(ctx: Any, backward: Any, wants_bias: bool, dout: Tensor | None, d
 
 
 class Transformed(torch.autograd.Function):
-    """An operator under functorch's transforms: what is registered for autograd, and vmap."""
+    """An attention operator under functorch's transforms, with its derivative and a rule for vmap."""
 
     @staticmethod
     def forward(operator: Any, *inputs: Any) -> Any:

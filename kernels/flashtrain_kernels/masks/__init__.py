@@ -6,7 +6,7 @@ B batch, S sequence (Sq queries, Sk keys where they differ).
     mask = document(documents, causal=True).planned(head_dim=64, dtype=torch.bfloat16)
     out = flash_attn_func(q, k, v, mask=mask)                              # the same mask in every layer
 
-The twelve static masks of the Long-Context Attention Benchmark (arXiv 2510.17896), as S tokens a row:
+The twelve static masks of the Long-Context Attention Benchmark (arXiv 2510.17896), for rows of S tokens:
 
     full                      full(S)
     causal                    causal(S)
@@ -21,8 +21,8 @@ The twelve static masks of the Long-Context Attention Benchmark (arXiv 2510.1789
     prefix-LM document        prefix_lm(prefix, documents=documents)
     block-causal document     block_causal(block_size, documents)
 
-Each of the others takes documents= too. `varlen` makes the mask of flash-attn's cu_seqlens. No function waits for the
-device, and all of them run under torch.compile.
+sliding_window, shared_question, global_window and causal_blockwise accept documents= too. `varlen` makes the mask of
+flash-attn's cu_seqlens. No function waits for the device, and all of them run under torch.compile.
 """
 
 from .block_sparse import BlockMask, block_mask

@@ -21,16 +21,17 @@ _ENTRIES_AT_ONCE = 1 << 14  # blocks that density() counts at once: bounds its m
 
 
 class BlockMask(NamedTuple):
-    """Which blocks of keys each block of queries computes, and the transpose: from `block_mask`.
+    """A block-sparse mask: lists of the blocks of keys that each block of queries sees, and the reverse. See
+    `block_mask`.
 
     Attributes:
-        query_rows: (Bm, Hm, nq, 3) int64: begin, split, end: the blocks of keys of a block of queries are
-            query_blocks[begin:end]. Those before split need a test element by element (they cross the band's edge, or
-            the end of the queries or keys); those from split on are wholly visible.
-        query_blocks: (nnz,) int32, ascending within each of the two parts.
-        key_rows: (Bm, Hm, nk, 3) int64: the same of a block of keys, for dK and dV.
-        key_blocks: (nnz,) int32, alike.
-        block_size: (queries, keys) of a block.
+        query_rows: (Bm, Hm, nq, 3) int64, (begin, split, end) of each block of queries: it sees the blocks of keys
+            query_blocks[begin:end]. Those before split are partly hidden (by the band's edge, or the end of queries or
+            keys); those from split on are wholly visible.
+        query_blocks: (nnz,) int32, numbers of blocks of keys, ascending before split and from split on.
+        key_rows: (Bm, Hm, nk, 3) int64: the same for each block of keys, for the gradients dK and dV.
+        key_blocks: (nnz,) int32: the same, numbers of blocks of queries.
+        block_size: (queries, keys) in a block.
         seqlen_q, seqlen_k: Sq and Sk.
         left, right: query i sees key j only when i + left <= j <= i + right; None: no bound.
     """
@@ -46,7 +47,7 @@ class BlockMask(NamedTuple):
     right: int | None
 
     def blocks(self) -> Tensor:
-        """(Bm, Hm, nq, nk) bool: the blocks that the lists hold. May wait for the device."""
+        """Return (Bm, Hm, nq, nk) bool, True for the blocks in the lists. May wait for the device."""
         batch, heads, nq = self.query_rows.shape[:3]
         nk = self.key_rows.shape[2]
         found = torch.zeros(batch * heads * nq * nk, dtype=torch.bool, device=self.query_rows.device)
@@ -54,7 +55,7 @@ class BlockMask(NamedTuple):
         return found.view(batch, heads, nq, nk)
 
     def dense(self) -> Tensor:
-        """(Bm, Hm, Sq, Sk) bool, True where a query sees a key. For tests and small sizes: it is the whole matrix."""
+        """Return (Bm, Hm, Sq, Sk) bool, True where a query sees a key: the whole matrix, for tests and small sizes."""
         size_q, size_k = self.block_size
         seen = self.blocks().repeat_interleave(size_q, 2)[:, :, : self.seqlen_q]
         seen = seen.repeat_interleave(size_k, 3)[:, :, :, : self.seqlen_k]
@@ -67,7 +68,7 @@ class BlockMask(NamedTuple):
         return seen
 
     def density(self) -> float:
-        """The share of the Bm * Hm * Sq * Sk pairs that is visible. Waits for the device."""
+        """Return the fraction of the Bm * Hm * Sq * Sk (query, key) pairs that is visible. Waits for the device."""
         batch, heads, nq = self.query_rows.shape[:3]
         total = batch * heads * self.seqlen_q * self.seqlen_k
         size_q, size_k = self.block_size
@@ -100,14 +101,14 @@ def block_mask(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
 ) -> BlockMask:
-    """The lists for a pattern of blocks, on its device. Make it once: it waits for the device to learn their length.
+    """Make a BlockMask from a pattern of blocks, on its device. Waits for the device: make it once, not at every step.
 
     Args:
         blocks: bool, (H or 1, nq, nk) or (B or 1, H or 1, nq, nk), True where a block is computed; nq = ceil(Sq /
-            queries a block), nk alike. `butterfly`, `local_global` and `random` make some.
-        block_size: queries and keys a block (or one number for both), powers of two from 16 to 4096.
-        causal, window_size: as flash_attn_func, aligned bottom-right: pairs outside are not visible; blocks wholly
-            outside are dropped from the lists. The call must be given the same.
+            queries in a block), nk likewise. `butterfly`, `local_global` and `random` make such patterns.
+        block_size: (queries, keys) in a block, or one number for both; powers of two from 16 to 4096.
+        seqlen_q, seqlen_k: Sq and Sk.
+        causal, window_size: hide pairs as in flash_attn_func, aligned bottom-right; give that call the same values.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -214,12 +215,11 @@ def _check(
 
 
 def butterfly(blocks: int, *, device: torch.device | str | None = None) -> Tensor:
-    """(1, n, n) bool: the fixed butterfly pattern, about log2(n) + 1 blocks a row.
+    """Make the fixed butterfly pattern, (1, n, n) bool for n = `blocks`: about log2(n) + 1 blocks in each row.
 
-    Block i meets block j when i = j or their numbers differ in exactly one binary digit: the blocks of all the factors
-    of a butterfly matrix together, the flat block butterfly of Pixelated Butterfly (arXiv 2112.00029), which
-    block-sparse FlashAttention uses as its fixed pattern (arXiv 2205.14135, section 3.3). With a local and a global
-    part beside it: `butterfly(n) | local_global(n, n, local=1, globals=1)`.
+    Blocks i and j meet when i = j or their numbers differ in exactly one binary digit: the flat block butterfly of
+    Pixelated Butterfly (arXiv 2112.00029), which block-sparse FlashAttention uses (arXiv 2205.14135, section 3.3).
+    Combine it with local and global blocks: `butterfly(n) | local_global(n, n, local=1, globals=1)`.
     """
     check_length("blocks", blocks)
     index = torch.arange(blocks, device=device)
@@ -228,11 +228,12 @@ def butterfly(blocks: int, *, device: torch.device | str | None = None) -> Tenso
 
 
 def local_global(nq: int, nk: int, *, local: int, globals: int, device: torch.device | str | None = None) -> Tensor:
-    """(1, nq, nk) bool: a band along the diagonal, and global blocks that see and are seen by all.
+    """Make a pattern (1, nq, nk) bool of a band along the diagonal and of global blocks, which see and are seen by all.
 
     Args:
-        local: how many blocks on each side of the diagonal are computed too; the diagonal is aligned bottom-right, so
-            the last blocks of queries and of keys meet.
+        nq, nk: numbers of blocks of queries and of keys.
+        local: width of the band: blocks on each side of the diagonal, which ends at the last blocks of queries and
+            keys.
         globals: how many of the first blocks are global; 0: none.
     """
     for name, value in (("nq", nq), ("nk", nk), ("local", local), ("globals", globals)):
@@ -253,11 +254,11 @@ def random(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """(H, nq, nk) bool: for each head and block of queries as many random blocks of keys as `density` asks for.
+    """Make a random pattern (H, nq, nk) bool: in each row of each head, exactly round(density * nk) blocks of keys.
 
     Args:
-        density: in [0, 1]; each row has exactly round(density * nk) blocks, at least one unless density is 0.
-        generator: where the randomness comes from, on `device`; default a new one with `seed`.
+        density: in [0, 1]; a row has at least one block unless density is 0.
+        generator: the source of randomness, on `device`; default: a new generator with `seed`.
     """
     for name, value in (("heads", heads), ("nq", nq), ("nk", nk)):
         check_length(name, value)

@@ -1,8 +1,8 @@
-"""The masks by name: full, causal, sliding window, packed sequences, and those of documents in a packed row.
+"""Constructors of masks: full, causal, sliding window, packed sequences, and the masks of documents in a packed row.
 
-B batch, S sequence (Sq queries, Sk keys), T packed tokens, N sequences. In a row of documents a query's position is its
-index, and a token of no document sees nothing. `documents` may be Documents or integer ids (B, S): the mask then has
-Bm = B and lies on their device. Nothing waits for the device. All raise TypeError or ValueError naming the argument.
+B batch, S sequence (Sq queries, Sk keys), T packed tokens, N sequences; Bm is B, or 1 for a mask that all rows share.
+In a row of documents a query's position is its index, and a token of no document sees nothing. A mask lies on the
+device of its documents, and is made without waiting. All raise TypeError or ValueError naming the argument.
 """
 
 import torch
@@ -17,17 +17,17 @@ from .rows import reach, stacked
 
 
 def full(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
-    """Every query sees every key.
+    """Make the mask under which every query sees every key.
 
     Args:
-        seqlen_q: Sq, 0 or more.
-        seqlen_k: Sk; None: Sq.
+        seqlen_q: number of queries Sq, 0 or more.
+        seqlen_k: number of keys Sk; None: Sq.
     """
     return _band(seqlen_q, seqlen_k, (-1, -1), device)
 
 
 def causal(seqlen_q: int, seqlen_k: int | None = None, *, device: torch.device | str | None = None) -> Mask:
-    """Query i sees the keys up to i + Sk - Sq: aligned bottom-right, so the last query sees every key. Bm = 1."""
+    """Make the causal mask, aligned bottom-right: query i sees the keys up to i + Sk - Sq, the last query every key."""
     return _band(seqlen_q, seqlen_k, (-1, 0), device)
 
 
@@ -38,12 +38,12 @@ def sliding_window(
     documents: Documents | Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Mask:
-    """Query i sees the keys from i - left to i + right, both included, of its own document.
+    """Make the mask under which query i sees the keys i - left to i + right, both included, of its own document.
 
     Args:
-        window: (left, right), each 0 or more, or -1 for no bound; (w, 0) is the causal sliding window, (w, w) the full
-            one.
-        documents: Documents or ids (B, S), on whose device the mask is made; None: one document, Bm = 1.
+        seqlen: tokens in a row, S.
+        window: (left, right), each 0 or more, or -1 for no bound; (w, 0) is a causal sliding window, (w, w) a full one.
+        documents: Documents or ids (B, S), on whose device the mask is made; None: one document, the mask on `device`.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -64,17 +64,17 @@ def varlen(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
 ) -> Mask:
-    """N sequences packed one after the other into one row: the queries of a sequence see the keys of the same sequence.
+    """Make the mask of N sequences packed into one row: a query sees keys of its own sequence only.
 
     Args:
         cu_seqlens_q, cu_seqlens_k: (N + 1,) int32 or int64, non-decreasing from 0; sequence n has the queries
-            [cu_seqlens_q[n], cu_seqlens_q[n + 1]), and keys alike. Either may have length 0.
-        total_q, total_k: T of queries and of keys. Tokens past the last boundary see nothing and are not seen;
-            boundaries are clamped to [0, T], so that no content of cu_seqlens makes a kernel read elsewhere.
-        causal, window: as flash-attn, aligned bottom-right within each sequence; causal makes the right bound 0.
+            cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1, and its keys likewise; it may have none.
+        total_q, total_k: numbers of queries and keys in the row. Tokens past the last boundary see nothing and are not
+            seen; boundaries are clamped to the totals, so no value makes a kernel read outside.
+        causal, window: as flash_attn_func's causal and window_size, aligned bottom-right within each sequence.
 
     Returns:
-        A Mask with Bm = 1.
+        A Mask of one row, Bm = 1.
 
     Raises:
         TypeError, ValueError: the message names the argument.
@@ -83,7 +83,7 @@ def varlen(
     check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
-            f"cu_seqlens_q and cu_seqlens_k must have one length, not {cu_seqlens_q.shape[0]} and "
+            f"cu_seqlens_q and cu_seqlens_k must have the same length, not {cu_seqlens_q.shape[0]} and "
             f"{cu_seqlens_k.shape[0]}"
         )
     check_device("cu_seqlens_q", cu_seqlens_q, cu_seqlens_k.device, "cu_seqlens_k")
@@ -99,23 +99,24 @@ def varlen(
 def sequences(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, total_q: int, total_k: int, window: tuple[int, int]
 ) -> Sequences:
-    """The Sequences of arguments that are checked; cu_seqlens are int32."""
+    """Make Sequences from checked arguments: cu_seqlens (N + 1,) int32, window (left, right)."""
     return Sequences(cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous(), total_q, total_k, (window[0], window[1]))
 
 
 def document(documents: Documents | Tensor, *, causal: bool) -> Mask:
-    """A token sees its own document: all of it, or with `causal` what comes before it, and itself."""
+    """Make the mask under which a token sees its own document: all of it, or with `causal` the tokens up to itself."""
     start, end = boundaries("documents", documents)
     rows = document_rows(operators.WINDOW, start, end, right=0 if causal else -1)
     return Mask(rows, None, start.shape[1])
 
 
 def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, seqlen: int | None = None) -> Mask:
-    """A token sees the prefix of its document, and what comes before it: bidirectional in the prefix, then causal.
+    """Make the prefix-LM mask: a token sees its document's prefix, and the document's tokens up to itself.
 
     Args:
-        prefix: (B, S) integers, for each token the length of its document's prefix; or, without documents, (B,) lengths
-            of the rows' prefixes, with seqlen = S. Lengths past the document's end mean all of it, negative ones none.
+        prefix: (B, S) integers, the prefix length of each token's document; or, without documents, (B,), of each row,
+            with seqlen = S. A length past the document's end means all of it, a negative one none.
+        documents: Documents or ids (B, S); None: each row is one document.
     """
     if isinstance(prefix, Tensor) and prefix.dim() == 1:
         if documents is not None:
@@ -132,29 +133,30 @@ def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, se
 
 
 def shared_question(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
-    """Several answers to one question, packed behind it: a token sees its own segment causally, and the question.
+    """Make the mask of several answers packed after one question: a token sees its own segment causally, and the
+    question.
 
     Args:
-        segments: ids (B, S), a new number for each segment, or their boundaries. A document's first segment is its
-            question, each later one an answer; a segment ends where its document ends.
-        documents: Documents or ids (B, S); None: one document a row.
+        segments: ids (B, S), a new number for each segment, or Documents. A document's first segment is its question,
+            each later one an answer; a segment ends where its document ends.
+        documents: Documents or ids (B, S); None: each row is one document.
     """
     return _of_segments(operators.SHARED_QUESTION, segments, documents)
 
 
 def causal_blockwise(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
-    """Segments that see themselves causally, and a last one that sees its whole document causally (FlashMask, arXiv
-    2410.01359).
+    """Make the causal blockwise mask (FlashMask, arXiv 2410.01359): a segment sees itself causally, but the last
+    segment of a document the whole document causally.
 
     Args:
-        segments: ids (B, S), a new number for each segment, or their boundaries; it ends where its document ends.
-        documents: Documents or ids (B, S); None: one document a row.
+        segments: ids (B, S), a new number for each segment, or Documents; a segment ends where its document ends.
+        documents: Documents or ids (B, S); None: each row is one document.
     """
     return _of_segments(operators.BLOCKWISE, segments, documents)
 
 
 def block_causal(block_size: int, documents: Documents | Tensor) -> Mask:
-    """A token sees its own block and the earlier blocks of its document, blocks counted from the document's start."""
+    """Make the mask under which a token sees its own block of `block_size` tokens and its document's earlier blocks."""
     check_length("block_size", block_size, 1)
     start, end = boundaries("documents", documents)
     return Mask(document_rows(operators.BLOCKS, start, end, count=block_size), None, start.shape[1])
@@ -169,13 +171,14 @@ def global_window(
     documents: Documents | Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Mask:
-    """A sliding window, and the first tokens of each document, which see everything in it and are seen by all of it.
+    """Make a sliding-window mask with global tokens: the first of each document, which see and are seen by all of it.
 
     Args:
-        global_tokens: how many.
+        seqlen: tokens in a row, S.
+        global_tokens: how many tokens at each document's start are global.
         window: (left, right), inclusive, -1 for no bound.
-        causal: nothing sees what comes later.
-        documents: None: one document, Bm = 1, made on `device`.
+        causal: hide later tokens, from global tokens too.
+        documents: Documents or ids (B, S); None: one document, the mask on `device`.
     """
     check_length("seqlen", seqlen)
     check_length("global_tokens", global_tokens)
@@ -204,7 +207,7 @@ def _documents_like(name: str, x: Tensor, documents: Documents | Tensor | None) 
     found = boundaries("documents", documents)
     if found.start.shape != x.shape:
         raise ValueError(
-            f"{name} and documents must have one shape (B, S), not {tuple(x.shape)} and {tuple(found.start.shape)}"
+            f"{name} and documents must have the same shape (B, S), not {tuple(x.shape)} and {tuple(found.start.shape)}"
         )
     check_device(name, x, found.start.device, "documents")
     return found

@@ -1,4 +1,4 @@
-"""The documents of packed rows, by where each token's document begins and ends.
+"""Documents in packed rows, described by where each token's document begins and ends.
 
 B batch, S sequence, N sequences.
 """
@@ -13,14 +13,14 @@ from .operators import bounds_of_cu_seqlens, bounds_of_ids
 
 
 class Documents(NamedTuple):
-    """Which document each token of a packed batch belongs to.
+    """Boundaries of the document that each token of a packed batch belongs to.
 
-    A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. Build it once a batch with
-    `documents_from_ids` or `documents_from_cu_seqlens`, and give it to every layer.
+    A NamedTuple of tensors, so torch.compile and activation checkpointing accept it. Make it once a batch with
+    `documents_from_ids` or `documents_from_cu_seqlens`, for all layers.
 
     Attributes:
-        start: (B, S) int32, the first index of the document that the token belongs to.
-        end: (B, S) int32, one past its last index. A token with end <= start belongs to none, and sees nothing.
+        start: (B, S) int32, the first index of the token's document.
+        end: (B, S) int32, one past its last index. A token with end <= start is in no document and sees nothing.
     """
 
     start: Tensor
@@ -28,33 +28,28 @@ class Documents(NamedTuple):
 
 
 def documents_from_ids(ids: Tensor) -> Documents:
-    """Document boundaries from document numbers: a document is a run of equal numbers in a row.
+    """Make Documents from document numbers: a document is a run of equal numbers in a row.
 
     Args:
-        ids: (B, S) of any integer dtype, in any order (numbers may come again later, as another document).
-
-    Returns:
-        Documents with (B, S) int32 tensors.
+        ids: (B, S) of any integer dtype, in any order; a number that comes again later is another document.
 
     Raises:
-        TypeError, ValueError: anything that is no such tensor.
+        TypeError, ValueError: ids is not such a tensor.
     """
     check_ids("ids", ids)
     return Documents(*bounds_of_ids(ids))
 
 
 def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Documents:
-    """Document boundaries of one packed row of `total` tokens from cumulative lengths, as flash-attn writes them.
+    """Make Documents (1, total) of one packed row from cumulative lengths, as flash-attn writes them.
 
     Args:
         cu_seqlens: (N + 1,) int32 or int64, non-decreasing from 0: document n is [cu_seqlens[n], cu_seqlens[n + 1]).
-            Boundaries are clamped to [0, total]. Tokens outside every document belong to none.
-
-    Returns:
-        Documents with (1, total) int32 tensors.
+            Boundaries are clamped to [0, total]; tokens outside are in no document.
+        total: number of tokens in the row.
 
     Raises:
-        TypeError, ValueError: arguments of another form.
+        TypeError, ValueError: the message names the argument.
     """
     check_cu_seqlens("cu_seqlens", cu_seqlens)
     check_length("total", total)
@@ -62,8 +57,8 @@ def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Documents:
 
 
 def boundaries(name: str, documents: Documents | Tensor, seqlen: int | None = None) -> Documents:
-    """Documents as they are, or from integer ids (B, S), of rows of seqlen tokens where that is given. Raises TypeError
-    or ValueError naming the argument."""
+    """Return documents, or make them from ids (B, S). Raises TypeError or ValueError naming the argument `name`, also
+    where rows do not have seqlen tokens (None: any number)."""
     if isinstance(documents, Tensor):
         check_ids(name, documents)
         documents = documents_from_ids(documents)
@@ -83,7 +78,7 @@ def boundaries(name: str, documents: Documents | Tensor, seqlen: int | None = No
 
 
 def check_ids(name: str, ids: Tensor) -> None:
-    """Integers (B, S) of any dtype."""
+    """Raise TypeError or ValueError unless ids is an integer tensor (B, S). name: the argument's, for the message."""
     check_dtype(name, ids, "(B, S)")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"{name} must be an integer tensor (B, S), not {dtype_name(ids.dtype)}")

@@ -1,6 +1,6 @@
-"""The one description of a mask that the kernels and the reference read: intervals of key positions, one row a query.
+"""The Mask that kernels and the reference read: for each query, intervals of the key positions that it sees.
 
-B batch, Sq queries, Sk keys; Bm is B, or 1 for a mask that every row of the batch shares.
+B batch, Sq queries, Sk keys, N sequences; Bm is B, or 1 for a mask that every row of the batch shares.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .rows import HIGH, HIGH2, LOW, LOW2
 
 
 class Sequences(NamedTuple):
-    """Sequences packed into one row, by where they end: a mask that is not made, for kernels that need no more.
+    """The mask of N sequences packed into one row, given by their boundaries alone, for kernels that need no Mask.
 
     Attributes:
         cu_seqlens_q, cu_seqlens_k: (N + 1,) int32, contiguous: 0, then where each sequence's queries and keys end.
@@ -32,35 +32,36 @@ class Sequences(NamedTuple):
 
     @property
     def number(self) -> int:
-        """N."""
+        """Return N, the number of sequences."""
         return self.cu_seqlens_q.shape[0] - 1
 
     def mask(self) -> "Mask":
-        """The Mask of them, Bm = 1, made on their device."""
+        """Make the equivalent Mask, with Bm = 1."""
         rows = packed_rows(self.cu_seqlens_q, self.cu_seqlens_k, self.seqlen_q, self.seqlen_k, *self.window)
         return Mask(rows, None, self.seqlen_k, sequences=self)
 
 
 class Mask(NamedTuple):
-    """Which keys each query sees, as at most two intervals of key positions a query.
+    """Which keys each query sees: at most two intervals of key positions a query.
 
-    Positions are absolute, so the same mask serves a sequence in any order and any part of one: `select`.
-    A NamedTuple of tensors, so torch.compile and activation checkpointing pass it through. The functions of
-    `flashtrain_kernels.masks` make the usual ones; anything of this form is a mask.
+    Positions are absolute, so `select` can reorder queries and keys, or take a part of them. The functions of
+    `flashtrain_kernels.masks` make the usual masks; any tensors of this form are a mask. A NamedTuple of tensors, so
+    torch.compile and activation checkpointing accept it.
 
     Attributes:
-        queries: (5 or 7, Bm, Sq) int32, contiguous. Its rows, by the names in rows.py:
+        queries: (5 or 7, Bm, Sq) int32, contiguous; its rows, named in rows.py:
             LOW, HIGH    the query sees the keys whose position p has LOW <= p < HIGH,
             LOW2, HIGH2  and those with LOW2 <= p < HIGH2 (with 7 rows; the two intervals may overlap)
-            POSITION     the query's own position among the keys: what ALiBi's distance is measured from
-            START        the first key position of the query's sequence (document): what dropout counts from
-            SEQUENCE     the ordinal of that sequence in the batch: what dropout, and ALiBi slopes of their own, go by
-        keys: (Bm, Sk) int32, each key's position; None: key j is at position j. Positions stay below 2^30.
+            POSITION     the query's own position among the keys, for the distances of ALiBi
+            START        the first key position of the query's sequence (document), from which dropout counts
+            SEQUENCE     the number of that sequence in the batch, for dropout and for ALiBi slopes (N, H)
+        keys: (Bm, Sk) int32, each key's position, below 2^30; None: key j is at position j.
         seqlen_k: Sk.
-        plan: the tiles to visit, from `planned`.
-        band: (left, right) where the mask is that window over one sequence, -1 for no bound, and nothing else, as
-            `masks.causal` makes it: a caller may then do without the mask. None: not known to be.
-        sequences: where the mask is that of packed sequences, as `masks.varlen` makes it: kernels may do without it.
+        plan: the tiles that kernels visit, from `planned`; None: each call makes it.
+        band: (left, right), -1 for no bound, if the mask is only a window over one sequence, as `masks.causal` makes
+            it; callers may then use the window instead. None: unknown.
+        sequences: the packed sequences if the mask is only theirs, as `masks.varlen` makes it; kernels may use them
+            instead.
     """
 
     queries: Tensor
@@ -71,7 +72,7 @@ class Mask(NamedTuple):
     sequences: Sequences | None = None
 
     def dense(self) -> Tensor:
-        """(Bm, Sq, Sk) bool, True where a query sees a key. For tests and small sizes: it is the whole matrix."""
+        """Return (Bm, Sq, Sk) bool, True where a query sees a key: the whole matrix, for tests and small sizes."""
         if self.keys is None:
             position = torch.arange(self.seqlen_k, device=self.queries.device, dtype=torch.int32)[None, None, :]
         else:
@@ -83,15 +84,15 @@ class Mask(NamedTuple):
         return seen
 
     def select(self, queries: Tensor, keys: Tensor) -> "Mask":
-        """The mask of some of the queries and keys, in the order given: dense() indexed in both, and nothing more.
+        """Return the mask of chosen queries and keys, in the order given: `dense()` indexed by both, as context
+        parallelism needs.
 
         Args:
-            queries: (n,).
-            keys: (m,) integer indices on the mask's device, within Sq and Sk (not checked: that would wait for the
-                device). For context parallelism: a rank's own queries and the keys in the order it holds them.
+            queries: (n,) integer indices below Sq, on the mask's device.
+            keys: (m,) integer indices below Sk. Ranges are not checked, as this would wait for the device.
 
         Raises:
-            TypeError, ValueError: anything that is no such tensor.
+            TypeError, ValueError: an argument is not such a tensor.
         """
         for name, index in (("queries", queries), ("keys", keys)):
             check_dtype(name, index, "(n,)", INTEGERS)
@@ -105,20 +106,20 @@ class Mask(NamedTuple):
         return Mask(self.queries.index_select(2, queries), positions, keys.shape[0])
 
     def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> "Mask":
-        """This mask with the plan for attention of this head dimension and dtype; itself where nothing is to be done.
+        """Return this mask with a plan (unless none is needed): the tiles that attention of this head dimension and
+        dtype visits.
 
-        Kernel calls need a plan and make one where it is missing (but for packed sequences that the Hopper kernels find
-        by themselves): call this once a batch and give the result to every layer. Waits for nothing.
+        Call it once a batch, for every layer: attention makes a missing plan at every call. Waits for nothing.
 
         Args:
-            rich, softcap: for calls with ALiBi, a bias or dropout, or with a softcap.
+            rich, softcap: whether the calls have ALiBi, a bias or dropout; whether they have a softcap.
         """
         blocks = None if _plan_blocks is None else _plan_blocks(self, head_dim, dtype, rich, softcap)
         return self if blocks is None else self.planned_for(blocks)
 
     def planned_for(self, blocks: tuple[int, ...]) -> "Mask":
-        """This mask with a plan for tiles of these sizes (see Plan.blocks), powers of two from 16 on; itself where it
-        has that plan. Raises ValueError for other sizes."""
+        """Return this mask with a plan for these six tile sizes (see Plan.blocks), powers of two from 16 on. Raises
+        ValueError for other sizes."""
         if self.plan is not None and self.plan.blocks == tuple(blocks):
             return self
         if len(blocks) != 6 or any(block < 16 or block & (block - 1) for block in blocks):
@@ -134,6 +135,6 @@ _plan_blocks: PlanBlocks | None = None
 
 
 def register_plan_blocks(function: PlanBlocks) -> None:
-    """Let `Mask.planned` ask this function for tile sizes (see Plan.blocks)."""
+    """Set the function that `Mask.planned` calls for tile sizes (see Plan.blocks)."""
     global _plan_blocks
     _plan_blocks = function

@@ -1,4 +1,4 @@
-"""The operators that fill a mask's rows and find documents' boundaries, on a GPU in a launch or two.
+"""Operators that make a Mask's rows and find documents' boundaries; on a GPU one or two kernel launches each.
 
 B batch, S sequence, T packed tokens, N sequences.
 """
@@ -54,20 +54,21 @@ def document_rows(
     right: int = -1,
     count: int = 0,
 ) -> Tensor:
-    """Make Mask.queries of the masks within documents; every tensor is (B, S).
+    """Make the tensor Mask.queries, (5 or 7, B, S) int32, of a mask within documents. All other tensors are (B, S).
 
     Args:
-        start, end: the documents' boundaries.
-        first, past: the segments' boundaries (SHARED_QUESTION, BLOCKWISE).
-        prefix: the length of each token's prefix, any integer dtype (PREFIX).
-        left, right: the window, -1 for no bound (WINDOW, GLOBAL, CAUSAL_GLOBAL).
-        count: of global tokens, or tokens a block (BLOCKS).
+        kind: the mask's kind, one of this module's constants (WINDOW, PREFIX, ...).
+        start, end: each token's document: its first index, and one past its last.
+        first, past: the same of each token's segment (SHARED_QUESTION, BLOCKWISE).
+        prefix: the length of the prefix of each token's document, any integer dtype (PREFIX).
+        left, right: window in tokens, inclusive; -1: no bound (WINDOW, GLOBAL, CAUSAL_GLOBAL).
+        count: number of global tokens (GLOBAL, CAUSAL_GLOBAL), or tokens in a block (BLOCKS).
     """
     return _operators.document_rows(kind, start, end, first, past, prefix, left, right, count)
 
 
 def a_call_for_each_sample(call: Callable, samples: int, in_dims: Sequence[Any], inputs: Sequence[Any]) -> tuple:
-    """torch.vmap of an operator as a loop would run it: its outputs stacked, and where their new dimension is."""
+    """Run `call` for each sample, as a rule for torch.vmap: return (stacked outputs, their batch dimensions)."""
     called = []
     for sample in range(samples):
         # The dimensions of a list of numbers are a list.
@@ -79,7 +80,7 @@ def a_call_for_each_sample(call: Callable, samples: int, in_dims: Sequence[Any],
 
 
 def register_vmap(name: str, operator: Any) -> None:
-    """Let torch.vmap make a call of the operator for each sample."""
+    """Register a rule for torch.vmap that calls the operator once for each sample."""
 
     def vmapped(info: Any, in_dims: tuple, *inputs: Any) -> tuple:
         return a_call_for_each_sample(operator, info.batch_size, in_dims, inputs)

@@ -1,7 +1,7 @@
-"""A mask's plan: which tiles of the other side each tile of queries, or of keys, must visit.
+"""A mask's plan: which tiles of keys each tile of queries must visit, and the reverse.
 
 Sq queries, Sk keys; Bm is the batch, or 1 for a mask that all its rows share. The operator `flashtrain_kernels::plan`
-makes it, on the device and without waiting for it: on a CPU in PyTorch, on a GPU by kernels, which ops.py registers.
+makes it on the mask's device, without waiting: on a CPU in PyTorch, on a GPU by kernels (registered in ops.py).
 """
 
 from typing import NamedTuple
@@ -24,21 +24,21 @@ PLAN = torch.ops.flashtrain_kernels.plan.default
 
 
 class Plan(NamedTuple):
-    """Which tiles each tile of each kernel visits: made once a batch, on the device, and shared by every layer.
+    """Which tiles each kernel visits under a mask: made once a batch, on the device, for every layer.
 
-    A row of a table holds sixteen numbers for a tile of queries (forward, dQ) or of keys (dK/dV), in tiles of the other
-    side:
+    For each tile of queries (forward, dQ) or of keys (dK/dV), a table has one row of sixteen numbers, which name tiles
+    of the other side:
 
         [pc, p0, c1, p1, c2, p2, c3, p3,  fc, f0, d1, f1,  0, 0, 0, 0]
 
-    pc tiles need the mask, in up to four runs: step i visits p0 + i below c1, p1 + i - c1 below c2, p2 + i - c2 below
-    c3, then p3 + i - c3. fc tiles are wholly visible, in up to two runs: f0 + i below d1, then f1 + i - d1. Unused
-    counts repeat the total. No tile comes twice, and every tile with a visible pair comes.
+    pc tiles are partly hidden, in up to four runs: step i visits tile p0 + i for i < c1, p1 + i - c1 for i < c2, p2 + i
+    - c2 for i < c3, then p3 + i - c3. fc tiles are wholly visible, in up to two runs: f0 + i for i < d1, then f1 + i -
+    d1. Unused counts repeat the total. A tile is listed at most once, and every tile with a visible pair is.
 
     Attributes:
-        forward, dq: (Bm, query tiles, 16) int32, in key tiles.
-        dkdv: (Bm, key tiles, 16) int32, in query tiles.
-        blocks: the tile sizes it was made for: queries and keys a tile of the forward, the dQ and the dK/dV kernel.
+        forward, dq: (Bm, tiles of queries, 16) int32, tables for the forward and dQ kernels.
+        dkdv: (Bm, tiles of keys, 16) int32, the table for the dK/dV kernel.
+        blocks: six tile sizes that the plan is for: (queries, keys) of the forward, then the dQ, then the dK/dV kernel.
     """
 
     forward: Tensor
@@ -53,7 +53,7 @@ def _fake_plan(queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list
 
 
 def empty_tables(queries: Tensor, seqlen_k: int, blocks: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The three tables (Bm, tiles, 16) int32, not filled."""
+    """Allocate the tables (forward, dq, dkdv) of a Plan, each (Bm, tiles, 16) int32."""
     batch, seqlen_q = queries.shape[1], queries.shape[2]
     counts = (seqlen_q + blocks[0] - 1) // blocks[0], (seqlen_q + blocks[2] - 1) // blocks[2]
     forward, dq = (queries.new_empty((batch, count, COLUMNS), dtype=torch.int32) for count in counts)
@@ -64,7 +64,7 @@ def empty_tables(queries: Tensor, seqlen_k: int, blocks: list[int]) -> tuple[Ten
 def build_plan_reference(
     queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator in plain PyTorch: the same tables, number for number. Its memory grows with tiles times tiles."""
+    """Compute the operator `plan` in plain PyTorch, equal to the kernels. Memory grows with tiles times tiles."""
     forward = _kinds(queries, keys, seqlen_k, blocks[0], blocks[1], loops_over_keys=True)
     dq = _kinds(queries, keys, seqlen_k, blocks[2], blocks[3], loops_over_keys=True)
     dkdv = _kinds(queries, keys, seqlen_k, blocks[4], blocks[5], loops_over_keys=False)

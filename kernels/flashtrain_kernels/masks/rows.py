@@ -1,4 +1,4 @@
-"""The rows of masks, and the boundaries of documents, in plain PyTorch, on any device.
+"""Rows of Mask.queries, and boundaries of documents, in plain PyTorch, on any device.
 
 B batch, S sequence, T packed tokens, N sequences.
 """
@@ -40,7 +40,7 @@ def _locate(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ordinals(start: Tensor) -> Tensor:
-    """(B, S) int64: the number of each token's document, counted row by row over the whole batch, from its start."""
+    """Number each token's document over the whole batch, row by row: (B, S) int64. start: the documents' starts."""
     first = (start == position_of(start)).to(torch.int64)
     return (first.flatten().cumsum(0) - 1).clamp(min=0).view(start.shape)
 
@@ -67,12 +67,12 @@ def packed_rows(
 
 
 def stacked(*rows: Tensor) -> Tensor:
-    """Mask.queries from its rows, each (Bm, Sq) or broadcasting to it."""
+    """Stack the rows of Mask.queries, each (Bm, Sq) or broadcasting to it, to one int32 tensor."""
     return torch.stack(torch.broadcast_tensors(*[row.to(torch.int32) for row in rows]))
 
 
 def reach(position: Tensor, window: tuple[int, int], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """LOW and HIGH of queries at `position`, whose sequences are [start, end), under an inclusive window."""
+    """Return (LOW, HIGH) of queries at `position` in sequences [start, end), under an inclusive window."""
     left, right = window
     low = start if left < 0 else torch.maximum(start, position - min(left, WIDEST))
     high = end if right < 0 else torch.minimum(end, position + (min(right, WIDEST) + 1))
@@ -80,7 +80,7 @@ def reach(position: Tensor, window: tuple[int, int], start: Tensor, end: Tensor)
 
 
 def position_of(like: Tensor) -> Tensor:
-    """(1, S) int32: 0, 1, 2, ... for the tokens of a (B, S) tensor, on its device."""
+    """Return (1, S) int32: 0, 1, 2, ..., S - 1 for a tensor (B, S), on its device."""
     return torch.arange(like.shape[1], device=like.device, dtype=torch.int32)[None]
 
 

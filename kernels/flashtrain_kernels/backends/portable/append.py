@@ -17,7 +17,7 @@ NOT_SPECIALISED = ["sequences", "seqlen_q", "added", "size", "pages", "columns",
 
 
 class Constants(NamedTuple):
-    """What the kernels are compiled for."""
+    """The compile-time numbers and switches of the append and attend kernels."""
 
     group: int  # H / K
     head_dim: int
@@ -37,7 +37,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
-    """Where rows of a sequence lie. Wherever the table points, it is in the cache."""
+    """Return (page, row in the page), within the cache, of rows of a sequence. table: its pages; size: rows a page."""
     if PAGED:
         page = tl.load(table + row // size, mask=inside, other=0)
         place = row % size
@@ -49,7 +49,7 @@ def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
 
 @triton.jit
 def load_turned(pointers, inside, at, cos, sin, cos_row, sin_row, C: tl.constexpr):
-    """Rows (n, BLOCK_D) from pointers (n,), 0 where not `inside`, their first R numbers turned by position `at`."""
+    """Load rows (n, BLOCK_D), 0 where not `inside`, their first R numbers rotated by the angles of position `at`."""
     d = tl.arange(0, C.block_d)[None, :]
     real = inside[:, None]
     x = tl.load(pointers[:, None] + d, mask=real & (d < C.head_dim), other=0.0)
@@ -76,7 +76,9 @@ def append_kernel(
     k, v, k_cache, v_cache, lengths, table, cos, sin, k_strides, v_strides, k_cache_strides, v_cache_strides,
     cos_row, sin_row, angles, table_row, added, size, pages, columns, C: tl.constexpr,
 ):  # fmt: skip
-    """Programs (B, K, tiles of new keys): write k, turned, and v to the rows from lengths[b] on."""
+    """Kernel: one program writes C.rows new keys (rotated) and values of one sequence and head to the cache, from row
+    lengths[b] on. Grid (B, K, tiles of new keys). *_row: strides of rows; angles: rows of cos and sin; added: Sn; size:
+    L; pages: P; columns: M."""
     batch = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     new = tl.program_id(2) * C.rows + tl.arange(0, C.rows)
@@ -101,7 +103,7 @@ def append_launch(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
     table: torch.Tensor, paged: bool, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool,
 ) -> Launch:  # fmt: skip
-    """k, v (B, Sn, K, D) into the caches (P, L, K, D), from row lengths (B,) of the sequences on."""
+    """Return the launch that writes k, v (B, Sn, K, D) to the caches (P, L, K, D), from rows lengths (B,) on."""
     batch, added, kv_heads, head_dim = k.shape
     constants = Constants(
         1, head_dim, padded(head_dim), NEW_ROWS, 0, paged, False, 0 if cos is None else 2 * cos.shape[1], interleaved,
@@ -125,5 +127,5 @@ def rotary_of(cos: torch.Tensor | None, sin: torch.Tensor | None, unused: torch.
 
 
 def rotary_rows(cos: torch.Tensor | None, sin: torch.Tensor | None) -> tuple[int, int, int]:
-    """The strides of their rows, and how many there are."""
+    """Return (row stride of cos, row stride of sin, number of rows); (0, 0, 1) without rotation."""
     return (0, 0, 1) if cos is None or sin is None else (cos.stride(0), sin.stride(0), cos.shape[0])

@@ -1,4 +1,4 @@
-"""The portable kernels as a backend: they serve every call, with tiles from the table."""
+"""The portable kernels as a backend: they support every call, with tile sizes from a table."""
 
 import torch
 from torch import Tensor
@@ -11,22 +11,22 @@ NAME, TITLE = "portable", "portable Triton kernels"
 
 
 def unavailable(device: torch.device) -> str | None:
-    """They run wherever kernels run at all."""
+    """Return None: the portable kernels run wherever kernels run at all."""
     return None
 
 
 def serves(call: Call, direction: Direction) -> str | None:
-    """They serve every call."""
+    """Return None: the portable kernels support every call."""
     return None
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...]:
-    """The sizes of the table's tiles for calls with a mask."""
+    """Return the table's six tile sizes for calls with a mask (see masks.Plan.blocks)."""
     return tile_table.plan_blocks(mask.queries.device, head_dim, dtype, rich or softcap)
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out, lse)."""
+    """Compute (out (B, Sq, H, D), lse (B, H, Sq)) of a call."""
     from .forward import forward_launch  # Triton is imported only where it is used
 
     call, (out, lse) = call.readied(plan_blocks), call.empty_results()
@@ -35,7 +35,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call: Call, gradients: Gradients) -> None:
-    """Fill the gradients."""
+    """Fill the gradient tensors dq, dk, dv and, if there is one, dbias."""
     from .backward import backward_launches
     from .dbias import dbias_launch
 
@@ -50,7 +50,7 @@ def backward(call: Call, gradients: Gradients) -> None:
 
 
 def describe(call: Call, direction: Direction) -> str:
-    """The table's tiles, in the sizes that a mask was planned for."""
+    """Return the call's tiles in one direction as text; a mask with a plan determines their sizes."""
     tiles = tile_table.tiles_of(call)
     if direction == "forward":
         return str(tiles.forward)

@@ -1,7 +1,7 @@
-"""The launches of a backward pass (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics: deterministic.
+"""The launches of a backward (FlashAttention-2, arXiv 2307.08691, algorithm 2), without atomics, so deterministic.
 
-B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. The scores are computed by each of two
-kernels, seven products where five would do; in exchange no two programs ever add to the same number.
+B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. Both the dQ and the dK/dV kernel
+compute the scores, seven matrix products where five would do; in exchange no two programs ever add to the same number.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,8 @@ def both_kernel(
     threshold, keep_scale, programs_dkdv, programs_dq,
     F: tl.constexpr, C_DKDV: tl.constexpr, C_DQ: tl.constexpr,
 ):  # fmt: skip
-    """dK, dV and dQ in one launch: programs of one kernel fill the multiprocessors that the other's last ones leave."""
+    """Kernel: one program computes a tile of dK and dV, or one of dQ, in one launch. Arguments as in dkdv_kernel and
+    dq_kernel; dq_table_*, dq_blocks, C_DQ: dQ's; programs_*: numbers of programs."""
     # In two launches the second waits until the first has run out, with part of the GPU idle. The grid's second axis
     # chooses the kernel, dK/dV first, as it takes longer; a program past its kernel's count has nothing to do.
     call = Arguments(
@@ -70,7 +71,7 @@ def both_kernel(
 def backward_launches(
     call: Call, gradients: Gradients, rows: Sequence[torch.Tensor], tiles: Tiles
 ) -> tuple[Launch, Launch]:
-    """The two launches, in this order, that fill dq, dk and dv."""
+    """Return the two launches, in order, that fill dq, dk and dv."""
     # rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients

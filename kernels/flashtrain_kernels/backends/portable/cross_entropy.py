@@ -1,4 +1,4 @@
-"""The kernel under linear_cross_entropy: each row's loss from its logits, and the gradient written over them."""
+"""The kernel of linear_cross_entropy: each row's loss from its logits, which the gradient then overwrites."""
 
 import torch
 import triton
@@ -14,7 +14,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def softmax_rows_kernel(
     logits, labels, losses, stride, vocab_size, columns, ignored, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """losses[row] = lse(logits[row, :vocab_size]) - logits[row, label], 0 for an ignored label."""
+    """Kernel: one program computes one row's losses[row] = logsumexp(logits[row, :vocab_size]) - logits[row, label], 0
+    for the label `ignored`. GRADIENT: overwrite the logits with the loss's gradient."""
     row = tl.program_id(0).to(tl.int64)
     at_row = logits + row * stride
     label = tl.load(labels + row)
@@ -46,8 +47,8 @@ def softmax_rows_kernel(
 def softmax_rows_launch(
     logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, vocab_size: int, ignored: int, gradient: bool
 ) -> Launch:
-    """logits (N, V), rows contiguous, become d(sum of losses)/d(logits) if gradient; labels (N,) int64; losses (N,)
-    float32 is filled."""
+    """Return the launch that fills losses (N,) float32 from logits (N, V) and labels (N,) int64; with gradient it
+    overwrites the logits, whose rows are contiguous, with d(sum of losses)/d(logits)."""
     args = (logits, labels, losses, logits.stride(0), vocab_size, logits.shape[1], ignored)
     constants = {"GRADIENT": gradient, "BLOCK": BLOCK}
     return Launch(softmax_rows_kernel, (logits.shape[0],), args, constants, {"num_warps": 4})

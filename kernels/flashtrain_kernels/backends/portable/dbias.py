@@ -1,4 +1,4 @@
-"""The kernel for the bias's gradient: a program adds up, in one order, what a tile of the bias was broadcast over.
+"""The kernel of the bias's gradient: it adds up, in a fixed order, all scores to which an element was broadcast.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -49,7 +49,9 @@ def dbias_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     EACH_QUERY: tl.constexpr, EACH_KEY: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dbias_strides: all four. table: with a BlockMask, the dense map of its blocks."""
+    """Kernel: one program computes a tile of the bias's gradient. dbias_strides: batch, head, query, key; batches: B;
+    bias_batches, bias_heads: the bias's sizes; EACH_QUERY, EACH_KEY: the bias is not broadcast there; table_*: a
+    BlockMask's blocks, dense. Other arguments as in dkdv_kernel."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
@@ -153,7 +155,7 @@ def dbias_kernel(
 def dbias_launch(
     call: Call, dout: torch.Tensor, rows: Sequence[torch.Tensor], dbias: torch.Tensor, tile: Tile
 ) -> Launch:
-    """The launch that fills dbias, contiguous and of the bias's shape. rows: the backward's workspace, filled by dQ."""
+    """Return the launch that fills dbias, contiguous, in the bias's shape. rows: base-2 LSE and delta, filled by dQ."""
     q, k, v, options = call
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
     batch, seqlen_q = q.shape[:2]

@@ -1,4 +1,4 @@
-"""The kernels that attend to the cache of flash_attn_with_kvcache: in parts of the keys, and the parts joined.
+"""The kernels that attend to the cache of flash_attn_with_kvcache, over parts of the keys, and merge the parts.
 
 B batch, Sq queries, Sn new keys, H query heads, K key/value heads, G = H / K, D head dimension (BLOCK_D: padded to a
 power of two). A cache is P pages of L rows (P, L, K, D); a table (B, M) names the pages of each sequence.
@@ -70,7 +70,8 @@ def attend_kernel(
     cos_row, sin_row, angles, slope_row, table_row, sequences, seqlen_q, added, size, pages, columns, left, right,
     splits, scale_log2, cap_in, cap_log2, C: tl.constexpr,
 ):  # fmt: skip
-    """Programs (B * K, parts of the keys, tiles of rows): out (splits, B, Sq, H, D), lse (splits, B, H, Sq)."""
+    """Kernel: one program attends with C.rows of the Sq * G query rows to one part of a key head's keys. Grid (B * K,
+    splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse (splits, B, H, Sq). Arguments as in append_kernel."""
     # The rows are the Sq * G that share a key head, query-major: one new token of 8 query heads a key head fills 8 of
     # 16 rows, and reads its keys once (grouped-query decoding). With few programs the keys are cut into parts, which
     # join_kernel joins by their log-sum-exp (Flash-Decoding).
@@ -150,7 +151,8 @@ def join_kernel(
     parts, part_lse, out, lse, rows, seqlen_q, heads, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """A program for each row of out (B, Sq, H, D): sum of exp(lse_i - lse) out_i, lse = log(sum of exp(lse_i))."""
+    """Kernel: one program merges the parts of a row: lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse)
+    out_i."""
     row = tl.program_id(0).to(tl.int64)
     head = row % heads
     query = row // heads % seqlen_q
@@ -180,7 +182,7 @@ def attend_launches(
     cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool, scale: float, left: int, right: int,
     softcap: float, slopes: torch.Tensor | None, splits: int,
 ) -> list[Launch]:  # fmt: skip
-    """The launches that fill out (B, Sq, H, D) and lse (B, H, Sq): of all keys, or of `splits` parts and their join."""
+    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq): a second merges, if `splits` is not 1."""
     batch, seqlen_q, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group, block_d, exact = heads // kv_heads, padded(head_dim), q.dtype == torch.float32
@@ -230,15 +232,15 @@ def attend_launches(
 
 
 def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> int:
-    """Into how many parts to cut the keys: two programs a multiprocessor, four where pages are looked for, which wait
-    longer and have less in flight each, and not one more, as an incomplete second round costs most (measured:
-    kernels/dev/OPTIMISATION.md); and four tiles of keys or more in each."""
+    """Return the number of parts to divide the keys into, at least four tiles of keys each: enough for two programs a
+    multiprocessor, or four with pages, which wait longer for memory. More would start an incomplete second round, which
+    costs most (kernels/dev/OPTIMISATION.md)."""
     most = (4 if paged else 2) * multiprocessors(device)
     return max(1, min(most // max(programs, 1), tiles // 4, 128))
 
 
 def attend(q: torch.Tensor, *call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate and compute (out, lse); the arguments are `attend_launches`'s."""
+    """Allocate and compute (out (B, Sq, H, D), lse (B, H, Sq)). Arguments as in `attend_launches`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
     for launch in attend_launches(out, lse, q, *call):

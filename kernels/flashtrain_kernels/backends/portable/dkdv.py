@@ -1,4 +1,4 @@
-"""The kernel for dK and dV: a program owns C.block_k keys of a key/value head and loops over all their queries.
+"""The kernel of dK and dV: one program owns C.block_k keys of a key/value head and loops over all their queries.
 
 Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. Scores
 are transposed, S^T = K Q^T, so that P^T and dS^T are left operands, in registers, of the products for dV and dK.
@@ -32,7 +32,7 @@ from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
 class Own(NamedTuple):
-    """The keys that a program owns."""
+    """The keys that one program owns."""
 
     k: Any  # their tiles
     v: Any
@@ -43,7 +43,7 @@ class Own(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """The queries of one head."""
+    """Pointers to the queries of one head, with strides, for the loop over tiles of queries."""
 
     q: Any  # pointers, and strides by row
     q_row: Any
@@ -151,7 +151,7 @@ def _add_heads(
 def compute_dkdv(
     q, k, v, dout, lse2_ptr, delta_ptr, dk, dv, scale, call, table, F: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """One program's tiles of dK and dV. q, k, v, dout, dk, dv: Strided."""
+    """Compute and store one program's tiles of dK and dV; call: Arguments; q, k, v, dout, dk, dv: Strided."""
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d
@@ -216,6 +216,9 @@ def dkdv_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Kernel: one program computes dK and dV of C.block_k keys of one head. *_ptr, *_strides: tensors, strides by
+    batch, row, head; lse2_ptr, delta_ptr: from dq.row_terms; bias to position_batch, heads to keep_scale:
+    launch.Arguments."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,

@@ -1,7 +1,7 @@
-"""The kernel for dQ: a program owns C.block_q queries and loops over their keys.
+"""The kernel of dQ: one program owns C.block_q queries and loops over the keys that they see.
 
-Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling.
-delta = rowsum(dO * O) - dLSE (FlashAttention-2, arXiv 2307.08691, algorithm 2, with the gradient of the log-sum-exp).
+Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. delta =
+rowsum(dO * O) - dLSE (FlashAttention-2, arXiv 2307.08691, algorithm 2, with the gradient of the log-sum-exp).
 """
 
 import triton
@@ -32,7 +32,7 @@ ROWS = 64
 
 @triton.jit
 def row_terms(out, dout, lse, dlse, inside, HAS_DLSE: tl.constexpr):
-    """(base-2 log-sum-exp, delta) of a tile of queries, in float32. lse, dlse: pointers, one a row."""
+    """Return (base-2 log-sum-exp, delta) of a tile of queries, float32. lse, dlse: pointers, one for each query."""
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     if HAS_DLSE:
         delta -= tl.load(dlse, mask=inside, other=0.0)
@@ -46,7 +46,7 @@ def rows_kernel(
     dout_ptr, out_ptr, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dout_strides, out_strides, heads, seqlen_q,
     HAS_DLSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr,
 ):  # fmt: skip
-    """Fill lse2 and delta, (B, H, Sq) float32: one program BLOCK_Q queries of a head."""
+    """Kernel: one program fills lse2 and delta (see row_terms), (B, H, Sq) float32, for BLOCK_Q queries of a head."""
     dout = Strided(dout_ptr, *dout_strides)
     out = Strided(out_ptr, *out_strides)
     tiles = tl.cdiv(seqlen_q, BLOCK_Q)
@@ -117,7 +117,7 @@ def compute_dq(
     q, k, v, dout, out, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dq, scale, call, table, HAS_DLSE: tl.constexpr,
     HAS_ROWS: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """One program's tile of dQ. q, k, v, dout, out, dq: Strided; out is not read with HAS_ROWS."""
+    """Compute and store one program's tile of dQ. q to dq: Strided. HAS_ROWS: load lse2 and delta; out is not read."""
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d
@@ -164,6 +164,7 @@ def dq_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     HAS_DLSE: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Kernel: one program computes dQ, lse2 and delta of C.block_q queries of one head. Arguments as in dkdv_kernel."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,

@@ -1,4 +1,4 @@
-"""Dropout's random numbers in Triton: what philox.py says, for the portable kernels and the Hopper kernels."""
+"""Dropout's random numbers in Triton, the same as philox.py's, for the portable kernels and the Hopper kernels."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ _KEY_STEP = tl.constexpr(philox.KEY_STEP)
 
 
 class Stream(NamedTuple):
-    """A head's numbers: the key of Philox2x32, and where its counter's two words begin. All uint32."""
+    """The random stream of a head: the key of Philox2x32, and the start of its counter's two words. All uint32."""
 
     key: Any
     first: Any
@@ -23,27 +23,27 @@ class Stream(NamedTuple):
 
 @triton.jit
 def stream_of(seed, sequence, head):
-    """The Stream of a sequence and a head, both int32; the seed is int64."""
+    """Return the Stream of a sequence and a head, both int32; the seed is int64."""
     key, first, second, _ = tl.philox(seed, sequence, head, 0, 0, _STREAM_ROUNDS)
     return Stream(key, first, second)
 
 
 @triton.jit
 def load_stream(seed_ptr, sequence, head):
-    """`stream_of` of dropout's (3,) int64, whose two further numbers are added to sequence and head."""
+    """Return the Stream of a sequence and a head. seed_ptr: (3,) int64, the seed and the two numbers' offsets."""
     sequence = (sequence + tl.load(seed_ptr + 1)).to(tl.int32)
     return stream_of(tl.load(seed_ptr), sequence, (head + tl.load(seed_ptr + 2)).to(tl.int32))
 
 
 @triton.jit
 def group_of(position):
-    """The number of the pair {i, i + 8} that a position (int32) is in."""
+    """Return the number of the pair {i, i + 8} that a position (int32) belongs to, within aligned groups of 16."""
     return ((position >> 4) * 8 + (position & 7)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def words(stream, query_group, key_group):
-    """The two words of each pair of groups: the first for a query whose bit 3 is 0, their low halves for such keys."""
+    """Return two random uint32 for each pair of groups: for queries with bit 3 clear, and with it set."""
     a = query_group + stream.first
     b = key_group + stream.second
     key = stream.key
@@ -58,7 +58,7 @@ def words(stream, query_group, key_group):
 
 @triton.jit
 def kept_pairs(stream, query, key, threshold):
-    """Does dropout keep the weights of these pairs (positions, int32, that broadcast)? Each makes a call of its own."""
+    """Return whether dropout keeps each pair of `query` and `key`, positions (int32) that broadcast to a tile."""
     first, second = words(stream, group_of(query), group_of(key))
     word = tl.where((query & 8) == 0, first, second)
     draw = tl.where((key & 8) == 0, word & 0xFFFF, word >> 16)

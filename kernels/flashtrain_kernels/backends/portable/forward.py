@@ -111,6 +111,7 @@ def forward_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """Kernel: one program computes out and lse of C.block_q queries of one head. Arguments as in dkdv_kernel."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
@@ -172,7 +173,7 @@ def forward_kernel(
 
 
 def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: Tile) -> Launch:
-    """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq)."""
+    """Return the launch that fills out (B, Sq, H, D) and lse (B, H, Sq)."""
     q, k, v, options = call
     batch, seqlen_q, heads, _ = q.shape
     features = features_of(options)

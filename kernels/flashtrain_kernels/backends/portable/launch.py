@@ -1,4 +1,4 @@
-"""A kernel launch as data, with the arguments that every attention kernel takes.
+"""Kernel launches as data, and the arguments that all attention kernels take.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -34,7 +34,7 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 @dataclass(frozen=True)
 class Launch:
-    """A Triton kernel with everything that it is called with."""
+    """A Triton kernel with its grid, arguments and compile options."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -43,12 +43,12 @@ class Launch:
     options: dict[str, int]  # how it is compiled, such as num_warps
 
     def run(self) -> None:
-        """Launch, unless there is nothing to compute (CUDA refuses an empty grid)."""
+        """Launch the kernel, or record it; do nothing if the grid is empty, which CUDA refuses."""
         if 0 not in self.grid:
             launch_cache.launch(self)
 
     def start(self) -> Any:
-        """The compiled kernel, launched."""
+        """Launch the kernel now, compiled if necessary. Returns the compiled kernel."""
         if not isinstance(self.kernel, JITFunction):  # Triton's interpreter
             return self._compile()
         key = self._key()
@@ -65,7 +65,7 @@ class Launch:
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
     def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
-        """This launch with tensors elsewhere, again and again, by the compiled kernel; None where it cannot be."""
+        """Return a callable that launches the compiled kernel with other tensors, or None if that is not possible."""
         if not isinstance(self.kernel, JITFunction):
             return Interpreted(self, place_of)
         return repeated(self, compiled, place_of)
@@ -92,12 +92,12 @@ class Launch:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """triton.cdiv in plain Python: that one costs several microseconds a call on the host."""
+    """Return a / b rounded up. (triton.cdiv takes several microseconds a call on the host.)"""
     return -(-a // b)
 
 
 class Features(NamedTuple):
-    """Compile-time switches; Triton sees it as a constexpr. Everything off is full attention."""
+    """Compile-time switches of an attention kernel, a constexpr; all off is full attention."""
 
     left: bool = False  # the band has a bound on that side
     right: bool = False
@@ -136,7 +136,7 @@ def features_of(options: Options) -> Features:
 
 
 class Tiling(NamedTuple):
-    """The other compile-time numbers of an attention kernel."""
+    """Compile-time sizes of an attention kernel, a constexpr."""
 
     group: int  # H / K
     tiles: int  # looped tiles in a block of a block-sparse mask
@@ -148,7 +148,7 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(call: Call, features: Features, tile: Tile, looped_keys: bool) -> Tiling:
-    """looped_keys: the kernel owns queries and loops over keys (else the other way round)."""
+    """Return the Tiling of a call. looped_keys: the kernel owns queries and loops over keys, else the reverse."""
     q, k = call.q, call.k
     block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
     return Tiling(
@@ -163,25 +163,25 @@ def tiling_of(call: Call, features: Features, tile: Tile, looped_keys: bool) -> 
 
 
 def padded(head_dim: int) -> int:
-    """D padded to a power of two that a product can have."""
+    """Return the head dimension padded to a power of two, at least 16, as tl.dot requires."""
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """How `tl.dot` multiplies: float32 as three TF32 products (near float32 accuracy on tensor cores), by the
-    interpreter exactly. Of 16-bit operands it is not read."""
+    """Return tl.dot's input_precision: for float32, three TF32 products (near float32 accuracy), in the interpreter
+    exact; ignored for 16 bits."""
     return ("ieee" if INTERPRETED else "tf32x3") if dtype == torch.float32 else "tf32"
 
 
 def strides_of(x: torch.Tensor) -> tuple[int, ...]:
-    """By batch row, row and head, of a (B, S, heads, D) tensor whose last stride is 1."""
+    """Return the (batch, row, head) strides of a (B, S, heads, D) tensor, whose last stride is 1."""
     return x.stride()[:3]
 
 
 # Triton specialises on numbers in a tuple, whatever do_not_specialize says. On strides it may; the members of Arguments
 # and Table are therefore passed one by one, and a kernel's first lines put them together again.
 class Arguments(NamedTuple):
-    """What every attention kernel takes of a call, besides its own tensors and its Table."""
+    """The arguments that all attention kernels share, besides their own tensors and their Table."""
 
     bias: Any
     bias_batch: Any  # its strides: by batch row, head, query and key
@@ -208,7 +208,7 @@ class Arguments(NamedTuple):
     keep_scale: Any  # what the kept weights are multiplied by
 
     def with_tables(self, tables: tuple[Any, ...]) -> list[Any]:
-        """All of it and of a Table, or of the sum of two, in the order of the kernels' signatures."""
+        """Return the kernels' arguments in order: these, and those of a Table (or two, concatenated) before `heads`."""
         return [*self[:_TABLES_AT], *tables, *self[_TABLES_AT:]]
 
 
@@ -216,7 +216,7 @@ _TABLES_AT = Arguments._fields.index("heads")
 
 
 class Table(NamedTuple):
-    """Which tiles a kernel visits."""
+    """A list of the tiles that each program of a kernel visits."""
 
     rows: Any  # of a plan or of a list of blocks
     batch: Any  # their strides: by batch row, head and tile
@@ -226,7 +226,7 @@ class Table(NamedTuple):
 
 
 def arguments_of(call: Call, unused: torch.Tensor) -> Arguments:
-    """unused: a tensor to stand for absent ones."""
+    """Return the Arguments of a call. unused: any tensor, passed in place of absent ones."""
     q, k, _, options = call
     bias, slopes, mask = options.bias, options.alibi_slopes, options.mask
     log2e = math.log2(math.e)
@@ -241,24 +241,24 @@ def arguments_of(call: Call, unused: torch.Tensor) -> Arguments:
 
 
 def slope_row(slopes: torch.Tensor | None) -> int:
-    """From a sequence's ALiBi slopes to the next one's; 0 where all have the same."""
+    """Return the stride between sequences in the ALiBi slopes; 0 if all sequences have the same."""
     return 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many the GPU has; without one, as many as a Hopper GPU."""
+    """Return the number of multiprocessors of the GPU; without a GPU 132, as on a Hopper GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
-    """The strides of four dimensions, 0 along those of size 1, which are broadcast."""
+    """Return the strides of a 4-dimensional tensor, with 0 for dimensions of size 1, so that they broadcast."""
     a, b, c, d = [0 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
     return a, b, c, d
 
 
 def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int, int, Any, int]:
-    """From Call.intervals to position_batch. Of Sequences, which the Hopper kernels take: N in the place of plane."""
+    """Return the Arguments `intervals` to `position_batch` of a mask. For Sequences (Hopper kernels), `plane` is N."""
     if isinstance(mask, Sequences):
         return (unused, mask.number, 0, unused, 0)
     if not isinstance(mask, Mask):
@@ -272,7 +272,7 @@ def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int
 
 
 def table_of(mask: AnyMask | None, unused: torch.Tensor, kernel: str) -> Table:
-    """The table of one kernel: "forward", "dq" or "dkdv". Of Sequences: as rows where keys end, as blocks queries."""
+    """Return the Table of a kernel, "forward", "dq" or "dkdv". Of Sequences: rows cu_seqlens_k, blocks cu_seqlens_q."""
     if isinstance(mask, Sequences):
         return Table(mask.cu_seqlens_k, 0, 0, 0, mask.cu_seqlens_q)
     if isinstance(mask, Mask):

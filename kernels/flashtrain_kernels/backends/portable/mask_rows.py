@@ -1,6 +1,6 @@
-"""The kernels that fill a mask's rows, and documents' boundaries: masks/rows.py on a GPU, in a launch or two.
+"""The kernels that make a mask's rows and documents' boundaries: masks/rows.py on a GPU, in one or two launches.
 
-B batch, S sequence, T packed tokens, N sequences. A program fills a chunk of TOKENS tokens of a row.
+B batch, S sequence, T packed tokens, N sequences. A row is divided into chunks of TOKENS tokens, one for each program.
 """
 
 import torch
@@ -30,7 +30,7 @@ def _smaller(a, b):
 
 @triton.jit
 def place(chunks, seqlen, TOKENS: tl.constexpr):
-    """The program's chunk of its row, the row's first token in the batch, and its tokens: indices and which exist."""
+    """Return (chunk of the row, offset of the row, indices of the chunk's tokens, which of them exist) of a program."""
     program = tl.program_id(0)
     chunk = program % chunks
     index = chunk * TOKENS + tl.arange(0, TOKENS)
@@ -47,7 +47,7 @@ def _begins(ids, row, index, valid):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def notes_kernel(ids, first, last, chunks, seqlen, TOKENS: tl.constexpr):
-    """The first and the last token of each chunk where a document begins; INT_MAX and -1 where none does."""
+    """Kernel: one program stores the first and last token of its chunk where a document begins (none: INT_MAX, -1)."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     begins = _begins(ids, row, index, valid)
     tl.store(first + tl.program_id(0), tl.min(tl.where(begins, index, INT_MAX), 0))
@@ -56,7 +56,7 @@ def notes_kernel(ids, first, last, chunks, seqlen, TOKENS: tl.constexpr):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def bounds_of_ids_kernel(ids, first, last, start, end, chunks, seqlen, TOKENS: tl.constexpr, NOTES: tl.constexpr):
-    """start and end (B, S) of each token's document."""
+    """Kernel: one program fills start and end (B, S) of its chunk's documents. first, last: from notes_kernel."""
     chunk, row, index, valid = place(chunks, seqlen, TOKENS)
     notes = tl.program_id(0) - chunk  # of the row
     begun = chunk * 0 - 1
@@ -76,8 +76,8 @@ def bounds_of_ids_kernel(ids, first, last, start, end, chunks, seqlen, TOKENS: t
 
 @triton.jit
 def sequence_of(bounds, index, sequences, total, steps):
-    """The number of the last sequence that begins at or before each token (of those that begin there, all but the last
-    are empty): a search by halves in N + 1 boundaries, clamped to [0, T], so that nothing points outside."""
+    """Return the number of the last sequence that begins at or before each token (earlier ones there are empty), by a
+    binary search of `steps` halvings in the N + 1 boundaries, clamped to [0, total]."""
     low = index * 0
     high = low + sequences + 1
     for _ in range(steps):
@@ -91,14 +91,14 @@ def sequence_of(bounds, index, sequences, total, steps):
 
 @triton.jit
 def bounds_of(bounds, number, total):
-    """The boundaries of sequences, clamped to [0, total]."""
+    """Return (begin, end) of the sequences `number`, clamped to [0, total]. bounds: pointer to (N + 1,) boundaries."""
     begin = tl.minimum(tl.maximum(tl.load(bounds + number), 0), total).to(tl.int32)
     return begin, tl.minimum(tl.maximum(tl.load(bounds + number + 1), 0), total).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def bounds_of_cu_seqlens_kernel(bounds, start, end, sequences, total, steps, TOKENS: tl.constexpr):
-    """start and end (T,) of each token's sequence; both 0 for a token in none."""
+    """Kernel: one program fills start and end (T,) of the sequences of TOKENS tokens, 0 outside. bounds: cu_seqlens."""
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     begin, past = bounds_of(bounds, sequence_of(bounds, index, sequences, total, steps), total)
     inside = (index >= begin) & (index < past)
@@ -108,7 +108,7 @@ def bounds_of_cu_seqlens_kernel(bounds, start, end, sequences, total, steps, TOK
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def count_kernel(start, counts, chunks, seqlen, TOKENS: tl.constexpr):
-    """How many documents begin in each chunk."""
+    """Kernel: one program counts the documents that begin in its chunk."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     begins = valid & (tl.load(start + row + index, mask=valid, other=-1) == index)
     tl.store(counts + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
@@ -162,7 +162,7 @@ def document_rows_kernel(
     start_ptr, end_ptr, first_ptr, past_ptr, prefix_ptr, counts, out, batch, chunks, seqlen, left, right, count,
     KIND: tl.constexpr, TOKENS: tl.constexpr, NOTES: tl.constexpr,
 ):  # fmt: skip
-    """out (5 or 7, B, S) of a mask within documents."""
+    """Kernel: one program fills a chunk of out (5 or 7, B, S). Arguments as in masks.operators.document_rows."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     start = tl.load(start_ptr + row + index, mask=valid, other=0)
     end = tl.load(end_ptr + row + index, mask=valid, other=0)
@@ -203,7 +203,7 @@ def document_rows_kernel(
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def packed_rows_kernel(bounds_q, bounds_k, out, sequences, total_q, total_k, steps, left, right, TOKENS: tl.constexpr):
-    """out (5, 1, T) of packed sequences, under a window aligned bottom-right within each."""
+    """Kernel: one program fills TOKENS tokens of out (5, 1, T), the Mask.queries of `masks.varlen`."""
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     valid = index < total_q
     number = sequence_of(bounds_q, index, sequences, total_q, steps)
@@ -222,12 +222,12 @@ def packed_rows_kernel(bounds_q, bounds_k, out, sequences, total_q, total_k, ste
 
 
 def search_steps(sequences: int) -> int:
-    """How many halvings leave none of N + 1 boundaries."""
+    """Return how many halvings a binary search in N + 1 boundaries takes, for N sequences."""
     return (sequences + 1).bit_length()
 
 
 def bounds_of_ids_launches(ids: torch.Tensor, start: torch.Tensor, end: torch.Tensor) -> tuple[Launch, Launch]:
-    """The two launches, in this order, that fill start and end (B, S) int32. ids: (B, S), contiguous."""
+    """Return the two launches, in order, that fill start and end (B, S) int32 from ids (B, S), contiguous."""
     chunks = ceil_div(ids.shape[1], TOKENS)
     # Two allocations: the second half of one may not be aligned to 16 bytes, for which Triton would compile anew.
     first, last = (start.new_empty(ids.shape[0] * chunks) for _ in range(2))
@@ -239,7 +239,7 @@ def bounds_of_ids_launches(ids: torch.Tensor, start: torch.Tensor, end: torch.Te
 
 
 def bounds_of_cu_seqlens_launch(cu_seqlens: torch.Tensor, start: torch.Tensor, end: torch.Tensor) -> Launch:
-    """The launch that fills start and end (1, T) int32. cu_seqlens: (N + 1,), contiguous."""
+    """Return the launch that fills start and end (1, T) int32 from cu_seqlens (N + 1,), contiguous."""
     total, sequences = start.shape[1], cu_seqlens.shape[0] - 1
     args = (cu_seqlens, start, end, sequences, total, search_steps(sequences))
     return Launch(bounds_of_cu_seqlens_kernel, (ceil_div(total, TOKENS),), args, {"TOKENS": TOKENS}, {"num_warps": 4})
@@ -249,7 +249,7 @@ def document_rows_launches(
     out: torch.Tensor, kind: str, start: torch.Tensor, end: torch.Tensor, first: torch.Tensor | None,
     past: torch.Tensor | None, prefix: torch.Tensor | None, left: int, right: int, count: int,
 ) -> tuple[Launch, Launch]:  # fmt: skip
-    """The two launches, in this order, that fill out. Tensors are contiguous; see masks.operators.document_rows."""
+    """Return the two launches, in order, that fill out; arguments as in masks.operators.document_rows, contiguous."""
     batch, seqlen = start.shape
     chunks = ceil_div(seqlen, TOKENS)
     grid, options = (batch * chunks,), {"num_warps": 4}
@@ -275,7 +275,7 @@ def document_rows_launches(
 def packed_rows_launch(
     out: torch.Tensor, bounds_q: torch.Tensor, bounds_k: torch.Tensor, total_k: int, left: int, right: int
 ) -> Launch:
-    """The launch that fills out (5, 1, T). The boundaries (N + 1,) are contiguous."""
+    """Return the launch that fills out (5, 1, T) for sequences with these boundaries (N + 1,), contiguous."""
     total_q, sequences = out.shape[2], bounds_q.shape[0] - 1
     args = (
         bounds_q, bounds_k, out, sequences, total_q, total_k, search_steps(sequences), _bound(left), _bound(right)

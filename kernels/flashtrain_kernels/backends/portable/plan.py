@@ -1,4 +1,4 @@
-"""The kernels that build a plan (masks/plan.py says how a tile is judged): two launches, in O(S) memory.
+"""The kernels that build a plan (see masks/plan.py), in two launches and O(S) memory.
 
 Bm batch rows of the mask, Sq queries, Sk keys.
 """
@@ -198,7 +198,9 @@ def plan_kernel(
     DQ_BLOCK_Q: tl.constexpr, DQ_BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Fill the three tables; a program for each of their rows, those that loop over queries first: they read most."""
+    """Kernel: one program fills one row of a Plan's table, dkdv's first, as they read most. *_summary: from
+    summary_kernel; tiles_*: how many tiles of queries (q) or keys (k) of the forward (fwd), dQ (dq) or dK/dV;
+    *_BLOCK_*: tile sizes; TWO: two intervals a query; CHUNK: tiles judged at once; GROUP: query tiles a group."""
     programs = tiles_k + tiles_fwd_q + tiles_dq_q
     number = (tl.program_id(0) // programs).to(tl.int64)
     tile = tl.program_id(0) % programs
@@ -225,7 +227,7 @@ def plan_kernel(
 
 
 def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Launch]:
-    """The two launches, in this order, that fill the tables (forward, dQ, dK/dV). queries and keys are contiguous."""
+    """Return the two launches, in order, that fill a Plan's tables (forward, dq, dkdv); queries, keys: contiguous."""
     fwd_q, fwd_k, dq_q, dq_k, block_q, block_k = blocks
     rows, batch, seqlen_q = queries.shape
     two, has_keys = rows == 7, keys is not None
@@ -274,7 +276,7 @@ def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Laun
 
 
 def plan(queries, keys, seqlen_k, blocks) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate and fill the three tables."""
+    """Allocate and fill the tables (forward, dq, dkdv) of a Plan for these six tile sizes."""
     tables = empty_tables(queries, seqlen_k, blocks)
     with on_device(queries.device):
         for launch in plan_launches(queries, keys, seqlen_k, blocks, tables):

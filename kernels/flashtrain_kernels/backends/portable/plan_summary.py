@@ -1,4 +1,4 @@
-"""The first launch of a plan: what the queries of each tile see at least and at most, and where each tile's keys are.
+"""The first launch of a plan: the keys that each tile of queries sees, and the positions in each tile of keys.
 
 Bm batch rows of the mask, Sq queries, Sk keys.
 """
@@ -15,7 +15,8 @@ NOT_SPECIALISED = [
 
 @triton.jit
 def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr):
-    """Hull and intersection, along AXIS, of one of the intervals of the queries `row`; rows past Sq do not count."""
+    """Return the hull (first, past) and intersection (first_full, past_full) of the queries' intervals along AXIS.
+    low_row: LOW's row in Mask.queries; number: the batch row."""
     # An empty interval has no hull, and leaves no intersection.
     valid = row < seqlen_q
     base = queries + (tl.cast(low_row, tl.int64) * batch + number) * seqlen_q
@@ -50,8 +51,8 @@ def summary_kernel(
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
     DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Fill query_summary (4 or 8, Bm, query tiles of dK/dV), group_summary (2, Bm, programs_q) and, with keys, the key
-    summaries of forward and dQ."""
+    """Kernel: one program summarises TOKENS queries into query_summary (4 or 8, Bm, tiles) and group_summary (2, Bm,
+    programs_q), or TOKENS keys with positions into fwd_summary or dq_summary. See plan_kernel."""
     programs = programs_q + programs_fwd_k + programs_dq_k
     number = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs

@@ -12,7 +12,7 @@ from .traversal import key_pieces
 
 @triton.jit
 def query_tile(call, F: tl.constexpr, C: tl.constexpr):
-    """(Number among all heads of the batch, batch row, head, first query, the same in 64 bits, the tile's queries)."""
+    """Return (head in the whole batch, batch row, head, first query, that in 64 bits, the queries' indices)."""
     # The tiles of a head run next to each other, heads of one key/value group too: they share K and V in the L2 cache.
     BLOCK_Q: tl.constexpr = C.block_q
     tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
@@ -29,7 +29,7 @@ def query_tile(call, F: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def seen_keys(batch, head, first, query, k, v, call, table, F: tl.constexpr, C: tl.constexpr):
-    """(Bounds, keys, options of the head, what a mask says of each query, tiles of keys to visit). k, v: Strided."""
+    """Return (Bounds, Keys, Head, Rows, tiles of keys to visit) of a program. k, v: Strided; call: Arguments."""
     bounds = bounds_of(call)
     keys = keys_of(k, v, call, table, batch, head, C.group)
     bias = call.bias + batch * call.bias_batch + head * call.bias_head

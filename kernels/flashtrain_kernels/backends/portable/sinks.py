@@ -1,6 +1,6 @@
-"""The kernels of attention sinks: one more score in each row, joined with what attention without it gives.
+"""The kernels of attention sinks: each row's softmax has one more score, whose value is 0.
 
-B batch, Sq queries, H query heads, D head dimension. Tiles are of some queries of one head.
+B batch, Sq queries, H query heads, D head dimension. A tile is ROWS queries of one head.
 """
 
 import torch
@@ -27,7 +27,7 @@ def _place(tiles, heads, seqlen, ROWS: tl.constexpr):
 def join_kernel(
     out_ptr, lse_ptr, sink_ptr, tiles, heads, seqlen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Rescale out (B, Sq, H, D) and lse (B, H, Sq), contiguous, where they lie."""
+    """Kernel: one program rescales a tile of out (B, Sq, H, D) and lse (B, H, Sq), contiguous, in place."""
     batch, head, query, place = _place(tiles, heads, seqlen, ROWS)
     real = query < seqlen
     sink = tl.load(sink_ptr + head).to(tl.float32)
@@ -52,8 +52,8 @@ def tile_gradient_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, sink_ptr, sums_ptr, dout_strides, tiles, heads, seqlen,
     HAS_DLSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A tile's sum of the sink's gradient: of its weight exp(sink - lse) times dLSE - rowsum(dO * O). lse, out: with
-    the sink."""
+    """Kernel: one program stores one tile's sum of the sink's gradient, exp(sink - lse) * (dLSE - rowsum(dO * O)). lse
+    and out include the sink."""
     batch, head, query, place = _place(tiles, heads, seqlen, ROWS)
     real = query < seqlen
     sink = tl.load(sink_ptr + head).to(tl.float32)
@@ -75,7 +75,7 @@ def tile_gradient_kernel(
 
 @triton.jit(do_not_specialize=["tiles", "heads", "batches"])
 def gradient_kernel(sums_ptr, gradient_ptr, tiles, heads, batches, COUNT: tl.constexpr):
-    """The sums of a head's tiles, added up in one order. A program a head."""
+    """Kernel: one program adds up the sums of one head's tiles, in a fixed order, to the sink's gradient."""
     head = tl.program_id(0)
     total = tl.zeros([COUNT], tl.float32)
     for batch in tl.range(0, batches):
@@ -87,7 +87,7 @@ def gradient_kernel(sums_ptr, gradient_ptr, tiles, heads, batches, COUNT: tl.con
 
 
 def join(out: Tensor, lse: Tensor, sink: Tensor) -> None:
-    """Join sink (H,) with out (B, Sq, H, D) and lse (B, H, Sq), both contiguous, where they lie."""
+    """Change out (B, Sq, H, D) and lse (B, H, Sq), both contiguous, in place to those of attention with sink (H,)."""
     batch, seqlen, heads, head_dim = out.shape
     tiles = ceil_div(seqlen, _ROWS)
     Launch(
@@ -100,7 +100,7 @@ def join(out: Tensor, lse: Tensor, sink: Tensor) -> None:
 
 
 def gradient(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, sink: Tensor) -> Tensor:
-    """The gradient (H,) of the sink in what `join` made: out and lse, contiguous. dout: its last stride is 1."""
+    """Return the gradient (H,) of the sink, given out and lse from `join`, contiguous, and dout with last stride 1."""
     batch, seqlen, heads, head_dim = out.shape
     tiles = ceil_div(seqlen, _ROWS)
     sums = torch.empty(tiles * batch * heads, dtype=torch.float32, device=out.device)

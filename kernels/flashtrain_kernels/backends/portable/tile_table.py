@@ -1,4 +1,4 @@
-"""Which tile a call gets from the portable kernels: a table, read by rules. Nothing is tuned at run time."""
+"""The table of tile sizes for the portable kernels, and the rules to read it. Nothing is tuned at run time."""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +18,7 @@ _BORROWS = {("sm_100", 16): "sm_90", ("sm_100", 32): "sm_90", ("sm_80", 32): "sm
 
 
 class Tile(NamedTuple):
-    """A program's tile."""
+    """The tile size and compile options of one kernel."""
 
     block_q: int  # queries a step
     block_k: int  # keys a step
@@ -27,7 +27,7 @@ class Tile(NamedTuple):
     registers: int = 0  # a cap on those of a thread; 0: none
 
     def options(self) -> dict[str, int]:
-        """Triton's launch options. A cap on registers lets more programs share a multiprocessor."""
+        """Return Triton's launch options. A cap on registers lets more programs run on a multiprocessor."""
         options = {"num_warps": self.warps, "num_stages": self.stages}
         return {**options, "maxnreg": self.registers} if self.registers else options
 
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The tiles of the kernels of one call."""
+    """The tiles of all attention kernels for one call."""
 
     forward: Tile
     dkdv: Tile
@@ -47,16 +47,16 @@ class Tiles(NamedTuple):
 
     @classmethod
     def all(cls, tile: Tile, together: bool) -> "Tiles":
-        """The same tile for every kernel."""
+        """Return Tiles with the same tile for every kernel."""
         return cls(tile, tile, tile, tile, together)
 
     def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":
-        """Every tile changed."""
+        """Return Tiles with `change` applied to every tile."""
         return Tiles(change(self.forward), change(self.dkdv), change(self.dq), change(self.dbias), self.together)
 
 
 class Kind(NamedTuple):
-    """What of a call, besides device, head dimension and dtype, decides its tiles. See VARIANTS."""
+    """Properties of a call that decide its tiles, besides device, head dimension and dtype. See VARIANTS."""
 
     short: bool = False
     short_causal: bool = False
@@ -174,7 +174,7 @@ NEWEST: dict[Key, dict[str, dict[str, Any]]] = {
 
 
 def kind_of(call: Call) -> Kind:
-    """What of the call, besides device, head dimension and dtype, decides its tiles."""
+    """Return the Kind of a call: causal, windowed, masked, grouped-query, with ALiBi and so on."""
     q, k, _, options = call
     mask = options.mask
     band = mask is None and k.shape[1] <= SHORT
@@ -194,7 +194,7 @@ def kind_of(call: Call) -> Kind:
 
 
 def tiles_of(call: Call) -> Tiles:
-    """The tiles of a call on its device."""
+    """Return the tiles of a call on its device."""
     q, mask = call.q, call.options.mask
     tiles = _tiles_for(q.device, q.shape[3], q.dtype, kind_of(call))
     if isinstance(mask, Mask) and mask.plan is not None:  # the sizes that it was made for stay
@@ -215,7 +215,7 @@ def _tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype, kind: Ki
 
 
 def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
-    """The tiles with the sizes that a plan was made for (masks.Plan.blocks), their warps and stages kept."""
+    """Return the tiles with the sizes that a plan was made for (masks.Plan.blocks), and unchanged warps and stages."""
     return tiles._replace(
         forward=_sized(tiles.forward, *blocks[0:2]),
         dq=_sized(tiles.dq, *blocks[2:4]),
@@ -228,7 +228,7 @@ def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
 
 
 def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
-    """The tile sizes to plan a mask for: queries and keys of the forward, the dQ and the dK/dV kernel."""
+    """Return the tile sizes to plan a mask for: (queries, keys) of the forward, then the dQ, then the dK/dV kernel."""
     return _plan_blocks(device, width_of(head_dim), dtype, rich)
 
 
@@ -239,13 +239,13 @@ def _plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: 
 
 
 def width_of(head_dim: int) -> int:
-    """The head dimension of the table's row, and what the Hopper kernels compute it as."""
+    """Return the head dimension rounded up to 64, 128 or 256, as in the table and the Hopper kernels."""
     return 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
 
 
 @cache
 def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind()) -> Tiles:  # noqa: B008 - immutable
-    """The tiles of the table for an architecture, a head dimension (1..256), a dtype and a kind of call."""
+    """Return the table's tiles for an architecture, a head dimension (1 to 256), a dtype and a kind of call."""
     bits = dtype.itemsize * 8
     padded = width_of(head_dim)
     key = (arch, bits, padded)
@@ -262,7 +262,7 @@ def table_row(arch: str, head_dim: int, dtype: torch.dtype, kind: Kind = Kind())
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """The table's name for a compute capability."""
+    """Return the table's name for a compute capability, such as "sm_90"."""
     named = {(8, 0): "sm_80", (9, 0): "sm_90", (10, 0): "sm_100", (10, 3): "sm_100"}
     return named.get(capability, "small")
 

@@ -1,4 +1,4 @@
-"""Triton helpers for one tile: loading and storing it, and which of its pairs are visible and how their scores change.
+"""Triton helpers for one tile: load and store it, decide which of its pairs are visible, and change its scores.
 
 Sq queries, Sk keys, D head dimension (BLOCK_D: padded to a power of two). F: launch.Features. call: launch.Arguments.
 table: launch.Table.
@@ -18,7 +18,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 class Strided(NamedTuple):
-    """A (B, S, heads, D) tensor whose last stride is 1, with its other strides."""
+    """A pointer to a (B, S, heads, D) tensor whose last stride is 1, with its other strides."""
 
     pointer: Any
     batch: Any
@@ -27,7 +27,7 @@ class Strided(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How many queries and keys there are, and the band."""
+    """The numbers of queries and keys, and the band (left, right)."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What is known of each query of a tile, all in one shape."""
+    """The mask and positions of each query of a tile, all in one shape."""
 
     query: Any  # its index
     low: Any  # the intervals of key positions that a Mask lets it see
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What one head's program needs of the options: see launch.Arguments."""
+    """The options of one head, as its program needs them; see launch.Arguments."""
 
     scale_log2: Any
     cap_in: Any
@@ -67,7 +67,7 @@ class Head(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """The keys and values that one query head sees."""
+    """Pointers to the keys and values that one query head sees, with strides."""
 
     k: Any  # pointers, and strides by row
     k_row: Any
@@ -82,7 +82,7 @@ def load_tile(
     base, stride_row, rows_left, CHECK_ROWS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Read ROWS x BLOCK_D elements from `base` on; rows from rows_left on and columns past HEAD_DIM read as zero."""
+    """Load ROWS x BLOCK_D elements from `base` on; rows from rows_left on and columns past HEAD_DIM are 0."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
@@ -101,7 +101,7 @@ def load_tile(
 
 @triton.jit
 def load_own_tile(base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Read ROWS x BLOCK_D elements; rows from rows_left on repeat the last one, columns past HEAD_DIM read as zero."""
+    """Load ROWS x BLOCK_D elements; rows from rows_left on repeat the last row, columns past HEAD_DIM are 0."""
     # For the side that a program owns, whose rows past the end only reach rows of the result that are not stored. A
     # mask here would be the stores' mask too, and stay in registers until then.
     rows = tl.minimum(tl.arange(0, ROWS), rows_left - 1)
@@ -112,7 +112,7 @@ def load_own_tile(base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.
 
 @triton.jit
 def store_tile(base, stride_row, rows_left, tile, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write a ROWS x BLOCK_D tile in the pointer's dtype, never past rows_left or HEAD_DIM."""
+    """Store a ROWS x BLOCK_D tile in the pointer's dtype, except rows from rows_left on and columns past HEAD_DIM."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
@@ -129,14 +129,14 @@ def is_finite(x):
 
 @triton.jit
 def has_nan(x):
-    """One scalar: does the tile hold a NaN?"""
+    """Return one scalar: whether the tile holds a NaN."""
     return tl.max((x != x).to(tl.int32)) > 0
 
 
 @triton.jit
 def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
-    """The Rows of queries (`query`: indices in any shape), with a slope of 0. mask_ptr, plane: Mask.queries of a batch
-    row, and the distance of its rows."""
+    """Return the Rows of the queries with indices `query` (any shape), with a slope of 0. mask_ptr: Mask.queries of a
+    batch row; plane: the stride of its rows."""
     # Without a mask: position, 0 and the batch row follow from the index. Queries past Sq see nothing.
     low = 0
     high = 0
@@ -161,7 +161,7 @@ def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
 
 @triton.jit
 def with_slope(rows, head, F: tl.constexpr):
-    """The rows with their ALiBi slopes."""
+    """Return `rows` with their ALiBi slopes."""
     slope = 0.0
     if F.alibi:
         slope = tl.load(head.slopes + rows.sequence * head.slope_row) if F.slope_rows else tl.load(head.slopes)
@@ -171,7 +171,7 @@ def with_slope(rows, head, F: tl.constexpr):
 
 @triton.jit
 def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
-    """The position of each key index; one past Sk has a position that nobody sees."""
+    """Return the position of each key index; keys past Sk get a position that no query sees."""
     if F.key_positions:
         position = tl.load(keys_ptr + key, mask=key < seqlen_k, other=-2147483648)
     else:
@@ -181,7 +181,7 @@ def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
 
 @triton.jit
 def sees(rows, key, position, bounds, CHECK_KEYS: tl.constexpr, F: tl.constexpr):
-    """The mask of a tile. rows, and key and its position: shaped to broadcast against each other."""
+    """Return a tile's mask, True where a query sees a key. rows, key and position broadcast to the tile's shape."""
     # CHECK_KEYS: keys past Sk must be out; not where they are rows of the result, which are not stored.
     if CHECK_KEYS or not F.intervals:
         mask = key < bounds.seqlen_k
@@ -206,7 +206,7 @@ def bounds_of(call):
 
 @triton.jit
 def keys_of(k, v, call, table, batch, head, GROUP: tl.constexpr):
-    """The Keys of a query head. k, v: Strided."""
+    """Return the Keys of a query head. k, v: Strided; GROUP: H / K."""
     return Keys(
         k.pointer + batch * k.batch + (head // GROUP) * k.head, k.row,
         v.pointer + batch * v.batch + (head // GROUP) * v.head, v.row, call.positions + batch * call.position_batch,
@@ -216,7 +216,7 @@ def keys_of(k, v, call, table, batch, head, GROUP: tl.constexpr):
 
 @triton.jit
 def head_options(head, bias, call, F: tl.constexpr):
-    """The Head of a head's number. bias: pointer to this batch row's and head's bias."""
+    """Return the Head with number `head`. bias: pointer to the bias of this batch row and head."""
     seed = 0
     sequence = 0
     number = head
@@ -238,7 +238,7 @@ def tanh(x):
 
 @triton.jit
 def load_bias(head, rows, key, bounds):
-    """The bias of a tile, in float32."""
+    """Load the bias of a tile, as float32; 0 past Sq and Sk."""
     pointers = head.bias + rows.query.to(tl.int64) * head.bias_q + key.to(tl.int64) * head.bias_k
     inside = (rows.query < bounds.seqlen_q) & (key < bounds.seqlen_k)
     return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
@@ -246,7 +246,7 @@ def load_bias(head, rows, key, bounds):
 
 @triton.jit
 def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr):
-    """Products q k -> scores in base 2, and softcap's tanh (else 0), which its derivative needs."""
+    """Return (scores in base 2, softcap's tanh or 0) of the products q k^T; the tanh is for softcap's derivative."""
     capped = 0.0
     if F.softcap:
         capped = tanh(scores * head.cap_in)
@@ -269,8 +269,8 @@ def kept(
     head, rows, first_key, position, TRANSPOSED: tl.constexpr, F: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Which weights of a tile dropout keeps, by philox.keep_mask. Positions are counted from the sequence's first key,
-    so the tile's size and place change nothing."""
+    """Return which weights of a tile dropout keeps, equal to philox.keep_mask. Positions count from the sequence's
+    first key, so the tile's size and place change nothing."""
     # The tile is (queries, keys), TRANSPOSED (keys, queries), as `rows` and `position` are shaped.
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)

@@ -1,8 +1,8 @@
-"""Which tiles of the other side a program visits: it skips what no row of its own tile sees.
+"""Which tiles of the other side a program visits: it skips tiles that no row of its own tile sees.
 
-The masked tiles hold pairs that may be hidden, the full ones visible pairs only, so that their loop tests nothing. They
-follow from a band by arithmetic (masked, full, masked), from a row of a Mask's plan (masks.Plan), or from a BlockMask's
-lists of blocks. All three come out as `Pieces`.
+Masked tiles hold pairs that may be hidden; full tiles visible pairs only, so their loop tests nothing. A band gives
+them by arithmetic (masked, full, masked); a Mask by a row of its plan (masks.Plan); a BlockMask by its lists of blocks.
+All three become `Pieces`.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 class Pieces(NamedTuple):
-    """The tiles that a program visits, in runs: up to four of masked tiles, and two of full ones."""
+    """The tiles that a program visits: up to four runs of consecutive masked tiles, and two of full tiles."""
 
     masked: Any  # how many: masked step i is tile p0 + i below step c1, p1 + i - c1 below c2, and so on
     p0: Any
@@ -84,7 +84,7 @@ def _in_band(
 def key_pieces(
     query, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """The key tiles that the queries [query, query + BLOCK_Q) see. table: that of this batch row (and head)."""
+    """Return the Pieces of key tiles that queries [query, query + BLOCK_Q) see. table: of this batch row (and head)."""
     if F.intervals:
         pieces = _planned(table + (query // BLOCK_Q) * table_stride)
     elif F.block_q:
@@ -99,7 +99,7 @@ def key_pieces(
 def query_pieces(
     key, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """The query tiles that see the keys [key, key + BLOCK_K): the transpose of `key_pieces`."""
+    """Return the Pieces of query tiles that see keys [key, key + BLOCK_K). table: of this batch row (and head)."""
     if F.intervals:
         pieces = _planned(table + (key // BLOCK_K) * table_stride)
     elif F.block_q:
@@ -112,7 +112,7 @@ def query_pieces(
 
 @triton.jit
 def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constexpr):
-    """How many steps a loop takes. RECOMPUTE: every tile, in SUB parts."""
+    """Return how many steps a loop over masked or full tiles takes. RECOMPUTE: over all tiles, each in SUB steps."""
     if RECOMPUTE:
         count = (pieces.masked + pieces.full) * SUB
     elif MASKED:
@@ -126,7 +126,7 @@ def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constex
 def listed_block(
     i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """The block of step i of a block-sparse mask; 0 without one, and past the list's end."""
+    """Return the block of step i in the list of a block-sparse mask; 0 without such a mask, and past the list's end."""
     # Loops ask for a step ahead: K and V cannot be fetched before their place is known.
     block = 0
     if F.block_q and not RECOMPUTE:
@@ -160,8 +160,8 @@ def position_of_step(
     i, block, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """The first position of the tile of step i. BLOCK: the tile's size; STEP: the loop's, smaller with RECOMPUTE.
-    block: `listed_block` of this step; TILES: tiles in a block."""
+    """Return the first query or key of step i. BLOCK: the tile's size; STEP: the loop's, smaller with RECOMPUTE; block:
+    from `listed_block` for this step; TILES: tiles in a block of a block-sparse mask."""
     if RECOMPUTE:
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
