@@ -60,7 +60,7 @@ def test_tensors_on_a_cpu_have_no_hopper_kernels():
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
 def test_another_gpu_has_none_and_is_named(capability, gpu):
     gpu(capability)
-    assert hopper.unavailable(CUDA) == f"the GPU is sm_{capability[0]}{capability[1]}, they are for sm_90"
+    assert f"sm_{capability[0]}{capability[1]}" in hopper.unavailable(CUDA)
 
 
 @pytest.mark.parametrize("release", [(3, 5), (3, 10), (4, 0)])
@@ -145,7 +145,7 @@ def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(reques
         planned = DOCUMENTS["mask"].planned(64, BF16)
         for others in ((*tensors(256), {"right": 0}), (*tensors(), {"mask": planned})):
             *inputs, options = others
-            assert refusals(*inputs, deterministic=requested, **options)[1].startswith("deterministic")
+            assert "deterministic" in refusals(*inputs, deterministic=requested, **options)[1]
     finally:
         torch.use_deterministic_algorithms(False)
     assert not choices(Call(*tensors(), Options(0.125)), tensors()).deterministic

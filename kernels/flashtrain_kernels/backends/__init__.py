@@ -1,4 +1,4 @@
-"""What a folder of kernels, one for a kind of GPU, offers in its backend.py to dispatch.py, which chooses.
+"""The interface of a backend (the kernels for one kind of GPU), of which dispatch.py chooses one for each call.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -16,7 +16,7 @@ Direction = Literal["forward", "backward"]
 
 
 class Call(NamedTuple):
-    """One call of attention, checked: q (B, Sq, H, D), k and v (B, Sk, K, D), whose last stride is 1, and the rest."""
+    """A checked call of attention: q (B, Sq, H, D), k and v (B, Sk, K, D), each with last stride 1, and its options."""
 
     q: Tensor
     k: Tensor
@@ -24,7 +24,8 @@ class Call(NamedTuple):
     options: Options
 
     def readied(self, plan_blocks: PlanBlocks) -> "Call":
-        """The call as kernels read it: contiguous options, and a Mask planned for the backend's tiles."""
+        """Return the call as kernels read it: packed Sequences as a Mask, the Mask planned for the tile sizes that
+        plan_blocks returns (None: no plan), and its tensors and the ALiBi slopes contiguous."""
         options = self.options.with_mask()
         mask, slopes = options.mask, options.alibi_slopes
         if isinstance(mask, Mask):
@@ -38,14 +39,14 @@ class Call(NamedTuple):
         return self._replace(options=options)
 
     def empty_results(self) -> tuple[Tensor, Tensor]:
-        """out (B, Sq, H, D) in q's dtype and lse (B, H, Sq) in float32, contiguous, not filled."""
+        """Allocate out (B, Sq, H, D) in q's dtype and lse (B, H, Sq) in float32, contiguous and not filled."""
         shape, device = self.q.shape, self.q.device
         out = torch.empty(shape, dtype=self.q.dtype, device=device)
         return out, torch.empty((shape[0], shape[2], shape[1]), dtype=torch.float32, device=device)
 
 
 class Gradients(NamedTuple):
-    """What a backward pass reads besides its call, and what it fills."""
+    """The tensors of a backward besides its Call: it reads dout, dlse, out and lse, and fills dq, dk, dv and dbias."""
 
     dout: Tensor  # (B, Sq, H, D), whose last stride is 1
     dlse: Tensor | None  # (B, H, Sq), contiguous
@@ -58,29 +59,29 @@ class Gradients(NamedTuple):
 
 
 class Backend(Protocol):
-    """A set of kernels. The modules portable/backend.py and hopper/backend.py are backends; neither imports its
-    kernels, or Triton, before it is asked to run or to judge a call that it could serve."""
+    """A set of kernels: the interface of the modules portable/backend.py and hopper/backend.py. Importing them imports
+    neither kernels nor Triton: that waits until a call is run, or judged by `serves`."""
 
     NAME: str  # for dispatch.force
     TITLE: str  # for explain
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Why no call on this device can run on these kernels; None where calls can."""
+        """Return None if calls on this device can run on these kernels, else the reason why none can."""
 
     def serves(self, call: Call, direction: Direction) -> str | None:
-        """None, or why a pass of this call does not run on these kernels."""
+        """Return None if this call can run on these kernels in this direction, else the reason why it cannot."""
 
     def plan_blocks(
         self, mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool
     ) -> tuple[int, ...] | None:
-        """The tile sizes that a mask is planned for (see Plan.blocks) where these kernels will serve calls with it:
-        rich ones (ALiBi, bias, dropout), or ones with a softcap."""
+        """Return the tile sizes to plan a mask for (see Plan.blocks), or None if these kernels will not serve its
+        calls. rich: whether the calls have ALiBi, a bias or dropout; softcap: whether they have a softcap."""
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
-        """(out, lse), contiguous, of a call that is served."""
+        """Run the forward of a call that `serves` accepts, and return (out, lse), both contiguous."""
 
     def backward(self, call: Call, gradients: Gradients) -> None:
-        """Fill the gradients of a call that is served."""
+        """Run the backward of a call that `serves` accepts, and write dq, dk, dv and dbias of `gradients`."""
 
     def describe(self, call: Call, direction: Direction) -> str:
-        """The tiles of a pass, in words."""
+        """Return the tile sizes that this call gets in this direction, as text for `explain`."""

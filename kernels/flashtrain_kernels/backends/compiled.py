@@ -1,4 +1,4 @@
-"""Compiled kernels launched again through their launcher's own entry: only what is another tensor is filled in."""
+"""Repeated launches of compiled kernels by the driver's own function: only tensors' addresses are filled in anew."""
 
 import contextlib
 import copy
@@ -25,15 +25,15 @@ _numbers = itertools.count()
 
 
 class Entry(NamedTuple):
-    """The driver's function that launches a kernel, and, by the place of each descriptor among the kernel's arguments,
-    what its TMA map is made with."""
+    """The driver's function that launches a compiled kernel (`launch`), and what its TMA maps are encoded with (`maps`:
+    by the index of a tensor descriptor among the kernel's arguments)."""
 
     launch: Any
     maps: dict[int, Any]
 
 
 def entry_of(compiled: Any) -> Entry | None:
-    """None where a release builds its launcher otherwise. Kept with the kernel, whose launcher may be replaced."""
+    """Return a compiled kernel's Entry, cached since its launcher may be replaced; None for an unknown launcher."""
     if not hasattr(compiled, "flashtrain_entry"):
         compiled.flashtrain_entry = _entry_of(compiled)
     return compiled.flashtrain_entry
@@ -55,13 +55,13 @@ def _entry_of(compiled: Any) -> Entry | None:
 
 
 def map_of(descriptor: Any, how: Any) -> list[Any]:
-    """A descriptor as the driver's function takes it: its TMA map, then its tensor's shape and strides."""
+    """Return a tensor descriptor as the driver takes it: [TMA map, *shape, *strides]. how: its value in Entry.maps."""
     launch = () if release() < (3, 8) else (None,)  # 3.8 hands on the arguments of the launch, which it does not read
     return driver.make_tensordesc_arg(descriptor, how, *launch)
 
 
 class Repeated:
-    """A launch whose numbers stay. Called with the stream and the addresses that Places count from."""
+    """A launch repeated with other tensors: called with a CUDA stream and the addresses that its Places count from."""
 
     def __init__(self, grid: tuple[int, ...], args: list[Any], compiled: Any, entry: Entry, place_of: PlaceOf) -> None:
         run = compiled.run
@@ -90,7 +90,7 @@ class Repeated:
 
     @staticmethod
     def watched() -> bool:
-        """Are there hooks that Triton calls around a launch?"""
+        """Return whether hooks are set that Triton calls around each launch, as profilers do."""
         runtime = knobs.runtime
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
@@ -124,8 +124,8 @@ class _Map:
 
 
 class Address:
-    """All that a descriptor needs of its tensor, so that keeping the one does not keep the other's memory. A descriptor
-    that exists already, and is moved, needs no dtype."""
+    """A tensor's address and dtype, which is all that a tensor descriptor reads of it: keeping it does not keep the
+    tensor's memory. The dtype may be None where an existing descriptor is moved to another address."""
 
     def __init__(self, address: int, dtype: torch.dtype | None = None) -> None:
         self.address, self.dtype = address, dtype
@@ -135,7 +135,8 @@ class Address:
 
 
 def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
-    """The launch to be called again and again; None where that kernel cannot be."""
+    """Return a launch (portable.launch.Launch) of a compiled kernel to be repeated; None if this kernel or Triton
+    release does not allow it. place_of: returns the Place of a tensor or descriptor."""
     entry = entry_of(compiled)
     if release() not in RELEASES or entry is None or None in entry.maps.values():
         return None
@@ -146,7 +147,7 @@ def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
 
 
 class Interpreted:
-    """The same for Triton's interpreter, which takes tensors instead of addresses."""
+    """A Repeated launch in Triton's interpreter: call it with tensors instead of addresses (the stream is not used)."""
 
     def __init__(self, launch: Any, place_of: PlaceOf) -> None:
         self.tensors = [(i, *place_of(x), x.dtype) for i, x in enumerate(launch.args) if isinstance(x, Tensor)]
@@ -155,7 +156,7 @@ class Interpreted:
 
     @staticmethod
     def watched() -> bool:
-        """The interpreter has no hooks."""
+        """Return False: the interpreter calls no hooks."""
         return False
 
     def __call__(self, stream: int, tensors: list[Tensor]) -> None:

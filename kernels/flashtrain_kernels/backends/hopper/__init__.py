@@ -1,1 +1,1 @@
-"""Attention kernels for sm_90 (H100, H200), written in Gluon: TMA loads, wgmma, and warps that each do one job."""
+"""Attention kernels for sm_90 (H100, H200), written in Gluon: TMA loads, wgmma, and specialised warps."""

@@ -1,4 +1,4 @@
-"""ALiBi in the Hopper kernels: which calls they serve, and what is subtracted from a tile of scores."""
+"""ALiBi in the Hopper kernels: which calls with it they serve, and how it changes a tile of scores."""
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -17,7 +17,7 @@ _BITS = {1: "3F800000", 7: "40E00000", 8: "41000000", 9: "41100000"}
 
 
 def why_not_lean(q: Tensor, options: Options) -> str | None:
-    """Why the kernels do not serve a call with ALiBi, if so. q (B, Sq, H, D)."""
+    """Return None if the Hopper kernels serve this call with ALiBi, else the reason. q (B, Sq, H, D)."""
     if options.softcap > 0 or options.bias is not None or options.dropout_p > 0:
         return "no ALiBi together with softcap, bias or dropout"
     if q.shape[3] not in _WIDTHS:
@@ -50,7 +50,8 @@ _CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 40))
 
 @gluon.jit
 def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constexpr):
-    """A head's slope, for scores in base 2. sequences: how many there are; tokens past the last end are one more."""
+    """Load a head's ALiBi slope times log2(e), for scores in base 2. stride: from one sequence's slopes to the next's.
+    With PACKED, tokens past the end of all `sequences` take the last one's slopes."""
     if PACKED:
         sequence = gl.minimum(sequence, sequences - 1)
     return gl.load(slopes_ptr + sequence.to(gl.int64) * stride + head) * _LOG2E
@@ -58,8 +59,8 @@ def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constex
 
 @gluon.jit
 def lean(scores, distance, slope):
-    """The scores without slope * distance. distance (rows, 1): from the tile's first column to the row, of either sign,
-    as the positions say."""
+    """Subtract ALiBi's slope * |distance| from a tile of scores. distance (rows, 1): the row's position minus the first
+    column's position, of either sign."""
     LAYOUT: gl.constexpr = scores.type.layout
     COLUMNS: gl.constexpr = scores.shape[1]
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT)).to(gl.float32) * slope

@@ -1,4 +1,4 @@
-"""The PTX that Gluon has no name for: named barriers, fast functions, and ways to keep things in their place."""
+"""PTX instructions that Gluon does not offer: named barriers, fast functions, and values held in their place."""
 
 import math
 import struct
@@ -15,8 +15,8 @@ _PACK = 16
 
 @gluon.jit
 def barrier(OP: gl.constexpr, name):
-    """Named barrier `name` (9 to 15: Triton uses the low ones) of 256 threads. OP "sync": wait until they have come to
-    it; "arrive": come to it without waiting."""
+    """Use the hardware barrier number `name` (9 to 15, as Triton uses the low ones) of 256 threads. OP "sync": arrive
+    and wait for all of them; "arrive": arrive without waiting."""
     gl.inline_asm_elementwise(
         "bar." + OP + " $1, $2; mov.u32 $0, 0;",
         "=r,r,r",
@@ -29,23 +29,22 @@ def barrier(OP: gl.constexpr, name):
 
 @gluon.jit
 def exp2(x):
-    """2^x of a tile of float32 with 8 numbers or more a thread."""
+    """Return 2^x of a float32 tile with at least 8 numbers a thread."""
     return gl.inline_asm_elementwise(_EXP2, _EXP2_CONSTRAINTS, [x], dtype=gl.float32, is_pure=True, pack=8)
 
 
 @gluon.jit
 def exp2_few(x):
-    """2^x of a few numbers a thread."""
+    """Return 2^x of a float32 tile that may have fewer than 8 numbers a thread."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
-# b tanh(a s) - m of 16 products s, with as few instructions as there can be. Up to a s = 0.5, where scores mostly are,
-# by s times a polynomial (minimax) of four terms in d = (0.5 / a)^2 - s^2, whose sign says which way to go: what is
-# slow, exp2 and reciprocal, is not used. Where one of a warp's numbers is larger, by 1 - 2 / (1 + e^2x), which is exact
-# at both ends. Both are within 3e-7 b; tests/kernels/test_hopper_ptx.py computes them. a, b and m are in the
-# coefficients, which the host computes.
+# b tanh(a s) - m of 16 products s, in few instructions. Up to a s = 0.5, where scores mostly are, by s times a minimax
+# polynomial of four terms in d = (0.5 / a)^2 - s^2, whose sign chooses: exp2 and reciprocal, which are slow, are not
+# used. Where one of a warp's numbers is larger, by 1 - 2 / (1 + e^2x), exact at both ends. Both are within 3e-7 b
+# (tests/kernels/test_hopper_ptx.py). a, b and m are in the coefficients, which the host computes.
 def capped_terms(a: float, b: float, m: float) -> tuple[float, ...]:
-    """What `capped` takes besides the products. a within 1e-4 and 1e3: its powers are float32."""
+    """Return the coefficients by which `capped` computes b tanh(a s) - m; float32 allows a from 1e-4 to 1e3."""
     return (a, b, m, (CAPPED_BOUND / a) ** 2, *(c * b * a ** (2 * i + 1) for i, c in enumerate(_COEFFICIENTS)))
 
 
@@ -89,7 +88,7 @@ _CAPPED_CONSTRAINTS = gl.constexpr(",".join(["=f"] * _PACK + ["f"] * (_PACK * (5
 
 @gluon.jit
 def capped(s, terms):
-    """b tanh(a s) - m of a tile of float32 with 16 numbers or more a thread. terms: capped_terms(a, b, m)."""
+    """Return b tanh(a s) - m of a float32 tile s, at least 16 numbers a thread. terms: capped_terms(a, b, m)."""
     # Warps must be whole.
     LAYOUT: gl.constexpr = s.type.layout
     return gl.inline_asm_elementwise(
@@ -114,20 +113,20 @@ def capped(s, terms):
 
 @gluon.jit
 def opaque(x):
-    """x, an int32, in a way that nothing computed from it can be moved to an earlier place in the program."""
+    """Return x, an int32, unchanged: the compiler moves nothing that is computed from it to an earlier place."""
     # For rare branches: what the compiler computes ahead for them takes registers from the loop around them.
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def stay(x):
-    """x, float32: what is computed from it is not moved to before this place, by Triton and LLVM at least."""
+    """Return x, float32, unchanged: Triton and LLVM move nothing that is computed from it to before this place."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def packed(x, DTYPE: gl.constexpr):
-    """A tile of float32 rounded to DTYPE, neighbouring columns two to an int32: (rows, columns / 2)."""
+    """Round a float32 tile to DTYPE and put neighbouring columns two to an int32: (rows, columns / 2)."""
     ROWS: gl.constexpr = x.shape[0]
     PAIRS: gl.constexpr = x.shape[1] // 2
     KIND: gl.constexpr = "f16" if gl.float16 == DTYPE else "bf16"
@@ -139,7 +138,7 @@ def packed(x, DTYPE: gl.constexpr):
 
 @gluon.jit
 def unpacked(x, DTYPE: gl.constexpr):
-    """What `packed` packed: (rows, columns) of DTYPE."""
+    """Undo `packed`: int32 (rows, columns / 2) -> (rows, columns) of DTYPE."""
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1] * 2
     even, odd = gl.inline_asm_elementwise(
@@ -160,7 +159,7 @@ def reciprocal(x):
 
 @gluon.jit
 def stores_done():
-    """Wait until all that this thread's TMA stores write is in memory (tma.store_wait: until it has been read)."""
+    """Wait until this thread's TMA stores are in memory (tma.store_wait: until their sources have been read)."""
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -168,7 +167,7 @@ def stores_done():
 
 @gluon.jit
 def note(notes, PLACE: gl.constexpr, values):
-    """Keep a tuple of integers and addresses in shared memory, from a place on: registers are for the tiles."""
+    """Store a tuple of integers and addresses in the shared memory `notes`, from index PLACE on, to save registers."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     for i in gl.static_range(len(values)):
         notes.index(PLACE + i).store(gl.full([1], gl.to_tensor(values[i]).to(gl.int64), gl.int64, layout=ONE))
@@ -176,6 +175,6 @@ def note(notes, PLACE: gl.constexpr, values):
 
 @gluon.jit
 def noted(notes, PLACE: gl.constexpr):
-    """What `note` keeps at a place."""
+    """Load the int64 that `note` stored at index PLACE of the shared memory `notes`."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(notes.index(PLACE).load(ONE), 0)

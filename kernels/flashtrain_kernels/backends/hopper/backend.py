@@ -1,4 +1,4 @@
-"""The Hopper kernels as a backend: which calls they serve, and how they run one.
+"""The Hopper backend: which calls its kernels serve, and how a call is run.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -24,7 +24,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def unavailable(device: torch.device) -> str | None:
-    """Why no call on this device can run on the Hopper kernels; None where calls can."""
+    """Return None if calls on this device can run on the Hopper kernels, else the reason why none can."""
     if device.type != "cuda":
         return f"tensors are on {device.type}"
     if environment.forced_implementation() not in (None, NAME):
@@ -36,12 +36,12 @@ def unavailable(device: torch.device) -> str | None:
 def _unavailable(index: int) -> str | None:
     major, minor = torch.cuda.get_device_capability(index)
     if (major, minor) != (9, 0):
-        return f"the GPU is sm_{major}{minor}, they are for sm_90"
+        return f"the GPU is sm_{major}{minor}, the Hopper kernels need sm_90"
     release = environment.release()
     if release in RELEASES:
         return None
     oldest, newest, installed = (".".join(map(str, numbers)) for numbers in (RELEASES[0], RELEASES[-1], release))
-    reason = f"they are written for the Gluon of Triton {oldest} to {newest}, installed is {installed}"
+    reason = f"the Hopper kernels need Triton {oldest} to {newest}, installed is {installed}"
     _LOGGER.warning(
         "flashtrain_kernels runs its portable kernels on this Hopper GPU, in long calls at some 0.6 to 0.75 times the "
         "speed of the Hopper kernels: %s",
@@ -51,7 +51,7 @@ def _unavailable(index: int) -> str | None:
 
 
 def serves(call: Call, direction: Direction) -> str | None:
-    """None, or why this pass of the call does not run on the Hopper kernels."""
+    """Return None if this call can run on the Hopper kernels in this direction, else the reason why it cannot."""
     reason = unavailable(call.q.device)
     if reason is not None:
         return reason
@@ -79,8 +79,8 @@ def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
 
 
 def changes_sequences(options: Options, head_dim: int) -> bool:
-    """Of a call with packed sequences: is it changed as the kernels can, by ALiBi alone or by dropout alone, then with
-    one cu_seqlens for queries and keys?"""
+    """Return whether the Hopper kernels serve these options with packed sequences: at head dimensions 64 and 128, ALiBi
+    alone, or dropout alone with one cu_seqlens tensor for queries and keys."""
     if head_dim != 64 and head_dim != 128:
         return False
     mask = options.mask.sequences if isinstance(options.mask, Mask) else options.mask
@@ -92,7 +92,8 @@ def changes_sequences(options: Options, head_dim: int) -> bool:
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
-    """Do the kernels find packed sequences in cu_seqlens, in both passes? changed: by options that they do not have."""
+    """Return whether the Hopper kernels read packed sequences from cu_seqlens in both directions, instead of a Mask.
+    changed: the call has options that they do not serve with packed sequences (then they do not)."""
     return _both_passes(head_dim) and not changed and _available(device, dtype)
 
 
@@ -108,7 +109,8 @@ def _available(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """The tile sizes to plan a mask for: of these kernels in the passes that they will serve, else of the portable."""
+    """Return the tile sizes to plan a mask for (see Backend.plan_blocks): forward and backward sizes are those of the
+    Hopper kernels if they serve that direction, else those of the portable kernels."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = tile_table.width_of(head_dim)
     forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant
@@ -132,7 +134,7 @@ def _plan_blocks(
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor]:
-    """(out, lse)."""
+    """Run the forward of a served call; return out (B, Sq, H, D) and lse (B, H, Sq) in float32."""
     from .forward import forward_launch
     from .forward_tiles import forward_tile
 
@@ -147,7 +149,7 @@ def _readied(call: Call) -> Call:
 
 
 def backward(call: Call, gradients: Gradients) -> None:
-    """Fill the gradients. dbias is None: calls with a bias are not served."""
+    """Run the backward of a served call: write dq, dk and dv. dbias is None, as calls with a bias are not served."""
     from .backward import backward_launches
     from .descriptors import why_not
 
@@ -161,7 +163,7 @@ def backward(call: Call, gradients: Gradients) -> None:
 
 
 def describe(call: Call, direction: Direction) -> str:
-    """The forward's tile; the backward's, and whether its programs have whole heads."""
+    """Return the tile sizes of a call as text; for the backward also whether a program takes all keys of a head."""
     from .backward import PLANNED, has_whole_heads
     from .forward_tiles import forward_tile
 

@@ -1,4 +1,4 @@
-"""The backward pass on Hopper GPUs: three launches, of which the middle one does the work (backward_kernel.py).
+"""The backward on Hopper GPUs: three kernel launches, of which the second does the work (backward_kernel.py).
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -41,26 +41,26 @@ DETERMINISTIC_HEADS = 32
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    """None, or why this kernel does not serve the call."""
+    """Return None if the Hopper backward serves this call, else the reason why not."""
     mask = options.mask
     if not 64 <= q.shape[3] <= 256 or q.shape[3] % 8:
-        return f"head dimension {q.shape[3]}"
+        return f"head dimension {q.shape[3]} is not a multiple of 8 from 64 to 256"
     if q.shape[3] > 128 and mask is not None:
-        return f"a mask with head dimension {q.shape[3]}"
+        return f"masks only with head dimensions up to 128, not {q.shape[3]}"
     if isinstance(mask, Sequences) and q.shape[0] != 1:
-        return "packed sequences in more than one row"
+        return "packed sequences in a batch of more than one row"
     reason = why_not_change(q, k, options)
     if reason is not None:
         return reason
     if isinstance(mask, Mask) and mask.plan is not None and mask.plan.blocks[4:6] != (QUERIES, KEYS):
-        return "a mask planned for other tiles"
+        return "the mask is planned for other tile sizes"
     if isinstance(mask, BlockMask) and (mask.block_size[0] < QUERIES or mask.block_size[1] < KEYS):
-        return f"blocks below {QUERIES} queries and {KEYS} keys"
+        return f"block masks only with blocks of at least {QUERIES} queries and {KEYS} keys"
     return why_not("q", q) or why_not("k", k) or why_not("v", v)
 
 
 def choices(call: Call, gradients: tuple[Tensor, ...]) -> Choices:
-    """What the kernel is compiled for. gradients: dq, dk, dv."""
+    """Return the compile-time constants of the fused kernel for a call. gradients: (dq, dk, dv)."""
     q, k, _, options = call
     mask, width = options.mask, width_of(q.shape[3])
     kind, tiles, intervals, key_positions, queries = BAND.value, 1, 0, False, q.shape[1]
@@ -94,24 +94,24 @@ def choices(call: Call, gradients: tuple[Tensor, ...]) -> Choices:
 
 
 def is_deterministic(options: Options) -> bool:
-    """Must the call give the same bits every time?"""
+    """Return whether the same call must give the same bits every time (its own option, or torch's)."""
     return options.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 def why_not_deterministic(q: Tensor, options: Options) -> str | None:
-    """None, or why the kernel cannot add this call's dQ up in one order (backward_deterministic.py)."""
+    """Return None if the kernel can add up dQ in a fixed order (backward_deterministic.py), else the reason."""
     if isinstance(options.mask, (Mask, BlockMask)):  # a table tells its tiles, not who else visits them
-        return "deterministic, and with a mask their dQ is added up in any order"
+        return "not deterministic with a mask: dQ is added up in any order"
     if q.shape[3] > 128:
-        return "deterministic, and beyond head dimension 128 their dQ is added up in any order"
+        return "not deterministic beyond head dimension 128: dQ is added up in any order"
     if options.left is not None and options.right is not None and options.left > options.right:
-        return "deterministic, with a window that shows nothing"
+        return "not deterministic with a window in which no query sees a key"
     return None
 
 
 def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Does a program of the fused kernel take all keys of a head, so that dQ is its own? Every query must see the first
-    keys, the programs must get about as many heads each, and their workspaces must fit in the L2 cache."""
+    """Return whether a program of the fused kernel takes all keys of a head, so that no other program adds to its dQ.
+    Every query must see the first keys, heads must divide about evenly among programs, and workspaces must fit L2."""
     if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
         return False
     if options.mask is not None or options.left is not None or (options.right or 0) < 0 or options.bias is not None:
@@ -123,12 +123,12 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
 
 
 def keys_of_item(width: int) -> int:
-    """How many keys a program of the fused kernel has at a time: as many as its registers hold dK and dV for."""
+    """Return how many keys' dK and dV a program of the fused kernel holds in registers. width: D padded as computed."""
     return KEYS if width <= 128 else KEYS // 2
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
-    """How many tiles of queries a head's workspaces have: whole blocks of a block-sparse mask."""
+    """Return how many tiles of 64 queries a head's workspaces hold; with a BlockMask these are whole blocks."""
     block = max(QUERIES, options.mask.block_size[0]) if isinstance(options.mask, BlockMask) else QUERIES
     return ceil_div(seqlen_q, block) * (block // QUERIES)
 
@@ -146,7 +146,7 @@ def _heads_together(key_tiles: int, width: int, options: Options) -> int:
 
 
 def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch, Launch]:
-    """The launches, in order, with workspaces of their own. The last one may have an empty grid."""
+    """Return the three launches of a backward, in order, with new workspaces. The last one may have an empty grid."""
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape

@@ -1,4 +1,4 @@
-"""The fused backward kernel's consumer warpgroups at D = 64 and D = 128.
+"""The consumer warpgroups of the fused backward kernel at D = 64 and D = 128.
 
 D head dimension. S^T, P^T, dP^T and dS^T are (64 keys of the warpgroup, 64 queries of the tile).
 """
@@ -37,17 +37,16 @@ from .dq_short import settle
 
 @gluon.jit
 def following_stage(stage, phase, more, STAGES: gl.constexpr):
-    """The next stage of a ring and its phase; where there is no more, this one's."""
+    """Return the next stage of a ring of STAGES buffers and its barrier phase; the same ones if not `more`."""
     wraps = stage + 1 == STAGES
     return gl.where(more, gl.where(wraps, 0, stage + 1), stage), gl.where(more & wraps, phase ^ 1, phase)
 
 
 @gluon.jit
 def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """D = 64. K and V are left operands in registers. A tile's dQ^T is computed while the next tile's scores are, when
-    the other warpgroup's dS has long been there: each waits for the other's signal instead of meeting it."""
-    # A program computes one item (128 keys of a head) after the other; the producer fetches the next one's K, V, Q and
-    # dO meanwhile.
+    """Compute dK, dV and half of dQ^T for 64 keys (warpgroup WG) at D = 64. A tile's dQ^T is computed during the next
+    tile's scores, when the other warpgroup's dS has been there for long, so that neither waits."""
+    # K and V are left operands in registers. The producer fetches the next item's K, V, Q and dO meanwhile.
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
     D: gl.constexpr = 64
@@ -160,11 +159,11 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """D = 128. dK and dV take 128 registers: the other operands come from shared memory. Each warpgroup computes dQ^T
-    for half of the dimensions: when both have met, or with C.late a tile late, so that neither waits for the other's
-    dS. There are then three slots of dS: what is stored in one was last read two tiles ago, and the other's signal of
-    the tile before says that it has read it. Before the first tile nothing may be added, not even outside of the
-    workspace: a negative coordinate is an illegal instruction to the copy engine."""
+    """Compute dK, dV and half of dQ^T (by dimensions) for 64 keys (warpgroup WG) at D = 128."""
+    # dK and dV take 128 registers: the other operands come from shared memory. With C.late dQ^T is computed a tile
+    # late, so that neither warpgroup waits for the other's dS. There are then three slots of dS: what is stored in one
+    # was last read two tiles ago, and the other's signal of the tile before says that it has read it. Before the first
+    # tile nothing may be added, not even outside of the workspace: a negative coordinate is illegal to TMA.
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
     walk, masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)

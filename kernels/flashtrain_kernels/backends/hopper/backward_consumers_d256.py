@@ -1,4 +1,4 @@
-"""The fused backward kernel's two consumer warpgroups at D = 256, which do different work.
+"""The two consumer warpgroups of the fused backward kernel at D = 256, which do different work.
 
 D head dimension (256). A tile is 64 queries, an item 64 keys of a head; tiles of scores are (keys, queries).
 """
@@ -64,7 +64,7 @@ def _has_nan(x):
 
 @gluon.jit
 def score_consumer(memory, bars, call, C: gl.constexpr):
-    """P^T and dV, and the first two quarters of dQ^T a tile late."""
+    """Compute P^T and dV of 64 keys, and a tile late half of dQ^T's dimensions (the first warpgroup, D = 256)."""
     k_smem, _v_smem, q_ring, do_ring, row_ring, ds_smem, p_smem, target, notes = memory
     kv_full, q_full, do_full = bars
     walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)
@@ -136,7 +136,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
 
 @gluon.jit
 def gradient_consumer(memory, bars, call, C: gl.constexpr):
-    """dS^T and dK, and the last two quarters of dQ^T."""
+    """Compute dS^T and dK of 64 keys, and the other half of dQ^T's dimensions (second warpgroup, D = 256)."""
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, p_smem, target, notes = memory
     kv_full, q_full, do_full = bars
     walk, _masks, _first_key, head_place = work_of(gl.program_id(0), call, notes, C)

@@ -1,4 +1,4 @@
-"""What a deterministic backward adds to the fused kernel: dQ is added up in the order of the keys.
+"""The deterministic part of the fused backward kernel: dQ is added up in the order of the keys.
 
 D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it. Why no program
 waits for ever: kernels/dev/HOPPER.md.
@@ -25,13 +25,13 @@ from .backward_schedule import (
 
 @gluon.jit
 def await_taken(notes, number, WG: gl.constexpr):
-    """Wait until what was handed over before the number-th time (from 1) has been read from shared memory."""
+    """Wait until the adding warp has read all that `hand_over` passed to it before call `number`, counted from 1."""
     mbarrier.wait(notes.index(BARRIERS + 2 + WG), number & 1)  # at once before the first time: the phase before none
 
 
 @gluon.jit
 def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
-    """Give a warpgroup's half of a tile of dQ^T to the warp that adds it, for the number-th time (from 1)."""
+    """Pass warpgroup WG's half of a tile of dQ^T to its adding warp in shared memory; `number` counts calls from 1."""
     await_taken(notes, number, WG)
     staging.index(WG).store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()
@@ -63,7 +63,8 @@ def _count(counter, steps):
 
 @gluon.jit
 def add_in_order(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """The warp that adds what a warpgroup hands over. It finds the tiles as the consumers do, in the same order."""
+    """Run the adding warp of warpgroup WG: add the halves of dQ^T that it hands over to dQ's workspace, each after
+    those of the preceding keys. The tiles come in the consumers' order."""
     _k_smem, _v_smem, _q_ring, _do_ring, _row_ring, _ds_smem, staging, target, notes = memory
     walk, _masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)
     own = call.flags + (2 * call.key_tiles * call.all_heads + 1 + WG)

@@ -1,4 +1,4 @@
-"""The fused backward kernel: an item is 128 keys of a head (64 at D = 256), and the queries that see them pass by.
+"""The fused backward kernel: a program holds 128 keys of a head (64 at D = 256) and visits the queries that see them.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (64, 128 or 256, padded to these). How
 its warps share the work: kernels/dev/HOPPER.md.
@@ -34,7 +34,7 @@ from .triton_compat import load_tile
 
 
 class Choices(NamedTuple):
-    """What the kernel is compiled for."""
+    """The compile-time constants of the fused backward kernel."""
 
     stages: int  # of the ring of Q (and of dO at D = 64, else that has 2)
     keys: int = 128  # of an item
@@ -124,14 +124,20 @@ def backward_kernel(
     stride_tb, stride_th, stride_tr, list_ptr, dq_ptr, stride_dqb, stride_dqs, stride_dqh, D: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """Grid: at D = 64 programs that share the items (see work_of), else one for each item. all_heads: B K."""
-    # row_desc: (B H query_tiles 128,) float32: of each query tile 64 base-2 log-sum-exps, then 64 deltas. flags_ptr: (B
-    # K key_tiles 2,) int32: does a NaN come out for these 64 keys? Only where pairs may be masked. target: dQ's float32
-    # workspace, 64 D numbers a query tile, set to 0; at D = 128 as a descriptor of rows of 32. With C.deterministic it
-    # is one at D = 64, too, and behind the flags come 1 + 2 B K key_tiles int32, set to 0: how many programs began, and
-    # at how many steps each item has added to dQ, with each half. mask_ptr to list_ptr: see portable/launch.py, and
-    # backward_launches for packed sequences. dq_ptr: (B, Sq, H, D), stored with C.whole only. Then target has a head's
-    # tiles for one program after the other, and flags_ptr one number more for each tile of queries.
+    """Compute dK and dV, and add up dQ in float32. A program takes C.keys keys of a key/value head, or at D = 64
+    several such items (backward_schedule.work_of).
+
+    Args:
+        q_desc, k_desc, v_desc, do_desc: TMA descriptors of q, k, v and dout.
+        row_desc: (B H query_tiles 128,) float32: of each tile 64 base-2 log-sum-exps, then 64 deltas.
+        target: dQ's workspace, 64 D float32 a tile of queries, set to 0; a descriptor of rows of 32 at D = 128 and with
+            C.deterministic. With C.whole it holds one head's tiles for each program.
+        flags_ptr: (B K key_tiles 2,) int32: whether 64 keys got a NaN, if pairs may be masked. Behind it with C.whole
+            a flag for each tile of queries, with C.deterministic 1 + 2 B K key_tiles counters, set to 0: of programs
+            that began, and of the steps that each item has added to each half of dQ.
+        all_heads: B K. mask_ptr to list_ptr: see portable/launch.py; for packed sequences backward_launches.
+        dq_ptr: (B, Sq, H, D), written with C.whole only.
+    """
     dtype: gl.constexpr = q_desc.dtype
     STAGES: gl.constexpr = C.stages
     SLOTS: gl.constexpr = C.stages if D == 64 else 2

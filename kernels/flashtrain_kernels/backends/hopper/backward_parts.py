@@ -1,4 +1,4 @@
-"""Pieces of the fused backward kernel for Hopper GPUs: barriers, masks, operands, dQ's additions, results.
+"""Helpers of the fused backward kernel for Hopper GPUs: barriers, masks, operands, dQ's additions, results.
 
 D head dimension. A tile is 64 queries; an item is 128 keys, 64 for each of two warpgroups (WG).
 """
@@ -17,8 +17,7 @@ from .dropout_rng import draws_of, keep_scale
 from .triton_compat import reinterpreted
 
 HALF = gl.constexpr(64)
-# Numbers of hardware barriers, of which Triton uses the first few: between the warpgroups, one a stage of a ring, and
-# one for each of two pairs of K and V.
+# Hardware barriers (Triton uses the low ones): between warpgroups, one a stage of a ring, one a pair of K and V.
 BETWEEN = gl.constexpr(7)
 RING = gl.constexpr(11)
 LOADED = gl.constexpr(14)
@@ -28,7 +27,7 @@ _HIDDEN = gl.constexpr(-1e18)
 
 @gluon.jit
 def meet():
-    """Both warpgroups wait for each other."""
+    """Wait until both consumer warpgroups have arrived here."""
     gl.inline_asm_elementwise(
         "bar.sync 6, 256; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -36,7 +35,7 @@ def meet():
 
 @gluon.jit
 def signal(number):
-    """Let the other warpgroup pass `await_signal`. A number must not be signalled twice before it is awaited."""
+    """Let the other warpgroup pass `await_signal(number)`; it must do so before the next `signal(number)`."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.u32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -51,7 +50,7 @@ def await_signal(number):
 
 @gluon.jit
 def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
-    """A barrier of so many threads, if `real`. OP "sync": wait until they have come to it; "arrive": do not wait."""
+    """Use hardware barrier `number` of THREADS threads, if `real`. OP "sync": arrive and wait; "arrive": only that."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar." + OP + " $1, " + THREADS + "; mov.u32 $0, 0; }",
         "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
@@ -60,20 +59,20 @@ def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
 
 @gluon.jit
 def release(number, real):
-    """A warpgroup no longer reads a stage of a ring: tell the producer (288: two warpgroups and a warp), if `real`."""
-    # An mbarrier would do, but Triton puts two barriers of the warpgroup around an arrival.
+    """Tell the producer warp, by barrier `number`, that this warpgroup has read a stage of a ring, if `real`."""
+    # 288: two warpgroups and a warp. An mbarrier would do, but Triton puts two barriers around an arrival.
     barrier_if("arrive", "288", number, real)
 
 
 @gluon.jit
 def await_release(number, real):
-    """Wait for both warpgroups' `release` of a stage, if `real`."""
+    """Wait until both consumer warpgroups have called `release` with this number, if `real`."""
     barrier_if("sync", "288", number, real)
 
 
 @gluon.jit
 def shared_stored():
-    """What this thread stored to shared memory may be read by tensor cores and the copy engine, after a barrier."""
+    """Make this thread's stores to shared memory visible, after a barrier, to tensor cores and the TMA unit."""
     gl.inline_asm_elementwise(
         "fence.proxy.async.shared::cta; mov.u32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -81,8 +80,8 @@ def shared_stored():
 
 @gluon.jit
 def exponent(s, rows, call, C: gl.constexpr):
-    """Products (keys, queries) -> exponents of the weights. With softcap: its tanh, of which there is one register a
-    pair instead of two; `hide` and `weights_of` know."""
+    """Return the weights' base-2 exponents for products s = K Q^T (keys, queries); with C.softcap their tanh only,
+    which `hide` and `weights_of` complete. rows: the tile's log-sum-exps."""
     if C.softcap:
         x = capped(s, call.scale_log2)
     else:
@@ -93,7 +92,7 @@ def exponent(s, rows, call, C: gl.constexpr):
 
 @gluon.jit
 def weights_of(x, rows, call, C: gl.constexpr):
-    """(P, what dP - delta is multiplied by to give dS): P both, with softcap the second times its derivative."""
+    """Return (P, factor), dS being factor (dP - delta), for x of `exponent`: P, with softcap P times its derivative."""
     if C.softcap:
         lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, x.type.layout))
         p = exp2_few(x * call.scale_log2[8] - lse2[None, :])
@@ -106,7 +105,7 @@ def weights_of(x, rows, call, C: gl.constexpr):
 
 @gluon.jit
 def gradient_scale(call, C: gl.constexpr):
-    """What dQ and dK are multiplied by at last."""
+    """Return the factor of the finished dQ and dK: the scale of the scores."""
     if C.softcap:
         scale_log2 = call.scale_log2[0] * call.scale_log2[8]
     else:
@@ -116,7 +115,7 @@ def gradient_scale(call, C: gl.constexpr):
 
 @gluon.jit
 def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.constexpr):
-    """Scores (keys, queries) of the pairs that are masked become -inf."""
+    """Set the scores (keys, queries) of masked pairs to -inf; with C.softcap, whose tanh they are, to -1e18."""
     HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
     query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
     s = gl.where(key < bounds.seqlen_k, s, HIDDEN)
@@ -142,13 +141,14 @@ def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.cons
 
 @gluon.jit
 def left_keys(x, never, WG: gl.constexpr, D: gl.constexpr):
-    """A warpgroup's 64 keys. never: 0, which the compiler must not know: it would keep dozens of addresses around."""
+    """Return warpgroup WG's 64 keys of K or V, (64, D). never: the buffer's index; if it is always 0 the compiler must
+    not know, or it holds dozens of addresses in registers."""
     return x.index(never).reshape([BLOCK_K, D]).slice(WG * HALF, HALF)
 
 
 @gluon.jit
 def left_transposed(x, never, WG: gl.constexpr, D: gl.constexpr):
-    """K^T: all of it where the warpgroups share dQ^T by queries (D = 64), else this one's half of the dimensions."""
+    """Return K^T, 64 dimensions by 128 keys: all at D = 64, at D = 128 warpgroup WG's half. never: see left_keys."""
     if D == 64:
         t = x.index(never).reshape([BLOCK_K, D]).permute((1, 0))
     else:
@@ -158,13 +158,13 @@ def left_transposed(x, never, WG: gl.constexpr, D: gl.constexpr):
 
 @gluon.jit
 def in_register_order(dq, PART: gl.constexpr):
-    """A warpgroup's half of a tile of dQ^T (64, PART) as one dimension, four neighbours a thread, without a move."""
+    """Flatten half a tile of dQ^T (64, PART) in the order of the threads' registers, so that no data moves."""
     return dq.reshape([4, 2, 8, PART // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([HALF * PART])
 
 
 @gluon.jit
 def add_directly(pointer, dq, real, PART: gl.constexpr):
-    """Add to the workspace from registers, 16 bytes a thread and 512 consecutive bytes a warp, if `real`."""
+    """Add half a tile of dQ^T to the workspace at `pointer` by atomic additions from registers, if `real`."""
     flat = in_register_order(dq, PART)
     place = gl.arange(0, HALF * PART, layout=flat.type.layout)
     gl.atomic_add(pointer + place, flat, mask=(place >= 0) & real, sem="relaxed")
@@ -172,14 +172,14 @@ def add_directly(pointer, dq, real, PART: gl.constexpr):
 
 @builtin
 def reduce_by_copy(desc, coord, src, _semantic=None):
-    """Add a tile of shared memory to global memory by the copy engine (which Gluon does not offer by itself)."""
+    """Add a tile of shared memory to global memory at `coord` of a TMA descriptor (Gluon has no function for this)."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 
 
 @gluon.jit
 def add_by_copy(desc, staging, row, dq, PART: gl.constexpr):
-    """Add to the workspace, seen as rows of 32 numbers, through shared memory: warps do not wait for the memory."""
+    """Add half a tile of dQ^T to the workspace, from `row` of its rows of 32 on, by TMA from shared `staging`."""
     tma.store_wait(0)
     staging.store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()
@@ -188,14 +188,14 @@ def add_by_copy(desc, staging, row, dq, PART: gl.constexpr):
 
 @gluon.jit
 def has_nan(dk, dv):
-    """1 or 0."""
+    """Return 1 if dk or dv holds a NaN, else 0."""
     return gl.max(gl.max(gl.where((dk != dk) | (dv != dv), 1, 0), 1), 0)
 
 
 @gluon.jit
 def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Store a warpgroup's rows of dK or dV, `left` rows and HEAD_DIM columns being real. staging: where D is
-    not 64, shared memory to go through."""
+    """Store warpgroup WG's 64 rows of dK or dV. left: how many rows of the item exist; HEAD_DIM: how many columns do.
+    staging: where D is not 64, shared memory to reorder the tile in."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
@@ -215,7 +215,7 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
 
 @gluon.jit
 def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
-    """A stride of dK or dV: noted in eighths where it is a multiple of 8, so that the compiler knows of it."""
+    """Load a stride of dK or dV from `notes`, kept there as an eighth if C.aligned so that Triton knows of that."""
     stride = noted(notes, PLACE)
     if C.aligned:
         stride = stride * 8
@@ -224,20 +224,20 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def threshold_of(notes):
-    """Dropout's, of a call with it (dropout_rng.with_changes)."""
+    """Load dropout's 16-bit threshold from the shared memory `notes` (see dropout_rng.with_changes)."""
     return noted(notes, 10).to(gl.int32)
 
 
 @gluon.jit
 def item_draws(member, walk, masks, key, first_head, call, C: gl.constexpr):
-    """`draws_of` an item's keys with a head of the group."""
+    """Return dropout's Philox key and counters (`draws_of`) of an item's keys and query head `member`."""
     stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
     return draws_of(stream, key, walk.first_position)
 
 
 @gluon.jit
 def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
-    """`load_slope` of a head of the group."""
+    """Return the ALiBi slope (`load_slope`) of query head `member` of an item's group."""
     sequences = noted(notes, 9).to(gl.int32)
     head = first_head % call.heads + member
     return load_slope(masks.queries, noted(notes, 10).to(gl.int32), walk.sequence, sequences, head, C.packed)
@@ -245,7 +245,7 @@ def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
 
 @gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """dK, dV, and whether they hold a NaN that may come from a masked pair."""
+    """Store dK and dV of warpgroup WG's 64 keys and, if pairs may be masked, a flag: whether one of them has a NaN."""
     walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group

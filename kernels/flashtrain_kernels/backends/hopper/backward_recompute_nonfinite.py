@@ -1,4 +1,4 @@
-"""Tiles of gradients computed again because a NaN came out, with masked pairs kept out: slow, and rare.
+"""Gradients of a tile recomputed without its masked pairs, because a NaN came out: slow, and rarely needed.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: portable.launch.Features.
 """
@@ -16,7 +16,7 @@ STEP = tl.constexpr(16)
 
 
 class Inputs(NamedTuple):
-    """What both passes read."""
+    """The arguments of both recomputations: that of dQ, and that of dK and dV."""
 
     q: Any  # q, k, v and dout: Strided
     k: Any
@@ -101,7 +101,8 @@ def queries_again(
     first_query, head_index, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """dQ (unscaled; with dropout the share that is kept times it) of 64 queries."""
+    """Recompute dQ of 64 queries from first_query on, with head_index b H + h (batch row b, query head h). It is not
+    yet multiplied by the scale nor, with dropout, by 1 / (the probability of keeping a weight). call: Inputs."""
     batch = (head_index // call.heads).to(tl.int64)
     head = (head_index % call.heads).to(tl.int64)
     query = first_query + tl.arange(0, ROWS)
@@ -148,7 +149,7 @@ def keys_again(
     first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """dK (unscaled; with dropout the share that is kept times it) and dV of 64 keys."""
+    """Recompute (dK, dV) of 64 keys from first_key on. dK lacks the same factors as the dQ of `queries_again`."""
     key = first_key + tl.arange(0, ROWS)
     k = _load(call.k, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     v = _load(call.v, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)

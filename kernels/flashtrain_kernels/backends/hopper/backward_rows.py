@@ -1,4 +1,4 @@
-"""The small kernels before and after the fused backward kernel: what it needs of each query, and dQ's last step.
+"""The small kernels before and after the fused backward kernel: each query's statistics, and dQ's last step.
 
 B batch, Sq queries, H query heads, D head dimension, padded to what the fused kernel computes (HEAD_DIM: not padded).
 """
@@ -23,11 +23,13 @@ def prepare_kernel(
     query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr,
     PACKED: tl.constexpr, DETERMINISTIC: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """rows: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
-    deltas, rowsum(dO * O) - dLSE. Also sets dQ's workspace to 0, or with WHOLE the tile's flag, if with RECOMPUTE
-    (see finish_kernel) there are any. PACKED: tiles are slots (sequences.py) of sequences whose queries end where
-    cu_ptr says.
-    DETERMINISTIC: also sets to 0 what backward_deterministic counts with, behind the flags: one more than these."""
+    """Compute the fused kernel's statistics of each query, 64 queries of a head a program, and clear its workspaces.
+
+    rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
+    deltas, rowsum(dO * O) - dLSE. Set to 0: dq_ptr, dQ's workspace, or if WHOLE and RECOMPUTE (see finish_kernel) the
+    tile's flag; if DETERMINISTIC also flags_before + 1 counters (backward_deterministic.py) behind as many flags.
+    PACKED: tiles are slots (sequences.py) of sequences whose queries end where cu_ptr says.
+    """
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
     batch = (head_index // heads).to(tl.int64)
@@ -79,7 +81,7 @@ def prepare_kernel(
 
 @triton.jit
 def unfolded(flat, D: tl.constexpr):
-    """A tile of dQ in the order in which the fused kernel's registers hold it -> (64, D)."""
+    """Reorder a tile of dQ from the order of the fused kernel's registers to (64, D)."""
     if D == 64:
         # Queries' bit 5, dimensions' bits 5-4, queries' 4-3, dimensions' 2-0, queries' 2-1, dimensions' 3, queries' 0.
         tile = tl.reshape(tl.permute(tl.reshape(flat, (2, 4, 4, 8, 4, 2, 2)), (0, 2, 4, 6, 1, 5, 3)), (64, 64))
@@ -100,7 +102,7 @@ def _store(base, stride_row, row, limit, value, D: tl.constexpr, HEAD_DIM: tl.co
 
 
 class OfKeys(NamedTuple):
-    """What dK and dV are computed again with. dk, dv: Strided."""
+    """The arguments for recomputing dK and dV. dk, dv: the tensors to write, as Strided."""
 
     inputs: Any
     table: Any
@@ -184,12 +186,13 @@ def finish_kernel(
     keys_list_ptr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """dQ from its float32 workspace: scaled, in its dtype and place. RECOMPUTE: pairs may be masked, so a NaN need not
-    be one; then the tile is computed again, and so are those of dK and dV, by programs of their own, that are
-    flagged."""
-    # PACKED: tiles of both sides are slots. table_ptr and keys_table_ptr say where sequences' keys end, the lists where
-    # their queries do, and mask_plane is N. WHOLE: dQ is where it belongs. Then each program looks at some flags, first
-    # those of tiles of dK and dV, then dQ's.
+    """Scale dQ from its float32 workspace and store it in its dtype, a tile of 64 queries a program.
+
+    RECOMPUTE: pairs may be masked, and a NaN may come from one: such a tile is computed again and, by programs of their
+    own, so are dK and dV of each 64 keys whose flag is set. WHOLE: dQ is stored already, and a program looks at FLAGS
+    flags, first those of keys, then those of dQ's tiles. PACKED: tiles are slots; sequences' keys end where table_ptr
+    and keys_table_ptr say, their queries where the lists say, and mask_plane is the number of sequences.
+    """
     inputs = Inputs(
         Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
         Strided(dout_ptr, *dout_strides), rows_ptr, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right),

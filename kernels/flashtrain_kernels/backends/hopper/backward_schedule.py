@@ -1,7 +1,7 @@
-"""Which tiles of queries the fused backward kernel visits for an item, and where the item is.
+"""Which tiles of 64 queries the fused backward kernel visits for a block of keys, and where that block is.
 
-Sq queries, Sk keys. A tile is 64 queries; an item is 128 keys of a key/value head (64 at D = 256). Of packed sequences
-items and tiles are slots (sequences.py).
+Sq queries, Sk keys. An item is a program's unit of work: 128 keys of a key/value head (64 at D = 256). With packed
+sequences items and tiles are counted in slots (sequences.py).
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
 
 class Call(NamedTuple):
-    """What all items share."""
+    """The arguments of the fused backward kernel that are the same for all blocks of keys."""
 
     scale_log2: Any  # softcap.scale_of
     heads: Any  # H
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The query tiles [first, past) that an item visits, beginning at start."""
+    """The tiles [first, past) of 64 queries that see a block of keys, visited from `start` on and round to it again."""
 
     first: Any
     first_full: Any  # tiles in [first_full, past_full) need no mask
@@ -55,8 +55,8 @@ class Reach(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How an item's tiles are found: by its Reach, or in a row of a table and a list. Of packed sequences it speaks of
-    slots of queries, and its Bounds count queries from slot 0: the consumers know nothing of sequences."""
+    """How a block of keys finds its tiles of queries: by its Reach, or in a row of a table and a list. With packed
+    sequences tiles are slots, and `bounds` counts queries from slot 0: the consumers need not know of sequences."""
 
     reach: Any
     tail: Any  # the item goes past Sk
@@ -72,7 +72,7 @@ class Walk(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Of the item's batch row: Mask.queries, the distance of its rows, and Mask.keys."""
+    """Pointers into a batch row of a Mask: `queries`, with row stride `plane`, and the keys' `positions`."""
 
     queries: Any
     plane: Any
@@ -84,9 +84,9 @@ def band_tiles(
     first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr,
     DETERMINISTIC: gl.constexpr = False,
 ):  # fmt: skip
-    """The query tiles [first, past) that see the keys [first_key, first_key + KEYS); those in [first_full, past_full)
-    need no mask. Without bounds programs begin at different tiles, so that they do not all add to the same dQ at once.
-    DETERMINISTIC: keys that no query sees have no tiles, else maybe one."""
+    """Return the Reach of the keys [first_key, first_key + KEYS): the tiles of queries that see them within the band.
+    LEFT, RIGHT: whether the band has that bound; without both, `start` varies with the keys, so that programs do not
+    add to the same dQ at once. DETERMINISTIC: keys that no query sees have no tiles; otherwise they may have one."""
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
     full_low = 0
@@ -120,7 +120,7 @@ def band_tiles(
 
 @gluon.jit
 def tile_count(member, walk, C: gl.constexpr):
-    """How many tiles of queries a head of the group visits."""
+    """Return how many tiles of queries see a block of keys in query head number `member` of its group."""
     row = walk.row
     if C.kind == BAND:
         count = walk.reach.past - walk.reach.first
@@ -134,7 +134,7 @@ def tile_count(member, walk, C: gl.constexpr):
 
 @gluon.jit
 def tile_of(i, member, walk, C: gl.constexpr):
-    """The tile of a head's step i, and whether it needs the mask. See portable/traversal.py for the tables."""
+    """Return (tile of queries, whether to mask it) of step i of query head `member`. Tables: portable/traversal.py."""
     row = walk.row
     if C.kind == BAND:
         reach = walk.reach
@@ -164,7 +164,7 @@ def tile_of(i, member, walk, C: gl.constexpr):
 
 @gluon.jit
 def first_step(walk, C: gl.constexpr):
-    """How many tiles all heads of the group visit; the first head with any, and how many it visits."""
+    """Return (number of steps of all query heads of the group, first query head with a tile, its number of tiles)."""
     member = 0
     tiles = tile_count(0, walk, C)
     count = tiles * C.group
@@ -179,7 +179,8 @@ def first_step(walk, C: gl.constexpr):
 
 @gluon.jit
 def next_step(i, member, tiles, walk, C: gl.constexpr):
-    """With C.deterministic a tile's heads follow each other, else a head's tiles."""
+    """Return (i, member, tiles) of the step after step i of query head `member`, which visits so many tiles. With
+    C.deterministic all query heads visit a tile before the next tile, else a head visits all its tiles first."""
     if C.deterministic and C.group > 1:
         member += 1
         i = gl.where(member == C.group, i + 1, i)
@@ -202,7 +203,7 @@ def next_step(i, member, tiles, walk, C: gl.constexpr):
 
 @gluon.jit
 def own_number(notes, C: gl.constexpr):
-    """The number of a program: its item's, where it has one. With C.deterministic, in the order in which they began."""
+    """Return the program's number: its id, or with C.deterministic its rank in the order in which programs began."""
     if C.deterministic:
         number = noted(notes, TICKET).to(gl.int32)
     else:
@@ -212,8 +213,8 @@ def own_number(notes, C: gl.constexpr):
 
 @gluon.jit
 def steps_behind(walk, first_key, C: gl.constexpr):
-    """With C.deterministic: at a tile of dQ, how much lower than an item's step is that of the item of the keys before
-    it. Where that one's would be below 0 it does not visit the tile. NEVER for a sequence's first keys."""
+    """Return n: to a tile of dQ the preceding block of keys adds in its step j - n, this block in its step j (for
+    C.deterministic). If j - n is below 0 it does not add there; n is NEVER for a sequence's first keys."""
     # Lower keys are seen from lower tiles on: of those before it, that item is the last to leave out a tile of this
     # one's. So whoever waits for it has waited for all.
     behind = 0
@@ -226,7 +227,7 @@ def steps_behind(walk, first_key, C: gl.constexpr):
 
 @gluon.jit
 def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
-    """With C.deterministic: the place of an item's pair of counters. That of the keys before it is one lower."""
+    """Return the index of a block of keys' step counters (C.deterministic); the preceding block's is one lower."""
     tile = walk.item_tile if C.packed else first_key // BLOCK_K
     kv_heads = call.heads // C.group
     return (head_place // call.heads * kv_heads + head_place % call.heads // C.group) * call.key_tiles + tile
@@ -234,7 +235,8 @@ def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
 
 @gluon.jit
 def share(call, notes, C: gl.constexpr):
-    """The numbers of a program's items, from, to and step: among all items, or with C.whole among its own heads'."""
+    """Return (first, past, step): the range of numbers, for `item_of`, of the blocks of keys that this program takes.
+    With C.whole they number the blocks of its own heads, else all blocks."""
     begin = own_number(notes, C)
     past = call.key_tiles * call.all_heads
     step = gl.num_programs(0)
@@ -247,7 +249,7 @@ def share(call, notes, C: gl.constexpr):
 
 @gluon.jit
 def item_of(number, call, WHOLE: gl.constexpr):
-    """The item of a number of `share`'s. With WHOLE those of a head follow each other."""
+    """Return the item (block of keys) that a number from `share` means. WHOLE: a program takes whole heads."""
     item = number
     if WHOLE:
         head = gl.program_id(0) + number // call.key_tiles * gl.num_programs(0)
@@ -257,7 +259,7 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Where an item (C.keys keys of a key/value head) is, and the tiles it visits."""
+    """Return where an item (C.keys keys of a key/value head) lies: (Walk, Masks, first key, batch row * H + head)."""
     # Items: heads within key tiles within groups of `heads_together` heads.
     if C.whole:
         key_tile = item % call.key_tiles

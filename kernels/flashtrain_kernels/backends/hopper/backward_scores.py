@@ -1,4 +1,4 @@
-"""What a consumer of the fused backward makes of a tile's products at D = 64 and D = 128: weights and their gradients.
+"""Weights and score gradients of a tile in the fused backward kernel at D = 64 and D = 128.
 
 S^T, P^T, dP^T and dS^T are (64 keys of the warpgroup, 64 queries of the tile).
 """
@@ -14,7 +14,7 @@ from .dropout_rng import kept_weights, mark_dropped, score_gradients
 
 @gluon.jit
 def keys_of_item(walk, masks, first_key, WG: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """A warpgroup's keys, (64, 1), and their positions."""
+    """Return (indices, positions) of warpgroup WG's 64 keys of an item that begins at first_key, each (64, 1)."""
     key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))[:, None]
     position = key
     if C.key_positions:
@@ -24,7 +24,7 @@ def keys_of_item(walk, masks, first_key, WG: gl.constexpr, C: gl.constexpr, LAYO
 
 @gluon.jit
 def changes_of_item(keys, walk, masks, head_place, call, notes, C: gl.constexpr):
-    """ALiBi's slope, and dropout's threshold and draws, for the first head of the group; zeros without."""
+    """Return (ALiBi slope, dropout threshold, Philox key and counters) of the group's first query head; 0 if unused."""
     slope = 0.0
     threshold = 0
     draws = 0
@@ -41,7 +41,8 @@ def scores_of(
     s, slope, rows, tile, masked, i, member, keys, walk, masks, head_place, call, notes, C: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Products -> exponents of the weights, with all that changes or hides them; and the slope of the step's head."""
+    """Turn products s (keys, queries) into (the weights' exponents after softcap, ALiBi and mask, the ALiBi slope of
+    query head `member`). i, member: the step, see backward_schedule.tile_of."""
     key, position = keys
     s = exponent(s, rows, call, C)
     if C.alibi:
@@ -59,7 +60,8 @@ def dropped_weights_of(
     s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, DTYPE: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """(P, with dropout marked; P for its product; what dP - delta is multiplied by; the draws of the step's head)."""
+    """Return (P, P as an operand of dV, the factor of dP - delta in dS, Philox key and counters of query head
+    `member`). A dropped weight is negative in P and 0 in the operand."""
     p, factor = weights_of(s, rows, call, C)
     if C.dropout:
         if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
@@ -74,7 +76,7 @@ def dropped_weights_of(
 
 @gluon.jit
 def score_gradients_of(p, factor, dp, threshold, rows, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """dS of a tile."""
+    """Return dS of a tile; with dropout, times the probability of keeping a weight. factor: from dropped_weights_of."""
     delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, LAYOUT))
     if C.dropout:
         ds = score_gradients(p, dp, delta[None, :], threshold)

@@ -1,4 +1,4 @@
-"""Tensor descriptors: how the TMA unit is told where tiles lie in a (B, S, H, D) tensor of any strides, or a workspace.
+"""TMA descriptors: where tiles lie in a (B, S, H, D) tensor of any strides, or in a workspace.
 
 B batch, S sequence, H heads, D head dimension. A box is (1, rows, 1, D padded to a power of two): rows past S and
 columns past D read as zero and are not written.
@@ -23,12 +23,12 @@ _KEPT: Bounded[tuple[object, ...], TensorDescriptor] = Bounded(4096)  # each is 
 
 @cache
 def layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a box lies in shared memory."""
+    """Return the layout in shared memory of a box of this shape and dtype."""
     return gl.NVMMASharedLayout.get_default_for(list(box), _DTYPES[dtype])
 
 
 def descriptor(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
-    """A descriptor of boxes of (B, S, H, D). Made once for each address, as memory is used over and over."""
+    """Return a TMA descriptor for boxes of x (B, S, H, D), cached by address, as memory is used over and over."""
 
     def make() -> TensorDescriptor:
         strides = [8 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
@@ -40,7 +40,7 @@ def descriptor(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
 
 
 def workspace(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
-    """A descriptor of boxes, in the order of memory, of a contiguous float32 tensor seen as rows as wide as the box."""
+    """Return a TMA descriptor for consecutive boxes of a contiguous float32 tensor, seen as rows as wide as the box."""
 
     def make() -> TensorDescriptor:
         shape = [x.numel() // math.prod(box[1:]), *box[1:]]
@@ -65,7 +65,7 @@ def _kept(key: tuple[object, ...], x: Tensor, make: Callable[[], TensorDescripto
 
 
 def why_not(name: str, x: Tensor) -> str | None:
-    """Why the TMA unit cannot read a (B, S, H, D) tensor, if so."""
+    """Return None if the TMA unit can read x (B, S, H, D), called `name` in messages, else the reason why not."""
     if x.dtype not in _DTYPES:
         return f"{name} is {str(x.dtype).removeprefix('torch.')}, not float16 or bfloat16"
     if x.data_ptr() % 16:

@@ -1,4 +1,4 @@
-"""dQ where a program has whole heads, at D = 64: short sequences, each query of which sees the head's first keys."""
+"""dQ where a program takes all keys of a head (D = 64): short sequences, each query of which sees the first keys."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,7 +22,7 @@ NOTES = gl.constexpr(20)
 
 @gluon.jit
 def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C: gl.constexpr):
-    """flags_ptr: of the tiles of queries."""
+    """Store in `notes` what `settle` reads. flags_ptr: an int32 flag for each tile of queries of each head."""
     UNIT: gl.constexpr = 8 if C.aligned else 1
     note(notes, STRIDES, (strides[0] // UNIT, strides[1] // UNIT, strides[2] // UNIT))
     note(notes, HEADS, (heads, seqlen_q, key_tiles, flags_ptr, dq_ptr))
@@ -30,11 +30,10 @@ def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C:
 
 @gluon.jit
 def settle(dq, target, tile, first_key, head_place, call, notes, WG: gl.constexpr, C: gl.constexpr):
-    """Store, add or finish a warpgroup's half of a tile of dQ^T, (64 dimensions, 32 queries); flag the tile if there is
-    a NaN that may come from a masked pair."""
-    # The first tile of keys stores, the next ones add, and the last one that sees a tile of queries adds what is there
-    # and stores dQ itself. Every number is one thread's all the time: nothing must be set to 0 or waited for, and the
-    # sum is the same every time. The workspace serves one head after the other, so it stays in the second-level cache.
+    """Add what a block of keys contributes to half a tile of dQ^T (64 dimensions, 32 queries) to the workspace; for the
+    last block, store the sum in dQ, and flag the tile if it has a NaN that may come from a masked pair."""
+    # Every number is one thread's all the time: nothing must be set to 0 or waited for, and the sum is the same every
+    # time. The workspace serves one head after the other, so it stays in the second-level cache.
     place = (gl.program_id(0) * call.query_tiles + tile).to(gl.int64)
     pointer = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
     last = first_key // BLOCK_K == noted(notes, KEY_TILES).to(gl.int32) - 1

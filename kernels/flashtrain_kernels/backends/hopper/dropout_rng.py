@@ -1,4 +1,4 @@
-"""Dropout in the Hopper kernels: which calls they serve, and the draws of a tile that lies as wgmma leaves it."""
+"""Dropout in the Hopper kernels: which calls they serve, and random numbers in the layout of wgmma's results."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ _WIDTHS = (64, 128)  # head dimensions
 
 
 def why_not_change(q: Tensor, k: Tensor, options: Options) -> str | None:
-    """Why the kernels do not serve what a call changes in scores or weights, if so. Shapes as below."""
+    """Return None if the kernels serve this call's dropout, ALiBi, bias and softcap, else the reason."""
     if options.dropout_p > 0:
         return why_not_drop(q, k, options)
     if options.alibi_slopes is not None:
@@ -31,7 +31,7 @@ def why_not_change(q: Tensor, k: Tensor, options: Options) -> str | None:
 
 
 def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:
-    """Why the kernels do not serve a call with dropout, if so. q (B, Sq, H, D), k (B, Sk, K, D)."""
+    """Return None if the kernels serve this call with dropout, else the reason. q (B, Sq, H, D), k (B, Sk, K, D)."""
     if options.softcap > 0 or options.bias is not None or options.alibi_slopes is not None:
         return "no dropout together with softcap, ALiBi or bias"
     if q.shape[3] not in _WIDTHS:
@@ -48,7 +48,7 @@ def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:
 
 
 def same_ends(sequences: Sequences) -> bool:
-    """Do queries and keys have one cu_seqlens? What it holds is not read: launch_cache.signature says of which."""
+    """Return whether queries and keys have the same cu_seqlens, by address: the values are not read."""
     one, other = sequences.cu_seqlens_q, sequences.cu_seqlens_k
     if one is other:
         return True
@@ -56,8 +56,8 @@ def same_ends(sequences: Sequences) -> bool:
 
 
 def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, options: Options) -> tuple[Any, ...]:
-    """A kernel's arguments of the mask with dropout's seed and threshold, or ALiBi's slopes and their stride, in places
-    that such calls leave free: so the kernels of other calls have no arguments more."""
+    """Put dropout's seed and threshold, or ALiBi's slopes and their stride, into unused places of a kernel's arguments
+    for the mask (indices tensor_at and number_at): kernels of other calls then have no more arguments."""
     given = list(arguments)
     if options.dropout_p > 0:
         given[tensor_at], given[number_at] = options.seed, philox.threshold(options.dropout_p)
@@ -67,7 +67,7 @@ def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, opt
 
 
 def keep_scale_of(options: Options) -> float:
-    """What the kept weights are multiplied by."""
+    """Return the factor of the weights that dropout keeps: 1 / (the probability of keeping one)."""
     return 1.0 / philox.keep_probability(options.dropout_p)
 
 
@@ -135,28 +135,28 @@ _BACKWARD_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8 + ["r"] * 
 
 @gluon.jit
 def upper_half(threshold):
-    """The threshold as uint32, to be compared with words whose upper half is the draw."""
+    """Return the threshold shifted into the upper 16 bits, as uint32, to compare with words of two 16-bit draws."""
     return (threshold << 16).to(gl.uint32, bitcast=True)
 
 
 @gluon.jit
 def keep_scale(threshold):
-    """What kept weights are multiplied by."""
+    """Return the factor of the weights that dropout keeps, for a 16-bit threshold."""
     return 65536.0 / (65536 - threshold).to(gl.float32)
 
 
 @gluon.jit
 def first_round(stream, query):
-    """What queries (positions) bring to the first round of Philox, the same for all keys: (its word but for the key's
-    group, its other word)."""
+    """Return Philox's first round for query positions, which all keys share: (first word, still to be xor'ed with a
+    key's counter; second word). stream: the head's dropout_rng.Stream."""
     counter = group_of(query) + stream.first
     return gl.umulhi(counter, _MULTIPLIER) ^ stream.key, counter * _MULTIPLIER
 
 
 @gluon.jit
 def drop(weights, queries, first_key, stream, threshold):
-    """Weights (queries, keys) of the keys from first_key (a multiple of 16) on, 0 where dropped. queries: of
-    `first_round`."""
+    """Set dropped weights (queries, keys) to 0. queries: from `first_round`; first_key: the first column's position, a
+    multiple of 16; stream: the head's; threshold: 16-bit, below which a draw drops the weight."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_K: gl.constexpr = weights.shape[1]
     word, other = queries
@@ -171,14 +171,14 @@ def drop(weights, queries, first_key, stream, threshold):
 
 @gluon.jit
 def draws_of(stream, key, first_query):
-    """What the draws of keys (keys, 1) need with the queries from first_query on, a multiple of 16 (all positions):
-    Philox's key, its counter's word of those queries, and that of the keys."""
+    """Return dropout's (Philox key, counter of the queries from first_query on, counters of the keys). key (keys, 1)
+    and first_query are positions, the latter a multiple of 16; stream: the head's dropout_rng.Stream."""
     return stream.key, (first_query >> 1).to(gl.uint32, bitcast=True) + stream.first, group_of(key) + stream.second
 
 
 @gluon.jit
 def mark_dropped(weights, tile, draws, threshold):
-    """Weights (keys, queries) of a tile of queries, negative where dropped. draws: `draws_of` with tile 0."""
+    """Negate dropped weights (keys, queries) of tile number `tile` of queries. draws: `draws_of` from tile 0 on."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_Q: gl.constexpr = weights.shape[1]
     own, queries, keys = draws
@@ -192,7 +192,7 @@ def mark_dropped(weights, tile, draws, threshold):
 
 @gluon.jit
 def kept_weights(marked, DTYPE: gl.constexpr):
-    """The weights of `mark_dropped` rounded to DTYPE, 0 where dropped."""
+    """Round the weights of `mark_dropped` to DTYPE, with 0 for those that are dropped (negative)."""
     KIND: gl.constexpr = "f16x2" if gl.float16 == DTYPE else "bf16x2"
     bits = gl.inline_asm_elementwise(
         "cvt.rn.relu." + KIND + ".f32 $0, $2, $1;", "=r,f,f", [marked], dtype=gl.int16, is_pure=True, pack=2
@@ -202,7 +202,8 @@ def kept_weights(marked, DTYPE: gl.constexpr):
 
 @gluon.jit
 def score_gradients(marked, dp, delta, threshold):
-    """dS times the share that is kept, of the weights of `mark_dropped`: p (dP / share - delta) or -p delta."""
+    """Return dS times share, the probability of keeping a weight, for p of `mark_dropped`: p (dp - share delta) for
+    kept weights, -p share delta for dropped ones."""
     # Computed anew for each tile: it would cost the loop a register.
     share = (65536 - opaque(threshold)).to(gl.float32) * (1.0 / 65536.0)
     return gl.maximum(marked, 0.0) * dp - gl.abs(marked) * (delta * share)

@@ -1,4 +1,4 @@
-"""The forward kernel for sm_90: warps that fetch and warps that compute, over a list of tiles of queries.
+"""The forward kernel for sm_90: a warp that fetches and warpgroups that compute, over a list of tiles of queries.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -38,7 +38,7 @@ NOT_SPECIALISED = [
 
 
 class Constants(NamedTuple):
-    """What the kernel is compiled for besides the mask."""
+    """The compile-time constants of the forward kernel, besides those of the mask (portable.launch.Features)."""
 
     consumers: int  # this and the next seven: of the ForwardTile
     rows: int
@@ -64,6 +64,8 @@ def forward_kernel(
     stride_rows, plane, heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s,
     seqlen_q, seqlen_k, band_left, band_right, scale, q_ptr, k_ptr, v_ptr, out_ptr, F: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
+    """Compute out and lse; a program takes some tiles of queries (forward_schedule.py). table_ptr to plane: see
+    mask_arguments; total to heads_s: Work; q_ptr to out_ptr: to recompute what got a NaN."""
     DTYPE: gl.constexpr = q_desc.dtype
     descriptors = (q_desc, k_desc, v_desc, out_desc)
     q_smem = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout)
@@ -132,7 +134,7 @@ def forward_kernel(
 
 
 def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: ForwardTile) -> GluonLaunch:
-    """The launch that fills out (B, Sq, H, D) and lse (B, H, Sq)."""
+    """Return the launch that fills out (B, Sq, H, D) and lse (B, H, Sq) of a call with this tile."""
     q, k, v, options = call
     packed = options.mask if isinstance(options.mask, Sequences) else None
     batch, seqlen_q, heads, head_dim = q.shape
@@ -177,8 +179,8 @@ def forward_launch(call: Call, out: torch.Tensor, lse: torch.Tensor, tile: Forwa
 
 
 def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, ...]:
-    """Mask.queries, the table of tiles, the list of blocks, then the table's strides by batch row, head and tile, and
-    those of Mask.queries by batch row and number. unused: a tensor to stand for absent ones."""
+    """Return Mask.queries, the table of tiles, the list of blocks, then the table's strides by batch row, head and
+    tile, and the strides of Mask.queries by batch row and row. unused: a tensor in the place of absent ones."""
     # Of a Mask the list is Mask.keys, so that the kernels of other calls have no argument more. Of Sequences: where
     # their keys end is the table, where their queries end the list, and the last number is N.
     queries, plane, stride_rows, positions, _ = portable.mask_arguments(mask, unused)
@@ -189,14 +191,13 @@ def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, ...
 
 def _is_bounded(q: torch.Tensor, options: Options) -> bool:
     """Does a softcap bound the exponents of 2, so that no row's maximum need be looked for?"""
-    # bfloat16 and float32 hold numbers from 2^-126 to 2^127. With softcap b in base 2 and m = min(b, 100 - b) the
-    # largest weight is 2^(b - m), the least 2^(-b - m): up to softcap 50 these are 2^45 and 2^-100, and up to 34 none
-    # is above 1. No precision is lost, and sums of a million values up to 2^60 are none too large. float16 holds no
-    # such weights.
+    # bfloat16 and float32 hold 2^-126 to 2^127. With softcap b in base 2 and m = min(b, 100 - b) weights are from
+    # 2^(-b - m) to 2^(b - m): up to softcap 50 from 2^-100 to 2^45, up to 34 none above 1. No precision is lost, and
+    # sums of a million values up to 2^60 are not too large. float16 holds no such weights.
     return q.dtype == torch.bfloat16 and 0 < options.softcap <= 50
 
 
 @cache
 def section_of(pairs: int, most: int) -> int:
-    """The largest number up to `most` that divides `pairs`."""
+    """Return the largest divisor of `pairs` that is at most `most`."""
     return max(n for n in range(1, min(pairs, most) + 1) if pairs % n == 0)

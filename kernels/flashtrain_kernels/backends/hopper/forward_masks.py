@@ -1,4 +1,4 @@
-"""Which key tiles a tile of queries of the forward visits, and which of a tile's pairs are visible, in Gluon's layouts.
+"""Which tiles of keys the forward visits for a tile of queries, and which pairs are visible, in Gluon's layouts.
 
 Sq queries, Sk keys. bounds: portable.tiles.Bounds. F: portable.launch.Features.
 """
@@ -17,7 +17,7 @@ _NOWHERE = gl.constexpr(2**31 - 1)
 
 
 class MaskTables(NamedTuple):
-    """Where a mask says which tiles are visited and what queries see."""
+    """The tables of a mask that say which tiles are visited, and the strides of these and of what queries see."""
 
     table: Any  # of tiles; of packed sequences where their keys end (where their queries end is the list)
     batch: Any  # its strides: by batch row, head and tile
@@ -29,8 +29,8 @@ class MaskTables(NamedTuple):
 
 @gluon.jit
 def origin(batch, bounds, mask, list_ptr, PACKED: gl.constexpr):
-    """Where an item's queries and keys are counted from, and how many there are: (row of the batch, first query, first
-    key, Bounds)."""
+    """Return (row of q, k and v, first query, first key, Bounds) of a batch row: itself, 0, 0, bounds. PACKED: `batch`
+    is the number of a packed sequence; it lies in row 0 and begins at these tokens."""
     first_query = 0
     first_key = 0
     if PACKED:
@@ -41,7 +41,7 @@ def origin(batch, bounds, mask, list_ptr, PACKED: gl.constexpr):
 
 @gluon.jit
 def pieces_of(batch, head, first_query, bounds, mask, F: gl.constexpr, TILE_Q: gl.constexpr, BLOCK_K: gl.constexpr):
-    """The key tiles of a tile of queries, and where their list starts; see portable/traversal.py."""
+    """Return the tiles of keys that a tile of queries visits, as traversal.Pieces."""
     table = mask.table
     if F.intervals or F.block_q:
         table += batch.to(gl.int64) * mask.batch + head.to(gl.int64) * mask.head
@@ -50,7 +50,7 @@ def pieces_of(batch, head, first_query, bounds, mask, F: gl.constexpr, TILE_Q: g
 
 @gluon.jit
 def place(step, pieces, list_ptr, F: gl.constexpr, TILES: gl.constexpr, BLOCK_K: gl.constexpr):
-    """The first key of the tile of a step: the masked tiles first, then the full ones."""
+    """Return the first key of the tile visited in a step: the masked tiles come first, then the full ones."""
     masked = pieces.masked
     if F.block_q:
         early = step < masked
@@ -67,7 +67,7 @@ def place(step, pieces, list_ptr, F: gl.constexpr, TILES: gl.constexpr, BLOCK_K:
 
 @gluon.jit
 def interval_rows(row, batch, bounds, mask, rows_ptr, F: gl.constexpr):
-    """The intervals of key positions that each query sees; zeros without a Mask."""
+    """Load the intervals of key positions that each query `row` sees: (low, high, low2, high2) of a Mask."""
     low = row
     high = row
     low2 = row
@@ -85,8 +85,8 @@ def interval_rows(row, batch, bounds, mask, rows_ptr, F: gl.constexpr):
 
 @gluon.jit
 def key_position(key, past, batch, bounds, mask, list_ptr, F: gl.constexpr):
-    """The position of each key, which a Mask may give (then as list_ptr); of keys from `past` on, where it does, one
-    that no query sees."""
+    """Return the position of each key index, from Mask.keys (list_ptr) where a Mask gives them; there, indices from
+    `past` on get a position that no query sees."""
     if F.key_positions:
         # Mask.keys is contiguous, and has as many rows as Mask.queries: one, or one for each of the batch.
         row = gl.where(mask.rows_batch > 0, batch, 0).to(gl.int64)
@@ -96,7 +96,7 @@ def key_position(key, past, batch, bounds, mask, list_ptr, F: gl.constexpr):
 
 @gluon.jit
 def sees(query, key, bounds, mask_rows, F: gl.constexpr):
-    """Does the mask let a query see a key (its position)? Shapes broadcast; keys past Sk are not looked for."""
+    """Return which queries see which keys (positions), as bool of the broadcast shape; Sk is not checked."""
     seen = query < bounds.seqlen_q
     if F.left:
         seen = seen & (key >= query + bounds.left)
@@ -116,9 +116,8 @@ def hide(
     scores, row, step, shown, item, bounds, mask, list_ptr, rows_ptr, F: gl.constexpr, TILE_Q: gl.constexpr,
     TILES: gl.constexpr,
 ):  # fmt: skip
-    """-inf for the hidden pairs of the tile of scores of a step. shown: false where it is not to be seen at all."""
-    # Where the tile lies and what its rows see is found out anew: kept from step to step it would cost the loop
-    # registers.
+    """Set the scores of masked pairs to -inf in the tile of a step. shown: false hides the whole tile."""
+    # Where the tile lies and what its rows see is found again: kept from step to step it would cost registers.
     LAYOUT: gl.constexpr = scores.type.layout
     BLOCK_K: gl.constexpr = scores.shape[1]
     batch, head, first_query = item

@@ -1,4 +1,4 @@
-"""A tile of queries computed again, key by key, because a NaN came out, with masked pairs kept out: slow, and rare.
+"""A tile of queries recomputed key by key without its masked pairs, because a NaN came out: slow, and rarely needed.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -17,13 +17,13 @@ _NOTHING = gl.constexpr(-3.0e38)
 
 @gluon.jit
 def note_origin(origins, PLACE: gl.constexpr, pointer, strides):
-    """Write a tensor's address and its strides by batch row, position and head into four places of `origins`."""
+    """Store a tensor's address and its strides by batch row, position and head in `origins`, from index PLACE on."""
     note(origins, PLACE, (pointer, strides[0], strides[1], strides[2]))
 
 
 @gluon.jit
 def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
-    """Where a head's first row is, and how far the next."""
+    """Return (pointer to a head's first row, stride of its rows) of the tensor that `note_origin` stored at PLACE."""
     base = noted(origins, PLACE).to(gl.pointer_type(DTYPE))
     base += batch.to(gl.int64) * noted(origins, PLACE + 1) + head.to(gl.int64) * noted(origins, PLACE + 3)
     return base, noted(origins, PLACE + 2)
@@ -34,8 +34,7 @@ def attend_again(
     row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins, DTYPE: gl.constexpr,
     F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Compute and store the output's columns from FIRST on, as many as LAYOUT has, and the log-sum-exp of the queries
-    `row`."""
+    """Recompute and store, for queries `row`, the log-sum-exp and as many output columns as LAYOUT has, from FIRST."""
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows

@@ -12,7 +12,7 @@ from .sequences import LANES, find, find_by_rank
 
 
 class Work(NamedTuple):
-    """All tiles of queries of a call. The divisors are `divisor`'s multiplier and shift."""
+    """The number and order of a call's tiles of queries. `..._m`, `..._s`: multiplier and shift of a `divisor`."""
 
     heads: Any  # H
     total: Any  # tiles, or pairs of them (C.paired)
@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 
 def divisor(number: int) -> tuple[int, int]:
-    """(multiplier, shift) to divide integers of [0, 2^31) by `number` without dividing: see `_divide`."""
+    """Return (multiplier, shift) by which `_divide` divides integers of [0, 2^31) by `number`."""
     bits = (number - 1).bit_length()
     multiplier = -(-(1 << (31 + bits)) // number)  # below 2^32: an int32 for Triton, as the same bits
     return multiplier - (1 << 32) if multiplier >= 1 << 31 else multiplier, bits
@@ -44,7 +44,7 @@ def _divide(x, multiplier, shift):
 
 @gluon.jit
 def rounds(work, PAIRED: gl.constexpr):
-    """How many tiles of queries this program computes."""
+    """Return how many tiles of queries this program computes."""
     programs = gl.num_programs(0)
     whole = work.total // programs
     rest = work.total - whole * programs
@@ -64,8 +64,8 @@ def _place_in_round(number):
 
 @gluon.jit
 def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
-    """(batch, head, first query) of this program's tile of queries of that number. A first query past Sq, which the odd
-    one out is paired with, is no work. C.packed: (sequence, head, first query within the sequence)."""
+    """Return (batch row, head, first query) of tile `number` of this program; a first query past Sq means no work (such
+    a tile completes a pair). With C.packed (sequence, head, first query within the sequence)."""
     TILE_Q: gl.constexpr = C.consumers * C.rows
     if C.paired:
         index = gl.minimum((number // 2) * gl.num_programs(0) + gl.program_id(0), work.total - 1)
@@ -94,7 +94,7 @@ def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
 
 @gluon.jit
 def hand_over(item, handed, place):
-    """Write an item where the consumer of the queries of that place reads it. What follows must release it."""
+    """Store an item (batch row, head, first query) for the consumer of ring index `place`; a barrier must follow."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     for i in gl.static_range(3):
         handed.index(3 * place + i).store(gl.full([1], item[i], gl.int32, layout=ONE))
@@ -102,7 +102,7 @@ def hand_over(item, handed, place):
 
 @gluon.jit
 def handed_over(handed, place):
-    """The item that was handed over with the queries of that place, which have arrived."""
+    """Load the item that `hand_over` stored at ring index `place`, whose queries must have arrived."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     batch = gl.max(handed.index(3 * place).load(ONE), 0)
     head = gl.max(handed.index(3 * place + 1).load(ONE), 0)

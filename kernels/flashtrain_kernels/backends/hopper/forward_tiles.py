@@ -10,8 +10,7 @@ from .descriptors import why_not
 from .dropout_rng import why_not_change
 from .tiles import ForwardTile
 
-# The tiles that masks are planned for. Measured with documents (kernels/dev/OPTIMISATION.md): small ones waste least at
-# the documents' borders.
+# The tiles that masks are planned for: small ones waste least at documents' borders (kernels/dev/OPTIMISATION.md).
 PLANNED = (64, 64)
 PACKED_LONG = {64: 1024, 128: 512}  # tokens
 MAX_RANKED = 1024  # sequences among which a tile is found soon enough
@@ -33,37 +32,36 @@ PACKED = {
     64: (_LARGE[64]._replace(programs=0, stages=2, q_stages=1), _SMALL[64]._replace(programs=0)),
     128: (_LARGE[128]._replace(programs=0, stages=2, q_stages=1, tight=True), _SMALL[128]._replace(programs=0)),
 }
-# Long ones, causal: programs that do several tiles each, longest first, as all get their share then. Measured:
-# 1.02 to 1.12 of a program a tile.
+# Long ones, causal: programs that do several tiles each, longest first. Measured: 1.02 to 1.12 of a program a tile.
 RANKED = {64: _LARGE[64], 128: _LARGE[128]._replace(tight=True)}
 # Tiles of 128 x 128, for blocks of that size and larger.
 _TWO = {64: ForwardTile(2, 64, 128, 3, q_stages=2, programs=1), 128: _LARGE[128]}
 
 
 def serves_forward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
-    """None where the Gluon forward serves a call, else why it does not. q (B, Sq, H, D), k, v (B, Sk, K, D)."""
+    """Return None if the Gluon forward serves this call, else the reason. q (B, Sq, H, D), k, v (B, Sk, K, D)."""
     if q.shape[3] > 256 or q.shape[3] % 8:
-        return "head dimensions up to 256 that are multiples of 8 only"
+        return "the head dimension must be a multiple of 8, at most 256"
     if q.shape[3] > 128 and options.mask is not None:
-        return "no masks with head dimensions beyond 128"
+        return "masks only with head dimensions up to 128"
     if not options.scale > 0:
         return "the scale must be positive"
     reason = why_not_change(q, k, options)
     if reason is not None:
         return reason
     if isinstance(options.mask, Sequences) and q.shape[0] != 1:
-        return "packed sequences in more than one row"
+        return "packed sequences in a batch of more than one row"
     if isinstance(options.mask, BlockMask) and min(options.mask.block_size) < 64:
-        return "blocks of 64 and larger only"
+        return "block masks only with blocks of at least 64 queries and keys"
     if not (q.numel() and k.numel()):
         return "nothing to compute"
     if max(q.shape[1], k.shape[1]) >= 1 << 30 or q.shape[0] * q.shape[2] * q.shape[1] >= 1 << 31:
-        return "too many queries for 32-bit numbers"
+        return "Sq, Sk or B H Sq is too large for 32-bit indices"
     return why_not("q", q) or why_not("k", k) or why_not("v", v)
 
 
 def forward_tile(q: Tensor, k: Tensor, options: Options) -> ForwardTile:
-    """The tile of a call. A mask's plan, where there is one, is for tiles of 64 x 64 (PLANNED)."""
+    """Return the tile sizes and launch settings of a call. A mask's plan is for tiles of 64 x 64 (PLANNED)."""
     return triton_compat.forward_tile(_measured_tile(q, k, options))
 
 

@@ -1,4 +1,4 @@
-"""The forward kernel's warps: one fetches tiles, consumer warpgroups of C.rows queries each multiply and take softmax.
+"""The forward kernel's warps: a producer fetches tiles, consumer warpgroups of C.rows queries compute with them.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension (C.block_d: padded). F: features.
 C: forward.Constants.
@@ -35,7 +35,7 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
 
 @gluon.jit
 def produce(arguments, F: gl.constexpr, C: gl.constexpr):
-    """Fetch each consumer's queries, then keys and values, each tile of values after the next tile of keys."""
+    """Run the producer warp: fetch each consumer's queries, then keys and values, the keys a tile ahead."""
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed = arguments
     q_desc, k_desc, v_desc, _out_desc = descriptors
     q_smem, k_smem, v_smem, _out_smem = buffers
@@ -196,14 +196,9 @@ def _store_rows(buffer, place_out, left, origins, C: gl.constexpr):
 
 @gluon.jit
 def consume(W: gl.constexpr, arguments, F: gl.constexpr, C: gl.constexpr):
-    """Consumer warpgroup W: rows [W * C.rows, (W + 1) * C.rows) of each tile of queries."""
-    # The product of the next tile's scores is issued before that of this tile's weights and values, and the next tile's
-    # softmax runs beside the latter. C.turns: warpgroups issue their products in turn, so that one's softmax falls into
-    # the others' products. C.tight: as little as possible stands between a softmax and the next product of scores. The
-    # output is rescaled beside that product, weights are rounded as they come, the product before is waited for after
-    # the exponentials, and a row's sum is put together from its threads' at the end. C.bounded: a softcap bounds the
-    # exponents, so that one number for all stands for the maximum of a row, and nothing is looked for or rescaled.
-    # Beyond D = 128 the output is staged where the queries were; the next ones come when it has left.
+    """Run consumer warpgroup W: compute the rows [W * C.rows, (W + 1) * C.rows) of each tile of queries."""
+    # The order of the products, C.turns and C.tight: kernels/dev/HOPPER.md. C.bounded: a softcap bounds the exponents,
+    # so that one number for all stands for the maximum of a row, and nothing is looked for or rescaled.
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, scale, origins, handed = arguments
     terms = scale
     if F.softcap:

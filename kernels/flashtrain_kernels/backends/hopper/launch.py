@@ -1,4 +1,4 @@
-"""Launching Gluon kernels."""
+"""Launches of Gluon kernels, with TMA descriptors among their arguments."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from ..portable.launch import Launch
 
 @dataclass(frozen=True)
 class GluonLaunch(Launch):
-    """A launch of a Gluon kernel, whose integers must not be specialised."""
+    """A launch of a Gluon kernel, which is compiled once for all values of its integer arguments."""
 
     def _key(self) -> tuple[Any, ...]:
         kinds = tuple(

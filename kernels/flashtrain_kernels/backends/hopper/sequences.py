@@ -13,26 +13,26 @@ LANES = tl.constexpr(128)  # numbers that a step of the search looks at
 
 
 def slots(tokens: int, sequences: int, tile: int) -> int:
-    """How many slots of `tile` tokens hold all tiles of packed sequences."""
+    """Return how many slots (tile numbers, some unused) packed sequences have, in tiles of `tile` tokens."""
     return tokens // tile + sequences + 1
 
 
 @triton.jit
 def begin_of(number, cu_ptr, sequences, tokens):
-    """Where a sequence begins: 0 for the first, the last end for sequence N, all tokens past that."""
+    """Return the token at which sequence `number` begins: 0 for the first, the last end for N, else `tokens`."""
     given = tl.load(cu_ptr + number, mask=(number > 0) & (number <= sequences), other=0)
     return tl.where(number > sequences, tokens, tl.minimum(tl.maximum(given, 0), tokens))
 
 
 @triton.jit
 def first_slot(number, begin, TILE: tl.constexpr):
-    """The first slot of the sequence of a number, which begins there."""
+    """Return the first slot of sequence `number`, which begins at token `begin`."""
     return begin // TILE + number
 
 
 @triton.jit
 def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """(sequence, tile within it) of a slot. lanes: 0 to 127, in any layout."""
+    """Return (sequence, tile within it) of a slot (a tile's number, see `slots`). lanes: the integers 0 to 127."""
     COUNT: tl.constexpr = lanes.shape[0]
     first = 0
     span = sequences + 1
@@ -60,9 +60,9 @@ def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """(sequence, tile within it) of a rank, where the tiles furthest into their sequences come first: with a bound on
-    the right and as many keys as queries they see the most. Ranks past them are the tail's tiles, which see nothing,
-    and past those no work. As many ranks as slots hold all tiles. lanes: 0 to 127, in any layout."""
+    """Return (sequence, tile within it) of a rank. Rank 0 is the tile furthest into its sequence, which under a causal
+    mask sees most keys if there are as many as queries; the last ranks are tokens past all sequences, which see
+    nothing, then no work. There are as many ranks as slots. lanes: the integers 0 to 127."""
     COUNT: tl.constexpr = lanes.shape[0]
     # Of level m and above there are S(m) tiles, fewer for each level. Wanted: the last m with S(m) > rank, in
     # [level, level + span), and S(m + 1), which come before that level's tiles.
@@ -97,8 +97,9 @@ def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
-    """(its first query, its first key, its Bounds) of a sequence. bounds: of the whole row, and the window, counted
-    from the diagonal that ends bottom-right. OF_KEYS: does the kernel ask for tiles of keys (else of queries)?"""
+    """Return (first query, first key, Bounds) of sequence `number`. bounds: of the row, the window counted from the
+    diagonal that ends bottom-right. OF_KEYS: the caller has tiles of keys (else of queries); past all sequences these
+    see nothing."""
     first_query = begin_of(number, cu_q_ptr, sequences, bounds.seqlen_q)
     first_key = begin_of(number, cu_k_ptr, sequences, bounds.seqlen_k)
     queries = tl.maximum(begin_of(number + 1, cu_q_ptr, sequences, bounds.seqlen_q) - first_query, 0)

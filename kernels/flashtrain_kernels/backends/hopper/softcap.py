@@ -1,4 +1,4 @@
-"""The scale of scores in the Hopper kernels, or softcap's terms, and which softcaps they serve."""
+"""The scale of scores, or softcap's terms, in the Hopper kernels, and which softcaps they serve."""
 
 import math
 
@@ -9,8 +9,8 @@ LOG2_E = math.log2(math.e)
 
 
 def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ...]:
-    """What makes a product q k the exponent of 2: a factor. With softcap what `assembly.capped` makes a tanh of it with
-    (bounded: the exponent less a number that is the same for all), and at place 8 what that is multiplied by."""
+    """Return the factor that turns a product q k into an exponent of 2. With softcap a tuple: the terms of
+    `assembly.capped` for the tanh, then the tanh's factor. bounded: these terms give the exponent, less a constant."""
     if not options.softcap:
         return options.scale * LOG2_E
     cap = options.softcap * LOG2_E
@@ -19,8 +19,8 @@ def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ..
 
 
 def why_no_softcap(options: Options) -> str | None:
-    """Why the kernels have no such softcap, if so: their coefficients must be float32 numbers (assembly.capped_terms),
-    and what hides a pair in the backward times the softcap (backward_parts.hide)."""
+    """Return None if the kernels serve the options' softcap, else the reason: the coefficients of
+    assembly.capped_terms, and what hides a pair in the backward (backward_parts.hide), must fit float32."""
     if options.softcap and not (1e-4 < options.scale / options.softcap < 1e3 and 1e-6 < options.softcap < 1e6):
-        return "a softcap beyond 1/1000 and 10000 times the scale"
+        return "softcap must be from 1/1000 to 10000 times the scale, and from 1e-6 to 1e6"
     return None

@@ -1,10 +1,10 @@
-"""A tile of the forward on Hopper, and how it runs."""
+"""The tile sizes of the Hopper forward, and how it runs."""
 
 from typing import NamedTuple
 
 
 class ForwardTile(NamedTuple):
-    """How the forward runs."""
+    """The tile sizes and launch settings of a forward."""
 
     consumers: int  # consumer warpgroups
     rows: int  # of queries, of each

@@ -1,4 +1,4 @@
-"""What differs between the releases of Triton whose Gluon the kernels are written for (3.6 to 3.9)."""
+"""The differences between the Triton releases (3.6 to 3.9) for whose Gluon the kernels are written."""
 
 from typing import Any
 
@@ -16,14 +16,13 @@ if release() >= (3, 8):
 else:
     load_tile, store_tile = tma.async_copy_global_to_shared, tma.async_copy_shared_to_global
 
-# Columns of the output that a forward pass holds while it computes again because of a NaN: with more, 3.8 and 3.9 take
-# registers from the fast loop.
+# Columns of the output that are recomputed together after a NaN: with more, 3.8 and 3.9 take the fast loop's registers.
 AGAIN = gl.constexpr({(3, 8): 32, (3, 9): 64}.get(release(), 128))
 
 
 def forward_tile(tile: ForwardTile) -> ForwardTile:
-    """The tile for the release installed. 3.8 and 3.9 need more registers than the measured tiles leave them. What they
-    get instead was compiled, never measured."""
+    """Adapt a measured tile to the Triton release installed: with 3.8 and 3.9 kernels need more registers. The tiles
+    for these are known to compile, but were never measured."""
     if environment.release() < (3, 8):
         return tile
     if tile.consumers == 3:
@@ -32,12 +31,12 @@ def forward_tile(tile: ForwardTile) -> ForwardTile:
 
 
 def ranks_tiles() -> bool:
-    """Do tiles of packed sequences come by rank (forward_schedule.py)? 3.8 and 3.9 would spill in the loop."""
+    """Return whether tiles of packed sequences come by rank (forward_schedule.py): 3.8 and 3.9 would spill."""
     return environment.release() < (3, 8)
 
 
 def backward_options(head_dim: int, intervals: int) -> dict[str, Any]:
-    """How the fused backward is compiled."""
+    """Return compile options of the fused backward kernel. intervals: how many a query of a Mask sees, 0 to 2."""
     # 3.9 would spill registers in the loop, unless LLVM orders it so as to save them; earlier releases have no such
     # option. At D = 64 that is so with masks of intervals only, and the others spill less without.
     saves = environment.release() >= (3, 9) and (head_dim > 64 or intervals > 0)
@@ -46,6 +45,6 @@ def backward_options(head_dim: int, intervals: int) -> dict[str, Any]:
 
 @builtin
 def reinterpreted(buffer, dtype, shape, layout, _semantic=None):
-    """The same shared memory as another kind of tile; of the public name from 3.9 on."""
+    """View a shared-memory buffer as a tile of another dtype, shape and layout; Gluon has this publicly from 3.9 on."""
     method = buffer.reinterpret if hasattr(buffer, "reinterpret") else buffer._reinterpret
     return method(dtype, shape, layout, _semantic=_semantic)
