@@ -24,12 +24,10 @@ def prepare_kernel(
     PACKED: tl.constexpr, DETERMINISTIC: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """Compute the fused kernel's statistics of each query, 64 queries of a head a program, and clear its workspaces.
-
     rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Set to 0: dq_ptr, dQ's workspace, or if WHOLE and RECOMPUTE (see finish_kernel) the
     tile's flag; if DETERMINISTIC also flags_before + 1 counters (backward_deterministic.py) behind as many flags.
-    PACKED: tiles are slots (sequences.py) of sequences whose queries end where cu_ptr says.
-    """
+    PACKED: tiles are slots (sequences.py) of sequences whose queries end where cu_ptr says."""
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
     batch = (head_index // heads).to(tl.int64)
@@ -186,13 +184,11 @@ def finish_kernel(
     keys_list_ptr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Scale dQ from its float32 workspace and store it in its dtype, a tile of 64 queries a program.
-
-    RECOMPUTE: pairs may be masked, and a NaN may come from one: such a tile is computed again and, by programs of their
-    own, so are dK and dV of each 64 keys whose flag is set. WHOLE: dQ is stored already, and a program looks at FLAGS
-    flags, first those of keys, then those of dQ's tiles. PACKED: tiles are slots; sequences' keys end where table_ptr
-    and keys_table_ptr say, their queries where the lists say, and mask_plane is the number of sequences.
-    """
+    """Scale dQ from its float32 workspace and store it in its dtype, a tile of 64 queries a program. RECOMPUTE: pairs
+    may be masked, and a NaN may come from one: such a tile is computed again and, by programs of their own, so are dK
+    and dV of each 64 keys whose flag is set. WHOLE: dQ is stored already, and a program looks at FLAGS flags, first
+    those of keys, then those of dQ's tiles. PACKED: tiles are slots; sequences' keys end where table_ptr and
+    keys_table_ptr say, their queries where the lists say, and mask_plane is the number of sequences."""
     inputs = Inputs(
         Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
         Strided(dout_ptr, *dout_strides), rows_ptr, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right),

@@ -97,9 +97,8 @@ def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
-    """Return (first query, first key, Bounds) of sequence `number`. bounds: of the row, the window counted from the
-    diagonal that ends bottom-right. OF_KEYS: the caller has tiles of keys (else of queries); past all sequences these
-    see nothing."""
+    """Return (first query, first key, Bounds) of sequence `number`. bounds: of the row, with a bottom-right window.
+    OF_KEYS: the caller has tiles of keys (else of queries), which see nothing past the last sequence."""
     first_query = begin_of(number, cu_q_ptr, sequences, bounds.seqlen_q)
     first_key = begin_of(number, cu_k_ptr, sequences, bounds.seqlen_k)
     queries = tl.maximum(begin_of(number + 1, cu_q_ptr, sequences, bounds.seqlen_q) - first_query, 0)
