@@ -28,12 +28,13 @@ _SCHEMAS = {
 
 
 def append(*call: Any) -> None:
-    """Write new keys, rotated, and values to the cache rows from `lengths` on. Arguments: see _SCHEMAS."""
+    """Write new keys, rotated, and values to cache rows `lengths` and on. call: append_to_cache's in _SCHEMAS."""
     _run(torch.ops.flashtrain_kernels.append_to_cache.default, _compute_append, call)
 
 
 def attend(*call: Any) -> tuple[Tensor, Tensor]:
-    """Return (out (B, Sq, H, D), lse (B, H, Sq)). Arguments: see _SCHEMAS; left, right: window, -1 for no bound."""
+    """Return (out (B, Sq, H, D), lse (B, H, Sq)) of q over a cache. call: the arguments of attend_to_cache in _SCHEMAS:
+    as flash_attn_with_kvcache's, but lengths (B,) before the `added` new keys, and left and right (-1: no bound)."""
     return _run(torch.ops.flashtrain_kernels.attend_to_cache.default, _compute_attend, call)
 
 

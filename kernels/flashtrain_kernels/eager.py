@@ -11,9 +11,8 @@ from .bounded import Bounded
 from .launch_cache import CachedLaunches, applies, record, signature
 from .options import Packed
 
-# torch's dispatcher and the autograd that is registered with it take longer than all else in a short call. Compilers
-# and transforms never come by here (transforms.py). By operator: the function that computes it, and of a forward
-# operator its backward one.
+# torch's dispatcher and registered autograd take most of a short call's time. Compilers and transforms use them all the
+# same (transforms.py). By operator: the function that computes it, and a forward operator's backward operator.
 COMPUTES: dict[Any, Callable] = {}
 BACKWARD_OF: dict[Any, Any] = {}
 _numbers = itertools.count()

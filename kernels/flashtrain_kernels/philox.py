@@ -6,11 +6,9 @@ number of devices. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers:
 
 import torch
 
-# The authors' tests (TestU01's BigCrush) are what Philox4x32 with 7 and 10 rounds passed; Random123, their library, has
-# Philox2x32 with 10 rounds by default. Here it has 7: no published test of it by itself is known, and ours
-# (tests/kernels/test_philox.py) are small next to BigCrush. Its key is one word only, so a head's key and where its
-# counters begin are words of Philox4x32-10, of the whole seed: heads that share a key by chance draw other numbers
-# still.
+# Philox4x32 passed BigCrush (TestU01) with 7 and 10 rounds. No published test of Philox2x32 with 7 rounds is known
+# (Random123 has 10); ours are tests/kernels/test_philox.py. Its key is one word only, so a head's key and the start of
+# its counters are words of Philox4x32-10, of the whole seed: heads that share a key still draw other numbers.
 ROUNDS = 7  # of Philox2x32
 STREAM_ROUNDS = 10  # of Philox4x32
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

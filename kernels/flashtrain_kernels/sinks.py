@@ -19,9 +19,8 @@ from .options import Options, Packed, pack
 
 _OPTIONS = len(Packed._fields)
 
-# Of attention without the sink the outputs are rescaled. Its backward, given these and their log-sum-exp, is that of
-# the keys' share, and what is left is the sink's own gradient. In eager mode on a GPU each direction is one small
-# kernel, which changes the outputs where they lie; elsewhere `joined` is a formula that torch differentiates.
+# The outputs of attention without the sink are rescaled; its backward, given them, computes all but the sink's own
+# gradient. In eager mode on a GPU each direction adds one small kernel; elsewhere torch differentiates `joined`.
 
 
 def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:

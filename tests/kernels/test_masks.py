@@ -150,7 +150,7 @@ MISTAKES = [
     ("documents.start", TypeError, lambda: masks.document(masks.Documents(IDS, IDS), causal=True)),
     ("documents.end", ValueError,
      lambda: masks.document(masks.Documents(IDS.int(), IDS.int()[:, :2]), causal=True)),
-    (".*one shape", ValueError, lambda: masks.shared_question(IDS, documents=IDS[:1])),
+    ("segments and documents", ValueError, lambda: masks.shared_question(IDS, documents=IDS[:1])),
     ("prefix", TypeError, lambda: masks.prefix_lm(torch.zeros(2, 4), documents=IDS)),
     ("prefix", ValueError, lambda: masks.prefix_lm(IDS[:, 0], documents=IDS)),
     ("seqlen", ValueError, lambda: masks.prefix_lm(IDS[:, 0])),

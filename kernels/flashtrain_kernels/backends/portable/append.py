@@ -37,7 +37,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
-    """Return (page, row in the page), within the cache, of rows of a sequence. table: its pages; size: rows a page."""
+    """Return (page, row in the page) of a sequence's rows, within the cache. table: its pages; size: rows a page."""
     if PAGED:
         page = tl.load(table + row // size, mask=inside, other=0)
         place = row % size
@@ -49,7 +49,7 @@ def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
 
 @triton.jit
 def load_turned(pointers, inside, at, cos, sin, cos_row, sin_row, C: tl.constexpr):
-    """Load rows (n, BLOCK_D), 0 where not `inside`, their first R numbers rotated by the angles of position `at`."""
+    """Load rows (n, BLOCK_D) from pointers (n,), 0 where not `inside`, rotated by the angles of positions `at` (n,)."""
     d = tl.arange(0, C.block_d)[None, :]
     real = inside[:, None]
     x = tl.load(pointers[:, None] + d, mask=real & (d < C.head_dim), other=0.0)
@@ -77,8 +77,8 @@ def append_kernel(
     cos_row, sin_row, angles, table_row, added, size, pages, columns, C: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program writes C.rows new keys (rotated) and values of one sequence and head to the cache, from row
-    lengths[b] on. Grid (B, K, tiles of new keys). *_row: strides of rows; angles: rows of cos and sin; added: Sn; size:
-    L; pages: P; columns: M."""
+    lengths[b] on. Grid (B, K, tiles of new keys). *_strides: batch or page, row, head; *_row: strides of rows; angles:
+    how many rows cos and sin have; added: Sn; size: L; pages: P; columns: M."""
     batch = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     new = tl.program_id(2) * C.rows + tl.arange(0, C.rows)
@@ -103,7 +103,7 @@ def append_launch(
     k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, lengths: torch.Tensor,
     table: torch.Tensor, paged: bool, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool,
 ) -> Launch:  # fmt: skip
-    """Return the launch that writes k, v (B, Sn, K, D) to the caches (P, L, K, D), from rows lengths (B,) on."""
+    """Return the launch that writes k, v (B, Sn, K, D) to the caches (P, L, K, D), from rows `lengths` (B,) on."""
     batch, added, kv_heads, head_dim = k.shape
     constants = Constants(
         1, head_dim, padded(head_dim), NEW_ROWS, 0, paged, False, 0 if cos is None else 2 * cos.shape[1], interleaved,
@@ -123,6 +123,7 @@ def append_launch(
 
 
 def rotary_of(cos: torch.Tensor | None, sin: torch.Tensor | None, unused: torch.Tensor) -> tuple:
+    """Return (cos, sin), or any tensor twice to stand for them."""
     return (unused, unused) if cos is None or sin is None else (cos, sin)
 
 

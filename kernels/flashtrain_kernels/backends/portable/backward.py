@@ -41,8 +41,7 @@ def both_kernel(
 ):  # fmt: skip
     """Kernel: one program computes a tile of dK and dV, or one of dQ, in one launch. Arguments as in dkdv_kernel and
     dq_kernel; dq_table_*, dq_blocks, C_DQ: dQ's; programs_*: numbers of programs."""
-    # In two launches the second waits until the first has run out, with part of the GPU idle. The grid's second axis
-    # chooses the kernel, dK/dV first, as it takes longer; a program past its kernel's count has nothing to do.
+    # Two launches would leave part of the GPU idle between them. The grid's second axis chooses: dK/dV, longer, first.
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
@@ -71,7 +70,7 @@ def both_kernel(
 def backward_launches(
     call: Call, gradients: Gradients, rows: Sequence[torch.Tensor], tiles: Tiles
 ) -> tuple[Launch, Launch]:
-    """Return the two launches, in order, that fill dq, dk and dv."""
+    """Return the two launches, in order, that fill dq, dk and dv. rows: two (B, H, Sq) float32 workspaces."""
     # rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients

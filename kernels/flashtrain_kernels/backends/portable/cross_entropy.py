@@ -15,7 +15,7 @@ def softmax_rows_kernel(
     logits, labels, losses, stride, vocab_size, columns, ignored, GRADIENT: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Kernel: one program computes one row's losses[row] = logsumexp(logits[row, :vocab_size]) - logits[row, label], 0
-    for the label `ignored`. GRADIENT: overwrite the logits with the loss's gradient."""
+    for the label `ignored`. GRADIENT: overwrite the logits (`columns` a row) with the loss's gradient."""
     row = tl.program_id(0).to(tl.int64)
     at_row = logits + row * stride
     label = tl.load(labels + row)

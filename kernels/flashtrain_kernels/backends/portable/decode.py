@@ -71,10 +71,10 @@ def attend_kernel(
     splits, scale_log2, cap_in, cap_log2, C: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program attends with C.rows of the Sq * G query rows to one part of a key head's keys. Grid (B * K,
-    splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse (splits, B, H, Sq). Arguments as in append_kernel."""
-    # The rows are the Sq * G that share a key head, query-major: one new token of 8 query heads a key head fills 8 of
-    # 16 rows, and reads its keys once (grouped-query decoding). With few programs the keys are cut into parts, which
-    # join_kernel joins by their log-sum-exp (Flash-Decoding).
+    splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse (splits, B, H, Sq). sequences: B; splits: parts; left,
+    right: the window; scale_log2, cap_in, cap_log2: see launch.Arguments; others: see append_kernel."""
+    # The Sq * G rows share a key head, query-major, and so read its keys once (grouped-query decoding). With few
+    # programs the keys are divided into parts, which join_kernel merges by their log-sum-exp (Flash-Decoding).
     ROWS: tl.constexpr = C.rows
     split = tl.program_id(1)
     kv_heads = tl.num_programs(0) // sequences
@@ -182,7 +182,7 @@ def attend_launches(
     cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool, scale: float, left: int, right: int,
     softcap: float, slopes: torch.Tensor | None, splits: int,
 ) -> list[Launch]:  # fmt: skip
-    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq): a second merges, if `splits` is not 1."""
+    """Return the launches that fill out (B, Sq, H, D) and lse (B, H, Sq). Arguments as in cache_operators.attend."""
     batch, seqlen_q, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group, block_d, exact = heads // kv_heads, padded(head_dim), q.dtype == torch.float32
@@ -232,9 +232,9 @@ def attend_launches(
 
 
 def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> int:
-    """Return the number of parts to divide the keys into, at least four tiles of keys each: enough for two programs a
-    multiprocessor, or four with pages, which wait longer for memory. More would start an incomplete second round, which
-    costs most (kernels/dev/OPTIMISATION.md)."""
+    """Return how many parts to divide the keys into, each of at least four of the `tiles` of keys: enough for two
+    programs a multiprocessor, or four with pages, which wait longer for memory. More would start an incomplete second
+    round, which costs most (kernels/dev/OPTIMISATION.md). programs: those of one part."""
     most = (4 if paged else 2) * multiprocessors(device)
     return max(1, min(most // max(programs, 1), tiles // 4, 128))
 

@@ -32,7 +32,7 @@ from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
 class Own(NamedTuple):
-    """The keys that one program owns."""
+    """The keys that one program owns: tiles of k and v, their indices and positions."""
 
     k: Any  # their tiles
     v: Any
@@ -216,9 +216,13 @@ def dkdv_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes dK and dV of C.block_k keys of one head. *_ptr, *_strides: tensors, strides by
-    batch, row, head; lse2_ptr, delta_ptr: from dq.row_terms; bias to position_batch, heads to keep_scale:
-    launch.Arguments."""
+    """Kernel: one program computes dK and dV of C.block_k keys of one key/value head.
+
+    *_ptr, *_strides: tensors, and their strides by batch, row, head; lse2_ptr, delta_ptr: from dq.row_terms; scale: the
+    softmax's. bias to position_batch and heads to keep_scale are launch.Arguments: bias, ALiBi slopes, dropout's seed,
+    Mask.queries (intervals) and Mask.keys (positions), with strides; sizes; the band; factors for scores and dropout.
+    table_* and blocks are a launch.Table: the tiles to visit.
+    """
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,

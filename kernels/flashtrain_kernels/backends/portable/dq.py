@@ -117,7 +117,7 @@ def compute_dq(
     q, k, v, dout, out, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dq, scale, call, table, HAS_DLSE: tl.constexpr,
     HAS_ROWS: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute and store one program's tile of dQ. q to dq: Strided. HAS_ROWS: load lse2 and delta; out is not read."""
+    """Compute and store one program's tile of dQ. q to dq: Strided; HAS_ROWS: load lse2 and delta, do not read out."""
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d

@@ -113,6 +113,7 @@ class Features(NamedTuple):
 
 
 def features_of(options: Options) -> Features:
+    """Return the Features of a call with these options."""
     mask, slopes = options.mask, options.alibi_slopes
     intervals, key_positions, block_q, block_k = 0, False, 0, 0
     if isinstance(mask, Mask):
@@ -136,7 +137,7 @@ def features_of(options: Options) -> Features:
 
 
 class Tiling(NamedTuple):
-    """Compile-time sizes of an attention kernel, a constexpr."""
+    """Compile-time sizes of an attention kernel, a constexpr: tile sizes, D padded, query heads a key head."""
 
     group: int  # H / K
     tiles: int  # looped tiles in a block of a block-sparse mask
@@ -216,7 +217,7 @@ _TABLES_AT = Arguments._fields.index("heads")
 
 
 class Table(NamedTuple):
-    """A list of the tiles that each program of a kernel visits."""
+    """Pointers to, and strides of, a list of the tiles that each program of a kernel visits."""
 
     rows: Any  # of a plan or of a list of blocks
     batch: Any  # their strides: by batch row, head and tile

@@ -76,8 +76,8 @@ def bounds_of_ids_kernel(ids, first, last, start, end, chunks, seqlen, TOKENS: t
 
 @triton.jit
 def sequence_of(bounds, index, sequences, total, steps):
-    """Return the number of the last sequence that begins at or before each token (earlier ones there are empty), by a
-    binary search of `steps` halvings in the N + 1 boundaries, clamped to [0, total]."""
+    """Return the number of the last sequence that begins at or before each token `index`, by a binary search of `steps`
+    halvings in the N + 1 boundaries, clamped to [0, total]. (Earlier sequences that begin there are empty.)"""
     low = index * 0
     high = low + sequences + 1
     for _ in range(steps):
@@ -108,7 +108,7 @@ def bounds_of_cu_seqlens_kernel(bounds, start, end, sequences, total, steps, TOK
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def count_kernel(start, counts, chunks, seqlen, TOKENS: tl.constexpr):
-    """Kernel: one program counts the documents that begin in its chunk."""
+    """Kernel: one program counts the documents that begin in its chunk. start: (B, S), each token's document's."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     begins = valid & (tl.load(start + row + index, mask=valid, other=-1) == index)
     tl.store(counts + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))

@@ -27,7 +27,7 @@ def _place(tiles, heads, seqlen, ROWS: tl.constexpr):
 def join_kernel(
     out_ptr, lse_ptr, sink_ptr, tiles, heads, seqlen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Kernel: one program rescales a tile of out (B, Sq, H, D) and lse (B, H, Sq), contiguous, in place."""
+    """Kernel: one program rescales a tile of out (B, Sq, H, D) and lse (B, H, Sq), in place, to include the sink."""
     batch, head, query, place = _place(tiles, heads, seqlen, ROWS)
     real = query < seqlen
     sink = tl.load(sink_ptr + head).to(tl.float32)

@@ -270,7 +270,7 @@ def kept(
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Return which weights of a tile dropout keeps, equal to philox.keep_mask. Positions count from the sequence's
-    first key, so the tile's size and place change nothing."""
+    first key, so the tile's size and place change nothing. TRANSPOSED: the tile is (keys, queries)."""
     # The tile is (queries, keys), TRANSPOSED (keys, queries), as `rows` and `position` are shaped.
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
