@@ -1,4 +1,4 @@
-"""Measurements of attention alone: `python -m flashtrain recipe=attention-benchmark`.
+"""Benchmark of attention alone: `python -m flashtrain recipe=attention-benchmark`.
 
-cases.py and baselines/ say what is measured, turns.py how.
+cases.py and baselines/ define what is measured, turns.py how.
 """

@@ -1,12 +1,12 @@
-"""What attention is measured on: a shape, a mask and features. benchmark.rows names lists of such cases:
+"""The cases of recipe=attention-benchmark: a shape, a mask and features. benchmark.rows names one of these lists:
 
-grid          the product of benchmark.seqlens, head_dims and masks
-core          the attention shapes that flashtrain is held against other implementations in
-paper         FlashAttention's own appendix: batch 16, 8 heads of 64, full
+grid          every combination of benchmark.seqlens, head_dims and masks
+core          common shapes, at which flashtrain is compared with other implementations
+paper         the shape in FlashAttention's appendix: batch 16, 8 heads of dimension 64, full attention
 features      dropout, softcap, ALiBi, bias and masks at 16K
 block-sparse  block masks of several densities from 4K to 64K, and full attention
-as-called     the public functions, each call by itself with its launching, the most important first: batches, packed
-              documents, windows; features, each with the same call without it; a cache of keys and values, decoding
+as-called     calls of the public functions, each timed alone with its launching, the most important first: batches,
+              packed documents, windows; features, each next to the call without it; decoding with a key/value cache
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
@@ -48,7 +48,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass(frozen=True)
 class Case:
-    """What one row of a table describes, but for the implementation and the direction."""
+    """One shape, mask and set of features; a table has a row of it for each implementation and direction."""
 
     batch: int
     heads: int
@@ -62,17 +62,17 @@ class Case:
     documents: tuple[
         int, ...
     ] = ()  # the lengths of one row's documents, for masks that have them; (): document_lengths
-    density: float = 1.0  # of a random block mask: the share of blocks that are computed
-    softcap: float = 0.0  # the scores' bound; 0: none
+    density: float = 1.0  # the share of blocks that a random block mask computes
+    softcap: float = 0.0  # the bound of the scores; 0: no softcap
     # ALiBi (the usual slopes), sinks (a learnable score a head), deterministic, bias, bias gradient (1, H, Sq, Sk)
     features: tuple[str, ...] = ()
-    plans: bool = False  # also measure how long making the mask takes
+    plans: bool = False  # also time how long making the mask takes
     page: int | None = (
         None  # decode with a cache of keys and values in pages of so many keys, 0: without; None: no cache
     )
-    plain_head_dim: int = 0  # also measure the call without features, of this head dimension; 0: not
-    compiled: bool = False  # also measure ours under torch.compile
-    as_called: bool = False  # time each call by itself, with its launching
+    plain_head_dim: int = 0  # head dimension of the call without features to measure too; 0: none is measured
+    compiled: bool = False  # also measure flashtrain under torch.compile
+    as_called: bool = False  # time each call by itself, launching included
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -106,25 +106,25 @@ class Case:
 
     @property
     def feature_words(self) -> str:
-        """Softcap and features, as rows have them; "" where the case has none."""
+        """The softcap and features as rows show them, joined by commas; "" for a case without any."""
         return ", ".join(([f"softcap {self.softcap:g}"] if self.softcap else []) + [*self.features])
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The features that a baseline must support."""
+        """The features that a baseline must support to run the case, as ("softcap", "dropout")."""
         values = {"softcap": self.softcap, "dropout": self.dropout, "pages": self.page}
         return (*(word for word, value in values.items() if value), *self.features)
 
     @property
     def part(self) -> str:
-        """The table of rows=as-called that the case is in; "" with other presets."""
+        """The table of rows=as-called that shows the case: "calls", "features" or "decoding"; "" for other lists."""
         if not self.as_called:
             return ""
         return "decoding" if self.page is not None else "features" if self.plain_head_dim else "calls"
 
     @property
     def plain(self) -> Case:
-        """The call without features that the case is compared with."""
+        """The same call without features, with which the case is compared."""
         return replace(self, softcap=0.0, dropout=0.0, features=(), head_dim=self.plain_head_dim, plain_head_dim=0)
 
     def columns(self) -> dict[str, Any]:
@@ -145,17 +145,18 @@ class Case:
 
 
 def flops(case: Case, pairs: float, direction: str) -> float:
-    """Return the FLOPs of one call: 4 D for each visible pair (two products), backward 2.5 times that (five products).
+    """Return the FLOPs of one call: forward 4 D for each visible pair (two products), backward 10 D (five products).
 
     Args:
-        pairs: (query, key) pairs that a head computes over one row of the batch (Context.counted_pairs).
+        pairs: visible (query, key) pairs of one head in one sequence of the batch (Context.counted_pairs).
+        direction: "forward", or else backward.
     """
     forward = 4.0 * case.batch * case.heads * pairs * case.head_dim
     return forward if direction == "forward" else 2.5 * forward
 
 
 def cases(settings: AttentionSettings) -> list[Case]:
-    """Return the cases that the settings name, in the order of measuring. Raises UserError where none is left."""
+    """Return the cases that the settings select, in the order of measuring. Raises UserError where none is left."""
     found = _PRESETS[settings.rows](settings)
     as_called = settings.rows == "as-called"
     found = [replace(case, dtype_name=settings.dtype, as_called=as_called) for case in found]
@@ -320,11 +321,11 @@ _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
 def document_lengths(
     total: int, count: int | None = None, seed: int = 0, *, low: int = 0, high: int = 0
 ) -> tuple[int, ...]:
-    """Return random lengths of documents that fill `total` tokens, the same for equal seeds.
+    """Return random document lengths that add up to `total` tokens, the same for equal seeds.
 
     Args:
-        count: how many; None: as many as it takes.
-        low, high: the range; 0: total / 64 and total / 8.
+        count: number of documents; None: total over the mean of low and high.
+        low, high: the shortest and longest length; 0: total / 64 and total / 8.
     """
     draw = random.Random(seed)
     low, high = low or max(1, total // 64), high or max(1, total // 8)

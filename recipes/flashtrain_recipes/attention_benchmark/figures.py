@@ -1,4 +1,4 @@
-"""The figures of attention: time and memory against length, with the FlashAttention paper's values, and TFLOP/s."""
+"""Figures of attention: time and memory against length, with the FlashAttention paper's values, and TFLOP/s."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INCHES_PER_SHAPE = 0.21
 
 
 def paper_rows() -> list[dict[str, Any]]:
-    """Return the paper's values as rows: implementation, seqlen_q, forward_backward_milliseconds."""
+    """Return the paper's times as rows with implementation, seqlen_q and forward_backward_milliseconds."""
     return [
         {"implementation": f"{name} (paper)", "seqlen_q": length, "forward_backward_milliseconds": value}
         for name, values in PAPER_MILLISECONDS.items()
@@ -37,12 +37,12 @@ def paper_rows() -> list[dict[str, Any]]:
 
 
 def runtime_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw forward + backward milliseconds against length as a PNG, of the shape that has the most lengths.
+    """Draw forward + backward time in milliseconds against sequence length as a PNG.
 
-    Where that is the paper's shape, the paper's own values are lines too.
+    The shape with the most measured lengths is drawn; where it is the paper's shape, the paper's values are lines too.
 
     Raises:
-        UserError: the rows have no two lengths of one shape.
+        UserError: no shape was measured at two lengths.
     """
     name, shape = largest_shape(rows)
     lengths = {row["seqlen_q"] for row in shape}
@@ -53,10 +53,12 @@ def runtime_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def memory_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw peak memory in MiB beyond the inputs against length as a PNG, of the shape that has the most lengths.
+    """Draw peak memory in MiB, beyond the inputs, against sequence length as a PNG.
+
+    The shape with the most measured lengths is drawn.
 
     Raises:
-        UserError: the rows have no two lengths of one shape, or no memory.
+        UserError: no shape was measured at two lengths, or no row has a peak memory.
     """
     name, shape = largest_shape(rows)
     if not values_of(shape, "peak_memory_mib"):
@@ -69,7 +71,7 @@ def _lines(rows: Rows, measure: str, title: str, path: str | Path) -> Path:
 
 
 def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
-    """Return the name and rows of the shape that has the most lengths, of rows with a time or that ran out of memory.
+    """Return the name and rows of the shape with the most lengths. Rows with a time or out of memory count.
 
     Raises:
         UserError: no shape has two lengths.
@@ -90,9 +92,9 @@ def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
 
 
 def both_directions(rows: Rows) -> list[Row]:
-    """Return a row for each implementation and length that has both directions: times added, the larger memory.
+    """Join the forward and backward row of each implementation and length: times added, the larger memory.
 
-    A direction that failed makes the row a failed one.
+    A failure in one direction becomes the joined row's status.
     """
     pairs: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
@@ -116,7 +118,7 @@ def _heads(row: Mapping[str, Any]) -> str:
 
 
 def dot_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw TFLOP/s of every shape as a PNG, the first implementation of the rows on top of the others.
+    """Draw the TFLOP/s of every shape as dots in a PNG; the rows' first implementation is drawn over the others.
 
     Raises:
         UserError: no row has TFLOP/s of a direction.

@@ -1,7 +1,8 @@
-"""What the implementations of a case are given: random tensors, and which pairs of queries and keys are visible.
+"""The inputs of a case, the same for all implementations: random tensors, and which (query, key) pairs are visible.
 
-A mask is a rule here: a function of head, query and key indices that broadcast. Ours gets its masks from
-flashtrain_kernels.masks (baselines/ours.py), and tests compare the two.
+A mask is given as a rule: a function of head, query and key indices, broadcast against each other, that returns whether
+a pair is visible. flashtrain gets its masks from flashtrain_kernels.masks (baselines/ours.py), and tests compare the
+two.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, n blocks a side, T packed
 tokens.
@@ -29,17 +30,17 @@ MAX_SETS = 32
 
 
 def prefix_length(seqlen: int) -> int:
-    """Return the tokens of a prefix-LM's prefix: a quarter."""
+    """Return how many tokens the prefix of the prefix-lm mask has: a quarter of the sequence."""
     return seqlen // 4
 
 
 def global_sizes(seqlen: int) -> tuple[int, int]:
-    """Return (global tokens, window to each side) of the mask global-window."""
+    """Return (number of global tokens, window in tokens to each side) of the mask global-window."""
     return max(1, seqlen // 128), max(1, seqlen // 16)
 
 
 def segment_lengths(case: Case) -> tuple[int, ...]:
-    """Return the lengths of question and answers with shared-question, else those of the documents."""
+    """Return the lengths of a row's documents; with shared-question those of the question and its six answers."""
     if case.kind != "shared-question":
         return case.documents
     answer = case.seqlen_q // 8
@@ -47,7 +48,7 @@ def segment_lengths(case: Case) -> tuple[int, ...]:
 
 
 def segment_ids(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the document or segment that each token belongs to, (S,) int32."""
+    """Return the number of the document or segment that each token belongs to, (S,) int32."""
     counts = torch.tensor(lengths, device=device)
     ordinal = torch.arange(len(lengths), device=device, dtype=torch.int32)
     return torch.repeat_interleave(ordinal, counts, output_size=sum(lengths))
@@ -60,7 +61,7 @@ def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def rule(case: Case, device: torch.device) -> Rule:
-    """Return the rule of a case's mask, which is no table of blocks."""
+    """Return the case's mask as rule(head, queries, keys), which says which pairs are visible. No block masks."""
     name, kind, offset = case.mask_name, case.kind, case.seqlen_k - case.seqlen_q
     if kind == "full":
         return lambda h, q, k: (q >= 0) & (k >= 0)
@@ -85,78 +86,80 @@ def rule(case: Case, device: torch.device) -> Rule:
 
 
 def block_table(case: Case, device: torch.device) -> Tensor:
-    """Return the blocks of BLOCK_SIZE tokens that a block mask computes, (H, n, n) bool.
+    """Return which blocks of BLOCK_SIZE queries x BLOCK_SIZE keys the case's block mask computes, (H, n, n) bool.
 
     Raises:
-        UserError: a length is no multiple of BLOCK_SIZE.
+        UserError: Sk is no multiple of BLOCK_SIZE, or Sq differs from it.
     """
     blocks = case.seqlen_k // BLOCK_SIZE
     if blocks * BLOCK_SIZE != case.seqlen_k or case.seqlen_q != case.seqlen_k:
-        raise UserError(f"{case.mask} needs lengths that are multiples of {BLOCK_SIZE}, not {case.seqlen_q}.")
+        raise UserError(
+            f"benchmark.masks: {case.mask} expects lengths that are multiples of {BLOCK_SIZE}, not {case.seqlen_q}."
+        )
     if case.kind == "block-butterfly":
         return block_sparse.butterfly(blocks, device=device).expand(case.heads, -1, -1)
     return block_sparse.random(case.heads, blocks, blocks, case.density, device=device)
 
 
 def query_chunks(case: Case, limit: int = _CHUNK) -> list[tuple[int, int]]:
-    """Return ranges of queries whose rows of the S x S matrix have at most `limit` elements."""
+    """Return (begin, end) ranges of queries, each of which covers at most `limit` elements of the Sq x Sk matrix."""
     rows = max(1, limit // case.seqlen_k)
     return [(begin, min(begin + rows, case.seqlen_q)) for begin in range(0, case.seqlen_q, rows)]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One set of inputs; q, k, v and sink want gradients."""
+    """One set of random inputs. q, k, v and sink require gradients; bias does where its gradient is measured."""
 
     q: Tensor  # (B, Sq, H, D)
     k: Tensor  # (B, Sk, K, D)
     v: Tensor  # (B, Sk, K, D)
     dout: Tensor  # (B, Sq, H, D)
-    bias: Tensor | None = None  # (1, H, Sq, Sk), the same in every set; wants its gradient where the case says so
+    bias: Tensor | None = None  # (1, H, Sq, Sk), the same in every set
     slopes: Tensor | None = None  # (H,) float32
     sink: Tensor | None = None  # (H,)
 
     @cached_property
     def pages(self) -> tuple[Tensor, Tensor, Tensor]:
-        """k and v in shuffled pages, each (pages, PAGE, K, D), and the number of each page, (B, Sk / PAGE) int32."""
+        """k and v cut into shuffled pages, each (pages, PAGE, K, D), and the page table, (B, Sk / PAGE) int32."""
         k, v = (x.detach().reshape(-1, PAGE, *x.shape[2:]) for x in (self.k, self.v))
         order = torch.randperm(k.shape[0], device=k.device)
         return k[order], v[order], order.argsort().to(torch.int32).view(self.k.shape[0], -1)
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The tensors that want gradients: q, k, v, then bias and sink."""
+        """The tensors that require gradients: q, k, v, then bias and sink where they do."""
         extra = [x for x in (self.bias, self.sink) if x is not None and x.requires_grad]
         return [self.q, self.k, self.v, *extra]
 
 
 class Context:
-    """The masks of one case, in each form that an implementation needs, made when first used."""
+    """The mask of one case in each form that an implementation needs, made at its first use."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, self.device = case, device
 
     @cached_property
     def table(self) -> Tensor:
-        """A block mask's, (H, n, n) bool."""
+        """The blocks that a block mask computes, (H, n, n) bool; only for block masks."""
         return block_table(self.case, self.device)
 
     @cached_property
     def rule(self) -> Rule:
-        """The mask's rule, also a block mask's."""
+        """The mask's rule, also for block masks: rule(head, queries, keys) says which pairs are visible."""
         if not self.case.is_block_sparse:
             return rule(self.case, self.device)
         table = self.table
         return lambda h, q, k: table[h, q // BLOCK_SIZE, k // BLOCK_SIZE]
 
     def visible(self, head: int, begin: int, end: int) -> Tensor:
-        """Return which keys the queries from `begin` to before `end` see, (queries, Sk) bool."""
+        """Return which keys are visible to the queries begin to end - 1 of a head, (end - begin, Sk) bool."""
         keys = torch.arange(self.case.seqlen_k, device=self.device)
         return self.rule(head, torch.arange(begin, end, device=self.device)[:, None], keys[None, :])
 
     @cached_property
     def dense(self) -> Tensor | None:
-        """Which pairs are visible, (Sq, Sk) or for block masks (H, Sq, Sk) bool; None: all."""
+        """The visible pairs as a matrix, (Sq, Sk) bool, or (H, Sq, Sk) for block masks; None: all are visible."""
         if self.case.kind == "full":
             return None
         heads = self.case.heads if self.case.is_block_sparse else 1
@@ -165,14 +168,14 @@ class Context:
 
     @cached_property
     def visible_pairs(self) -> int:
-        """Visible pairs of one head over one row of the batch; for block masks the mean over the heads."""
+        """The number of visible pairs of one head in one sequence; for block masks the mean over the heads."""
         if self.case.is_block_sparse:
             return round(int(self.table.sum()) * BLOCK_SIZE**2 / self.case.heads)
         return sum(int(self.visible(0, *chunk).sum()) for chunk in query_chunks(self.case))
 
     @property
     def counted_pairs(self) -> float:
-        """The pairs that FLOPs are counted by; as the field counts them, causal is exactly half of the square."""
+        """The number of pairs by which FLOPs are counted: as usual, causal counts as exactly half of the square."""
         case = self.case
         half = 0.5 if case.mask_name.causal else 1.0
         if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:
@@ -181,25 +184,25 @@ class Context:
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """The cumulative lengths of the batch's documents, row after row, (documents + 1,) int32."""
+        """The cumulative lengths of all documents of the batch, from 0, (documents + 1,) int32."""
         return starts(self.case.documents * self.case.batch, self.device)
 
     @cached_property
     def filled(self) -> Tensor:
-        """How many keys of its cache each sequence has, all of them, (B,) int32."""
+        """The number of keys in the cache of each sequence, (B,) int32: the cache is full."""
         return torch.full((self.case.batch,), self.case.seqlen_k, dtype=torch.int32, device=self.device)
 
     @property
     def longest(self) -> int:
-        """The longest document, in tokens."""
+        """The length of the longest document, in tokens."""
         return max(self.case.documents)
 
 
 def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> list[Inputs]:
-    """Return standard-normal inputs: as many sets as together exceed twice the cache, MAX_SETS at most.
+    """Return sets of standard-normal inputs, so many that together they exceed twice the cache, at most MAX_SETS.
 
     Args:
-        cache_bytes: of the device's last-level cache; 0 gives one set.
+        cache_bytes: size of the device's last-level cache; 0 gives one set.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -223,5 +226,5 @@ def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> 
 
 
 def alibi_slopes(heads: int, device: torch.device) -> Tensor:
-    """Return 2^(-8 h / H) for h = 1 ... H, (H,) float32 (ALiBi, arXiv 2108.12409)."""
+    """Return the ALiBi slopes 2^(-8 h / H) of heads h = 1 ... H, (H,) float32 (arXiv 2108.12409)."""
     return torch.exp2(-8.0 / heads * torch.arange(1, heads + 1, device=device, dtype=torch.float32))

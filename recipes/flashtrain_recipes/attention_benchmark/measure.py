@@ -1,4 +1,4 @@
-"""recipe=attention-benchmark: attention by every baseline, forward and backward, with the paper's two figures."""
+"""recipe=attention-benchmark: time attention by every baseline, forward and backward, and draw the paper's figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashtrain_recipes.harness.benchmark import Benchmark
 from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.run_folder import Run
 
-# Of rows=as-called, where none is named: what a program would call instead.
+# The implementations of rows=as-called unless benchmark.implementations names others: what a program could call.
 AS_CALLED = (
     "flashtrain", "flashtrain-planned", "flashtrain-compiled", "sdpa-flash", "sdpa-cudnn", "varlen-attn", "flash-attn",
     "flash-attn-3", "flash-attn-4",
@@ -24,7 +24,7 @@ AS_CALLED = (
 
 
 class AttentionBenchmark(Benchmark):
-    """The cases of benchmark.rows by the implementations in baselines/."""
+    """The benchmark of attention: the cases of benchmark.rows, measured by the implementations in baselines/."""
 
     what, rate = "attention", "tflops"
     columns = (
@@ -50,10 +50,10 @@ class AttentionBenchmark(Benchmark):
         return f"{super().line()}; benchmark.rows={self.options.rows}, {self.options.dtype}"
 
     def follow(self, run: Run) -> int:
-        """Measure the cases; with rows=as-called on a GPU, compile everything in other processes first."""
+        """Measure the cases; with rows=as-called on a GPU, first compile all kernels in parallel processes."""
         seconds = min(self.options.warm_seconds, run.seconds_left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
-            say(f"calling everything once, for {seconds:.0f} s at most")
+            say(f"compiling the kernels of all cases in parallel processes, for {seconds:.0f} s at most")
             calls = [
                 (case, one.name)
                 for case in self.cases
@@ -67,7 +67,7 @@ class AttentionBenchmark(Benchmark):
         return AttentionTurns(case, check=self.options.reference, **common)
 
     def without(self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str) -> list[Row]:
-        """Return the rows of what was not measured; what this machine lacks is a row with rows=as-called only."""
+        """Return the rows that report a baseline as not measured; case=None gives one with rows=as-called only."""
         if case is not None:
             return empty_rows(case, baseline.title, status, reason)
         row = {"part": "missing", "implementation": baseline.title, "status": status, "error": reason}

@@ -1,7 +1,8 @@
-"""The reference: attention and its gradients in float64, for one group of heads of one row of the batch.
+"""The float64 reference: attention and its gradients, for one group of heads in one sequence of the batch.
 
-It computes some queries at a time, so that 64K tokens fit, and shares nothing with flashtrain_kernels' own reference.
-S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension; g = H / K query heads a group.
+It is computed for a chunk of queries at a time, so that 64K tokens fit, and shares no code with flashtrain_kernels' own
+reference. S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension; g = H / K query heads a
+group.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.inputs import Context, Inputs, query_chunks
 
-Held = Callable[[Tensor], Tensor]
+Held = Callable[[Tensor], Tensor]  # cuts a tensor (S, ...) to the tokens that are compared
 
 # Elements of the score matrix made at once: 256 MiB in float64 on a GPU, 32 MiB on a CPU; five such matrices.
 _CHUNK = {"cuda": 2**25, "cpu": 2**22}
@@ -23,7 +24,7 @@ _CHUNK = {"cuda": 2**25, "cpu": 2**22}
 
 @dataclass(frozen=True)
 class Expected:
-    """The float64 result for the last row of the batch and the group of its last key/value head."""
+    """The float64 results for the batch's last sequence and the query heads of its last key/value head."""
 
     out: Tensor  # (Sq, g, D)
     dq: Tensor  # (Sq, g, D)
@@ -31,21 +32,21 @@ class Expected:
     dv: Tensor  # (Sk, D)
 
     def error(self, out: Tensor, held: Held = lambda x: x) -> float:
-        """Return the largest difference of out (B, Sq, H, D) from the reference, over the reference's largest value.
+        """Return the largest absolute error of out (B, Sq, H, D), divided by the reference's largest absolute value.
 
         Args:
-            held: cuts a tensor (S, ...) to the tokens that are compared.
+            held: cuts the reference, a tensor (S, ...), to the tokens that `out` has.
         """
         return _relative(out[-1, :, -self.out.shape[1] :], self.out, held)
 
     def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, *, held: Held = lambda x: x) -> float:
-        """Return the largest such error of the three gradients, which have the shapes of q, k and v."""
+        """Return the largest error, as `error` defines it, of the gradients of q, k and v."""
         pairs = ((dq[-1, :, -self.dq.shape[1] :], self.dq), (dk[-1, :, -1], self.dk), (dv[-1, :, -1], self.dv))
         return max(_relative(found, wanted, held) for found, wanted in pairs)
 
 
 def expected(case: Case, inputs: Inputs, context: Context) -> Expected:
-    """Return the reference for one set of inputs, without dropout, for which every implementation draws its own."""
+    """Compute the reference for one set of inputs, without dropout: each implementation draws its own."""
     group = case.heads // case.kv_heads
     first = case.heads - group
     q, dout = (x[-1, :, first:].detach().double() for x in (inputs.q, inputs.dout))

@@ -33,11 +33,11 @@ BLOCK_SPARSE = ("block-random", "block-butterfly")
 
 @dataclass(frozen=True)
 class MaskName:
-    """A mask's name taken apart."""
+    """The parts of a mask's name."""
 
     kind: str  # its entry in MASKS, "window" for the two windows
     left: int = -1  # keys before the query that are visible, as flash-attn counts them; -1: all
-    right: int = -1  # the same after the query
+    right: int = -1  # keys after the query that are visible; -1: all
 
     @property
     def causal(self) -> bool:
@@ -45,7 +45,7 @@ class MaskName:
 
 
 def parse_mask(name: str) -> MaskName:
-    """Return what a mask's name means. Raises UserError for a name that is none of MASKS."""
+    """Return the parts of a mask's name. Raises UserError for a name that is not in MASKS."""
     window = re.fullmatch(r"window-(\d+)(?:-(\d+))?", name)
     if window:
         return MaskName("window", int(window[1]), int(window[2] or 0))
@@ -56,23 +56,25 @@ def parse_mask(name: str) -> MaskName:
 
 @dataclass
 class AttentionSettings:
-    """Which attention is measured."""
+    """Which attention is measured: masks, shapes and lengths."""
 
     rows: str = option("grid", PRESETS)  # the list of cases to measure
-    seqlens: list[int] | None = None  # of rows=grid (null: its own); of another preset, rows of these alone
-    batch: int | None = None  # sequences; null: as many as hold benchmark.tokens together
-    tokens: int = 16384  # of a batch, where benchmark.batch or benchmark.batches does not say
-    heads: int | None = None  # null: 2048 / head dimension
-    head_dims: list[int] | None = None  # of rows=grid (null: its own); of another preset, rows of these alone
-    masks: list[str] | None = None  # of rows=grid (null: its own); of another preset, rows of these alone
-    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])  # of random block masks
+    seqlens: list[int] | None = None  # lengths of rows=grid (null: its own); other presets keep rows of these alone
+    batch: int | None = None  # sequences a batch; null: as many as hold benchmark.tokens together
+    tokens: int = 16384  # tokens of a batch, unless benchmark.batch or benchmark.batches is set
+    heads: int | None = None  # query heads; null: 2048 / head dimension
+    head_dims: list[int] | None = None  # head dimensions, used as benchmark.seqlens is
+    masks: list[str] | None = None  # masks, used as benchmark.seqlens is
+    densities: list[float] = field(
+        default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0]
+    )  # computed shares of random block masks
     dtype: str = option("bfloat16", DTYPES)
-    longest: int | None = None  # leaves longer rows out; recipe=lra-speed cuts sequences to it
-    warm_seconds: float = 60.0  # of rows=as-called on a GPU: how long processes may call everything once before
-    reference: bool = True  # also compute a float64 reference, and each implementation's error
+    longest: int | None = None  # the most tokens of a sequence: longer rows are left out; recipe=lra-speed cuts to it
+    warm_seconds: float = 60.0  # with rows=as-called on a GPU: the most seconds spent on compiling kernels beforehand
+    reference: bool = True  # also compute a float64 reference, and each implementation's error against it
 
     def check_attention(self) -> None:
-        """Raise UserError for the first of these settings that cannot be."""
+        """Raise UserError for the first invalid setting among these."""
         for mask in self.masks or []:
             parse_mask(mask)
         for head_dim in self.head_dims or []:

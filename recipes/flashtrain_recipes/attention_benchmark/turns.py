@@ -1,7 +1,7 @@
 """One case of attention measured by every baseline: forward, backward and, with rows=features, making the mask.
 
-With rows=as-called a call is timed by itself with its launching, else its launching is hidden. A feature is measured
-next to the plain call, whose parts are "plain forward" and "plain backward".
+With rows=as-called each call is timed by itself, launching included; otherwise launching is hidden. A feature is
+measured next to the call without it, whose parts are "plain forward" and "plain backward".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flashtrain_recipes.harness.turns import Entry, Sample, Turns
 FORWARD, BACKWARD, PLAN = "forward", "backward", "plan"
 PLAIN = "plain "
 
-# Of a direction or a plan: makes what is timed; all that it takes, for its memory; the error of its result.
+# What is timed of a direction or plan: (makes the launches, one whole call for its memory, the error of its result).
 Launches = tuple[Callable[[], Sequence[Launch]], Launch, Callable[[Expected], float | None]]
 # Up to this length the time with launching is a column too (of plans always): there it can be the longer one.
 _MAX_WAITED_LENGTH = 512
@@ -34,7 +34,7 @@ COPY_GB_PER_SECOND = 4200
 
 
 class Part(NamedTuple):
-    """A direction or a plan that was started."""
+    """A part of a baseline that was started: forward, backward, or making the mask."""
 
     make: Callable[[], Sequence[Launch]]
     pace: Pace
@@ -44,16 +44,16 @@ class Part(NamedTuple):
 
 @dataclass
 class AttentionEntry(Entry[AttentionBaseline]):
-    """One baseline at the case."""
+    """One baseline at the case, with its started parts by name."""
 
     parts: dict[str, Part] = field(default_factory=dict)
 
 
 class AttentionTurns(Turns[Case, AttentionEntry]):
-    """One case of attention.
+    """Measures one case of attention.
 
     Args:
-        check: also compute the float64 reference, and each baseline's error against it.
+        check: also compute a float64 reference, and the error of each baseline against it (not with dropout).
     """
 
     def __init__(self, case: Case, *, check: bool, **common: Any) -> None:
@@ -136,7 +136,11 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
 
 
 def passes(attend: Attend, sets: list[Inputs]) -> dict[str, Launches]:
-    """Return forward, as in training (what backward will need is saved), and backward without its forward passes."""
+    """Return what is timed as {direction: Launches}: forward, saving what backward needs, and backward alone.
+
+    Args:
+        attend: computes the output from one set of inputs.
+    """
     first = sets[0]
 
     def both() -> tuple[Tensor, ...]:
@@ -156,14 +160,19 @@ def passes(attend: Attend, sets: list[Inputs]) -> dict[str, Launches]:
 
 
 def directions_of(case: Case) -> tuple[str, ...]:
-    """Return what is timed of a case: a cache has no gradient."""
+    """Return the directions measured at a case: "forward", and "backward" unless it decodes with a cache."""
     return (FORWARD,) if case.page is not None else (FORWARD, BACKWARD)
 
 
 def empty_rows(
     case: Case, title: str, status: str, reason: str | None, parts: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return the rows of a baseline without figures, one for each direction in `parts` (None: all)."""
+    """Return rows that report a baseline as not measured, one for each direction in `parts` (None: all).
+
+    Args:
+        title: the baseline's.
+        status, reason: why it was not measured; `reason` fills the column `error`.
+    """
     none: Row = {**dict.fromkeys(("milliseconds", "tflops", "peak_memory_mib")), "status": status, "error": reason}
     return [
         {"implementation": title, "direction": direction, **case.columns(), **none}

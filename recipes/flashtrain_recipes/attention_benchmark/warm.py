@@ -1,6 +1,6 @@
-"""Before rows=as-called are measured on a GPU, many processes call everything once and leave compiled kernels on disk.
+"""Before rows=as-called are measured on a GPU, parallel processes call every baseline once, to compile its kernels.
 
-One process alone would take longer to compile them than to measure.
+The compiled kernels stay on disk. One process alone would take longer to compile them than to measure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_PROCESSES = 16  # a container may show the processors of its whole host
 
 
 def warm_up(calls: Sequence[tuple[Case, str]], seconds: float, device: str = "cuda") -> None:
-    """Call every baseline, given by its name, at its case once, for so many seconds at most."""
+    """Call each (case, name of a baseline) once in parallel processes, for `seconds` at most."""
     count = min(os.cpu_count() or 1, _MAX_PROCESSES, len(calls))
     context = torch.multiprocessing.get_context("spawn")  # CUDA allows no other
     with context.Pool(count, _begin) as pool:  # whose end kills the processes, whatever they do
@@ -30,7 +30,7 @@ def warm_up(calls: Sequence[tuple[Case, str]], seconds: float, device: str = "cu
 
 
 def call_once(case: Case, name: str, device_type: str) -> None:
-    """Call forward, and backward where the case has it; what fails says so when it is measured."""
+    """Call a baseline forward, and backward where the case has it. Errors are ignored: measuring reports them."""
     device = torch.device(device_type)
     (baseline,) = [one for one in all_baselines(device_type) if one.name == name]
     if case.page is not None:

@@ -1,4 +1,4 @@
-"""A case, and a baseline: an implementation that is measured on it (flashtrain's own is one)."""
+"""The interfaces of a benchmark's case, and of a baseline: an implementation measured on it (flashtrain is one too)."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ B = TypeVar("B", bound="Baseline")
 
 
 class Case(Protocol):
-    """What every baseline is measured on: hashable, and str(case) names it in a line."""
+    """What every baseline is measured on. Instances are hashable, and str(case) names the case in printed lines."""
 
     def columns(self) -> Row:
-        """Return the case as the columns of a row."""
+        """Return the case's own columns of a result row, such as its shape."""
 
 
 class Baseline(ABC):
-    """One implementation. Each family adds how its baselines are called."""
+    """An implementation that a benchmark measures. Each benchmark's subclass adds how it is called."""
 
-    name: str  # in benchmark.implementations
-    title: str  # in tables
-    compiled: bool = False  # by torch.compile
+    name: str  # as benchmark.implementations names it
+    title: str  # as tables and figures name it
+    compiled: bool = False  # whether torch.compile compiles it
 
     def missing(self, device: torch.device) -> str | None:
-        """Return why the device cannot have it at all; None where it can."""
+        """Return why the baseline cannot run on this device (no GPU, no package), or None where it can."""
         return None
 
     def applies(self, case: Any) -> bool:
-        """Whether the case concerns this baseline; if not, it is left out without a note."""
+        """Return whether the baseline is measured at the case; where not, it is left out and no reason is reported."""
         return True
 
     def refuses(self, case: Any) -> str | None:
-        """Return what of the case it does not support, in words; None where it may be tried."""
+        """Return which feature of the case the baseline lacks, as text for notes.txt; None where it can be tried."""
         return None
 
     def columns(self, case: Any) -> Row:
-        """Return what its rows at the case begin with; case None: this machine does not have it."""
+        """Return the first columns of the baseline's rows at a case; case=None: it cannot run on this machine."""
         return {"implementation": self.title, **({} if case is None else case.columns())}
 
     def within(self) -> AbstractContextManager[object]:
-        """Return what is entered around all that it computes."""
+        """Return the context manager under which all of the baseline's calls run; by default it does nothing."""
         return nullcontext()
 
 
 def choose(everyone: Sequence[B], names: Sequence[str] | None, device: torch.device) -> tuple[list[B], dict[B, str]]:
-    """Return (the named baselines that this device can have, {each that it cannot have: why}).
+    """Select baselines by name, and return (those that can run on the device, {those that cannot: the reason}).
 
     Args:
-        names: None: all.
+        everyone: all baselines of the benchmark.
+        names: the values of benchmark.implementations; None selects all baselines.
 
     Raises:
         UserError: no baseline has one of the names.

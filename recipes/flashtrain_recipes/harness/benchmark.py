@@ -1,4 +1,4 @@
-"""A run of any benchmark: it measures case after case while there is time, and saves, prints and draws the rows."""
+"""A run of any benchmark: it measures case after case until the time limit, and saves, prints and draws the rows."""
 
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ from flashtrain_recipes.harness.turns import Effort, Turns
 
 
 class Benchmark(ABC):
-    """What the settings name, measured on this machine. A family's subclass says what, on what, and in which columns.
+    """Base class of all benchmarks: measures every case by every baseline on this machine.
+
+    A subclass defines the cases, the baselines and the columns of the table.
 
     Attributes:
-        what: what is measured, in printed lines and over the table.
-        columns: of the printed table; those without values are left out.
-        rate: the column that printed lines report.
-        over: the columns that compare rows, added when all cases are measured.
-        drawings: (file name, function that draws it and raises UserError where the rows have no curve).
-        cases: in the order of measuring.
-        baselines, missing: those that this machine has, and {each other: why}.
+        what: the measured thing in words, for printed lines and the table's title.
+        columns: columns of the printed table; a column without values is left out.
+        rate: the column that is printed after each case.
+        over: columns that compare rows with each other, computed when all cases are measured.
+        drawings: (file name, function that draws the file, or raises UserError where the rows have no curve).
+        cases: the cases in the order of measuring.
+        baselines, missing: the baselines that can run on this machine, and {baseline that cannot: the reason}.
     """
 
     what: ClassVar[str]
@@ -68,34 +70,34 @@ class Benchmark(ABC):
     # ---------------------------------------------------------------- what a family says
     @abstractmethod
     def make_cases(self) -> Sequence[Any]:
-        """Return the cases that the settings name. Raises UserError for what the user can mend."""
+        """Return the cases that the settings select. Raises UserError for settings that select none or are invalid."""
 
     @abstractmethod
     def make_baselines(self) -> Sequence[Baseline]:
-        """Return one of each, in the order of the tables."""
+        """Return one instance of every baseline, in the order of the tables."""
 
     def turns(self, case: Any, **common: Any) -> Turns[Any, Any]:
-        """Return what measures the case.
+        """Return the object that measures one case.
 
         Args:
-            common: the keyword arguments that every Turns takes.
+            common: keyword arguments of the Turns constructor, passed on unchanged.
         """
         raise NotImplementedError
 
     def plan_line(self, case: Any) -> str:
-        """Return a case as mode=plan lists it."""
+        """Return the line by which mode=plan lists a case."""
         return str(case)
 
     def around(self, case: Any) -> AbstractContextManager[object]:
-        """Return what is entered around the measuring of a case."""
+        """Return the context manager under which a case is measured; by default it does nothing."""
         return nullcontext()
 
     def without(self, case: Any, baseline: Any, status: str, reason: str) -> list[Row]:
-        """Return the rows of a baseline at a case that was not begun; case None: this machine lacks the baseline."""
+        """Return the rows that report a baseline as not measured at a case; case=None: it cannot run here at all."""
         return [empty_row(baseline.columns(case), status, reason)]
 
     def completed(self, rows: list[Row]) -> list[Row]:
-        """Return the rows as they are published, with what compares them."""
+        """Return the rows of the whole run as they are published, with the comparing columns (`over`) added."""
         return [
             {**row, **{key: value for over in self.over for key, value in over.of(row, rows).items()}} for row in rows
         ]
@@ -103,32 +105,33 @@ class Benchmark(ABC):
     # ---------------------------------------------------------------- the same for all
     @cached_property
     def device(self) -> torch.device:
-        """The one that this process measures on."""
+        """The torch device that this process measures on."""
         on_gpu = self.hardware.kind == "cuda"
         return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     @cached_property
     def clock(self) -> Clock:
-        """The device's."""
+        """The clock that times calls on `device`."""
         return clock_for(self.device)
 
     def line(self) -> str:
-        """Return what is about to be measured, on what, and by which baselines."""
+        """Return one line that says how much is measured, on which hardware and by which baselines."""
         limit = "" if self.options.max_seconds is None else f", at most {self.options.max_seconds:g} s"
         names = "; ".join(one.title for one in self.baselines) or "nothing"
         cases, rounds = len(self.cases), self.options.rounds
         return f"{self.what}: {cases} cases, {rounds} rounds{limit}, on {self.hardware.name}: {names}"
 
     def plan(self) -> str:
-        """Return what mode=plan prints: what would be measured."""
+        """Return the text of mode=plan: the cases and baselines that would be measured."""
         lines = [self.line(), *[f"  left out: {one.title}, {reason}" for one, reason in self.missing.items()]]
         lines += [f"  {self.plan_line(case)}" for case in self.cases]
         return "\n".join([*lines, "nothing was started; leave out mode=plan to measure."])
 
     def run(self, folder: Path, *, overrides: list[str], started: float) -> dict[str, Any]:
-        """Measure in `folder` and return the summary row.
+        """Run the benchmark, write its files into `folder`, and return the summary row.
 
         Args:
+            overrides: the command line's settings, as ["benchmark.rounds=3"].
             started: time.time() at the command's start, from which benchmark.max_seconds counts.
 
         Raises:
@@ -152,7 +155,7 @@ class Benchmark(ABC):
             return row
 
     def follow(self, run: Run) -> int:
-        """Measure case by case while there is time, and return how many were begun. Those left share it equally."""
+        """Measure the cases until the time limit, and return how many were begun. Those left share the time equally."""
         for number, case in enumerate(self.cases):
             left = run.seconds_left
             if left <= 0:
@@ -164,17 +167,17 @@ class Benchmark(ABC):
         return len(self.cases)
 
     def begin_case(self, number: int) -> None:
-        """Print which case is measured next."""
+        """Print the line that announces case `number`, counted from 0."""
         say(f"[{number + 1}/{len(self.cases)}] {self.cases[number]}")
 
     def end_case(self, run: Run, rows: list[Row]) -> None:
-        """Save and print what was found at a case."""
+        """Add a case's rows to the run, save all rows, and print the case's rates."""
         run.rows += rows
         run.save()
         say(f"    {case_line(rows, self.rate)}")
 
     def measure(self, run: Run, number: int, case: Any, effort: Effort) -> list[Row]:
-        """Measure one case and return its rows."""
+        """Measure case `number` by all baselines, and return its rows; where its inputs do not fit, the rows say so."""
         common = {"device": self.device, "clock": self.clock, "effort": effort, "note": partial(run.note, str(case))}
         try:
             with self.around(case):
@@ -190,7 +193,7 @@ class Benchmark(ABC):
 
     def _give_up(self, run: Run, cases: Sequence[Any]) -> None:
         for case in cases:
-            reason = f"benchmark.max_seconds={self.options.max_seconds:g} were over"
+            reason = f"the limit benchmark.max_seconds={self.options.max_seconds:g} was reached"
             run.note(str(case), "not measured", reason)
             run.rows += self._without_all(case, NO_TIME, reason)
         for one, reason in self.missing.items():

@@ -1,8 +1,8 @@
 """Time and memory of calls on a GPU or a CPU.
 
-triton.testing.do_bench (3.7) does not serve here: it needs a GPU's driver also where a CPU is measured, spends seven
-calls on each look (baselines take ten looks each, in turns, and some calls last minutes), counts the launching of
-kernels shorter than their launch, and holds 256 MiB of its own while a case fills the memory.
+triton.testing.do_bench (3.7) is not used: it needs a GPU's driver even to measure a CPU, makes seven extra calls for
+each sample (a baseline has ten samples, and some calls last minutes), counts launching for kernels shorter than their
+launch, and holds 256 MiB of its own while a case fills the memory.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ _MAX_PAUSE = 0.1  # seconds
 
 
 class Pace(NamedTuple):
-    """How one baseline is sampled."""
+    """How many launches make one sample, and how long launching takes."""
 
-    launches: int  # of a sample
-    host_seconds: float = 0.0  # of the processor, a launch
+    launches: int  # in one sample
+    host_seconds: float = 0.0  # processor time of one launch
 
 
 class Timed(NamedTuple):
-    """One sample."""
+    """The times of one launch, as one sample measured them."""
 
     milliseconds: float
-    host_us: float  # microseconds of the processor a call, without waiting for the GPU; on a CPU all of it
+    host_us: float  # processor time in microseconds, without waiting for the GPU; on a CPU the whole time
 
 
 class Clock:
-    """Wall-clock time on a CPU, where a call returns when it is done; memory is not watched there.
+    """Times calls on a CPU by wall clock, where a call returns when its work is done. Memory is not measured.
 
-    Launches that are given as a sequence are called one after the other, again and again.
+    A sequence of launches is called from first to last, again and again.
 
     Args:
-        meet: called before each sample, on the device's queue: where several devices begin together.
+        meet: called before each sample; where several devices are timed together, it waits for the others.
     """
 
-    cache_bytes = 0  # of the device's last cache, which inputs must exceed to be read from memory
+    cache_bytes = 0  # size of the device's last-level cache, which inputs must exceed to be read from memory
 
     def __init__(self, meet: Callable[[], object] = lambda: None) -> None:
         self.meet = meet
 
     def pace(self, launches: Sequence[Launch]) -> Pace:
-        """Return how many launches make a sample, from a few of them after one to warm up."""
+        """Return how many launches make a sample of about 10 ms, estimated from three of them after one to warm up."""
         launches[0]()
         self.check()
         few = 3
@@ -63,10 +63,10 @@ class Clock:
         return Pace(max(1, min(_MAX_LAUNCHES, round(_SAMPLE_SECONDS / max(seconds, 1e-9)))), host)
 
     def waited(self, launches: Sequence[Launch], count: int) -> float:
-        """Return the milliseconds of a launch from the program's side, launching included.
+        """Return the milliseconds of one launch by wall clock, launching included: the mean of `count` launches.
 
-        The mean of `count` launches that are waited for together: for training steps, and short calls that launching
-        may dominate.
+        The device is waited for once, after the last launch. For training steps, and short calls that launching may
+        dominate.
         """
         self.check()
         self.meet()
@@ -76,35 +76,35 @@ class Clock:
         return (time.perf_counter() - began) / count * 1e3
 
     def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
-        """Return the device's time with launching hidden, and the processor's: means of one sample."""
+        """Time one sample with launching hidden, and return the device's and the processor's mean time of a launch."""
         milliseconds = self.waited(launches, pace.launches)
         return Timed(milliseconds, milliseconds * 1e3)
 
     def called(self, launches: Sequence[Launch], pace: Pace) -> Timed:
-        """Return the time of each call by itself on an idle device, launching counted: medians of one sample."""
+        """Time calls one by one on an idle GPU, launching included, and return their medians; on a CPU as `queued`."""
         return self.queued(launches, pace)
 
     def peak_mib(self, call: Launch) -> float | None:
-        """Return the most memory that the call held beyond what was held before it, in MiB; None: unknown."""
+        """Return the call's peak memory in MiB, beyond what was allocated before it; None where it is unknown."""
         call()
         return None
 
     def held_mib(self) -> float | None:
-        """Return the memory that tensors hold now, in MiB; None: unknown."""
+        """Return the memory that tensors occupy now, in MiB; None where it is unknown."""
         return None
 
     def check(self) -> None:
-        """Wait for the device. Raises where a failed kernel has broken it: nothing more can be measured then."""
+        """Wait until the device is done. Raises where a failed kernel left the GPU unusable."""
 
     def settle(self) -> None:
-        """Wait for the device, and free cached memory for the next baseline."""
+        """Wait for the device, and give unused cached memory back to it for the next baseline."""
 
 
 class GpuClock(Clock):
-    """GPU time between two events around a batch of launches.
+    """Times a batch of launches on a GPU, between two CUDA events.
 
-    The GPU is first made to pause for as long as the processor needs to queue the whole batch, so that what is timed
-    is the GPU's work and not the launching of it.
+    The GPU first pauses for as long as the processor needs to queue the whole batch, so that the measured time is that
+    of the GPU's work, without launching.
     """
 
     def __init__(self, device: torch.device, meet: Callable[[], object] = lambda: None) -> None:
@@ -159,7 +159,7 @@ class GpuClock(Clock):
 
 
 def clock_for(device: torch.device, meet: Callable[[], object] = lambda: None) -> Clock:
-    """Return the clock of a device."""
+    """Return the clock for a device: GpuClock on CUDA, else Clock. `meet` is the argument of Clock."""
     return GpuClock(device, meet) if device.type == "cuda" else Clock(meet)
 
 

@@ -1,4 +1,4 @@
-"""The curves that benchmarks draw of their rows."""
+"""The line figures that benchmarks draw from their rows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from flashtrain_recipes.harness.rows import Rows
 def curves(
     rows: Rows, x: str, measures: str | Sequence[str], path: str | Path, *, apart: Sequence[str] = (), **options: Any
 ) -> Path:
-    """Draw the measures against x as a PNG, a panel for each measure and a line for each implementation.
+    """Draw columns of the rows against column `x` as a PNG: a panel per measure, a line per implementation.
 
     Args:
-        apart: columns in which rows that differ are lines of their own.
-        options: as for flashtrain.report.line_figure.
+        measures: the columns to draw.
+        apart: further columns; rows that differ in one are drawn as separate lines.
+        options: keyword arguments of flashtrain.report.figures.line_figure.
 
     Raises:
-        UserError: the rows have no two values of x.
+        UserError: the rows have fewer than two values of x.
     """
     if len(values_of(rows, x)) < 2:
         raise UserError(f"no two values of {x} were measured: there is no curve to draw.")

@@ -1,7 +1,7 @@
-"""Work in processes, one a rank: what they send, and one line when one of them fails.
+"""Work in several processes, one for each rank: receive what they send, and report the first failure in one line.
 
-torch.multiprocessing (2.13) names whichever failed rank it sees first, though that may have failed because another did:
-here each rank sends when it failed, and the first is named.
+torch.multiprocessing (2.13) names whichever failed rank it sees first, though that rank may have failed because another
+did. Here each rank sends when it failed, and the earliest is named.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _GRACE_SECONDS = 1.0  # in which the other ranks may send, too, why they failed
 
 
 class Failure(NamedTuple):
-    """Why a rank ended."""
+    """When and why a rank failed, as the rank sends it."""
 
-    moment: float  # of time.time()
+    moment: float  # when, as time.time() gives it
     line: str
     trace: str = ""
-    full: bool = False  # out of memory
-    title: str = ""  # the error's attribute `title`
+    full: bool = False  # whether it ran out of memory
+    title: str = ""  # the error's attribute `title`, where it has one
 
     @classmethod
     def of(cls, error: Exception, rank: int, size: int) -> Failure:
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
 
 
 class RankFailed(RunFailed):
-    """A rank failed. The message is one line, and the log has the traceback."""
+    """A rank failed. The message is one line; `failure` has the traceback."""
 
     def __init__(self, failure: Failure, more: str = "") -> None:
         super().__init__(failure.line + more)
@@ -51,13 +51,16 @@ class RankFailed(RunFailed):
 def in_ranks(
     work: Callable[..., None], arguments: tuple[Any, ...], size: int, *, until: float = math.inf
 ) -> Generator[Any, None, None]:
-    """Run work(rank, send, *arguments) in `size` processes, and yield what they send until all have ended.
+    """Run work(rank, send, *arguments) in `size` processes, and yield every object that they pass to `send`.
 
-    The processes are gone however this ends.
+    When the generator ends, for any reason, no process is left.
+
+    Args:
+        until: the time.monotonic() at which the work is given up.
 
     Raises:
-        TimeoutError: `until`, a moment of time.monotonic(), is over.
-        RankFailed: of the first rank that failed.
+        TimeoutError: `until` was reached.
+        RankFailed: a rank failed; the error is that of the first one.
     """
     failures: list[Failure] = []
     with get_context(START_METHOD).Manager() as manager:

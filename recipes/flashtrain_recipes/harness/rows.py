@@ -1,4 +1,4 @@
-"""The rows of a result, with the words for what could not be measured, and comparisons between rows."""
+"""The rows of a result: the statuses of what was not measured, and the columns that compare rows."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def empty_row(columns: Row, status: str, reason: str | None = None) -> Row:
-    """Return the row of a baseline without a figure.
+    """Return the row of a baseline that was not measured.
 
     Args:
-        columns: the baseline's own and the case's.
-        reason: more than the status says.
+        columns: the row's first columns (Baseline.columns).
+        status: why, in words that tables show: FAILED, MISSING, NO_TIME or OUT_OF_MEMORY.
+        reason: details for the column `error`; None: the status says enough.
     """
     return {**columns, "status": status, **({} if reason is None else {"error": reason})}
 
 
 @dataclass(frozen=True)
 class Over:
-    """A column that compares a row's rate with that of the fastest baseline at the same case.
+    """A column that divides a row's rate by the highest rate among the rows that it is compared with.
 
     Attributes:
-        column: its name; rows without a counterpart have None there.
-        rate: the column that is compared.
-        same: columns in which the compared rows agree.
-        baseline: whether a row is compared with.
-        ours: whether a row gets the column; rows without a rate never do.
+        column: the column's name; its value is None where there is no row to compare with.
+        rate: the column whose values are divided.
+        same: columns in which the compared rows must be equal.
+        baseline: returns whether a row may be compared with.
+        ours: returns whether a row gets the column; a row without a rate never does.
     """
 
     column: str
@@ -45,7 +46,7 @@ class Over:
     ours: Callable[[Mapping[str, Any]], bool] = lambda row: True
 
     def of(self, row: Mapping[str, Any], rows: Rows) -> Row:
-        """Return the column of one of the rows; nothing for a row that does not get it."""
+        """Return {column: quotient} for `row`, compared among `rows`; {} where the row does not get the column."""
         if not (row.get(self.rate) and self.ours(row)):
             return {}
         alike = (one for one in rows if self.baseline(one) and all(one.get(key) == row.get(key) for key in self.same))
@@ -54,7 +55,7 @@ class Over:
 
 
 def case_line(rows: Rows, rate: str) -> str:
-    """Return one case's rows in a line: the rates of each baseline, or what happened to it."""
+    """Return one line that lists, by baseline, the values of column `rate` in a case's rows, or why there are none."""
     parts = []
     for title in values_of(rows, "implementation"):
         own = [row for row in rows if row["implementation"] == title]

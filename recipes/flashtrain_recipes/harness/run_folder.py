@@ -1,10 +1,10 @@
-"""What a benchmark's run leaves, also when it is stopped:
+"""The folder of a benchmark's run, which is complete also when the run is stopped:
 
 runs/RECIPE/2026-11-21_10-15-02/
   config.yaml, summary.json  as every run
   result.json                all rows so far, in the form of recipes/results
   notes.txt                  what could not be measured, and why
-  *.png                      the benchmark's own figures, where several lengths were measured
+  *.png                      the benchmark's figures, where several lengths were measured
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ EVERY_CASE = "every case"
 
 @dataclass
 class Run:
-    """A run under way: everything found so far."""
+    """A benchmark's run in progress: its folder and loggers, and the rows and notes so far."""
 
     folder: Path
     recipe: str
-    overrides: Sequence[str]  # the command line's
+    overrides: Sequence[str]  # the command line's settings
     loggers: list[Logger]
-    until: float = math.inf  # a moment of time.monotonic() after which nothing new is begun
+    until: float = math.inf  # the time.monotonic() after which no measurement is begun
     rows: list[Row] = field(default_factory=list)
     notes: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # {(baseline, reason): cases}
 
     @property
     def seconds_left(self) -> float:
-        """Until nothing new is begun."""
+        """Seconds until no further measurement is begun; infinite without benchmark.max_seconds."""
         return self.until - time.monotonic()
 
     def note(self, case: str, title: str, reason: str) -> None:
-        """Record why a baseline has no figure for a case; each reason is printed once, notes.txt has every case."""
+        """Record why a baseline was not measured at a case. Each reason is printed once; notes.txt lists every case."""
         known = (title, reason) in self.notes
         self.notes.setdefault((title, reason), []).append(case)
         if not known:
             say(f"    {title}: {reason}")
 
     def save(self) -> None:
-        """Write result.json and notes.txt."""
+        """Write result.json and notes.txt into the folder."""
         if self.rows:
             command = command_line(self.overrides, without=("output", "logger", "hydra"))
             write_result(self.folder / RESULT, self.recipe, command, self.rows)
@@ -72,13 +72,14 @@ class Run:
 def begun(
     settings: Settings, folder: Path, planned: dict[str, Any], overrides: Sequence[str], started: float
 ) -> Iterator[Run]:
-    """Begin a run in `folder`; however the block ends, its rows are saved and its loggers closed.
+    """Begin a run in `folder`; when the `with` block ends, for any reason, save its rows and close its loggers.
 
     Args:
+        planned: the columns of summary.json that are known before measuring.
         started: time.time() at the command's start, from which benchmark.max_seconds counts.
 
     Raises:
-        Stopped: after Ctrl-C or SIGTERM.
+        Stopped: the process received Ctrl-C or SIGTERM.
     """
     limit = settings.benchmark.max_seconds
     until = math.inf if limit is None else time.monotonic() + limit - (time.time() - started)

@@ -1,4 +1,4 @@
-"""The settings `benchmark.*`: those of all families together."""
+"""The settings `benchmark.*` of all benchmarks together."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ _MINIMUMS = {
 
 @dataclass
 class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
-    """What a recipe measures."""
+    """What a benchmark measures, by which implementations, and for how long."""
 
-    name: str | None = None  # what is measured; recipes set it
-    implementations: list[str] | None = None  # null: all that this device can have
-    rounds: int = 10  # how often every implementation takes its turn
-    max_seconds: float | None = None  # begin nothing new after so long, so that a rented GPU is given back in time
+    name: str | None = None  # the benchmark to run; recipes set it
+    implementations: list[str] | None = (
+        None  # names of the implementations to measure; null: all that this device can run
+    )
+    rounds: int = 10  # how often each implementation is measured; the median counts
+    max_seconds: float | None = (
+        None  # after so many seconds no measurement is begun, so that a rented GPU is given back in time
+    )
 
     def check(self) -> None:
         if self.name is not None:
@@ -36,7 +40,7 @@ class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
         )
         for one in fields(self):
             if getattr(self, one.name) == [] and one.name not in may_be_empty:
-                raise UserError(f"benchmark.{one.name}=[] names nothing.")
+                raise UserError(f"benchmark.{one.name}=[] is empty: name one or more values, or leave the setting out.")
         for setting, least in _MINIMUMS.items():
             given = getattr(self, setting)
             for number in given if isinstance(given, list) else [given]:

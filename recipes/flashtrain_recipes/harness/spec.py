@@ -1,4 +1,4 @@
-"""mode=benchmark: what a run calls, and which settings each benchmark uses."""
+"""mode=benchmark: its entry points for a run, and which settings each benchmark uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TRAINED = {
 
 
 class Benchmark(Mode):
-    """The benchmark that benchmark.name names."""
+    """mode=benchmark: runs the benchmark that the setting benchmark.name selects."""
 
     measures = True
     own = "benchmark"
@@ -58,7 +58,8 @@ class Benchmark(Mode):
     def check(self, settings: Settings) -> None:
         if settings.benchmark.name is None:
             raise UserError(
-                f"mode=benchmark: recipe={settings.recipe} trains a model; recipe=attention-benchmark measures."
+                f"mode=benchmark: recipe={settings.recipe} trains a model. Expected a recipe that sets benchmark.name, "
+                "as recipe=attention-benchmark."
             )
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:

@@ -1,4 +1,4 @@
-"""One case measured: every baseline is started, then all take turns in rounds, so that drifting clocks favour none."""
+"""One case measured: every baseline is started, then all are sampled in rounds, so that drifting clocks favour none."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ E = TypeVar("E", bound="Entry[Any]")
 C = TypeVar("C", bound=Case)
 
 Note = Callable[[str, str], None]  # called with what could not be measured: (title, reason)
-Sample = dict[str, float]  # the figures of one turn, by their columns
+Sample = dict[str, float]  # the measurements of one turn, by their columns
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured of a case.
+    """How much time is spent on measuring one case.
 
     Attributes:
-        rounds: turns of each baseline.
-        steps: launches of a turn, where that has several.
-        late: a moment of time.monotonic(), the end of the case's share of the time: no further round is begun.
-        until: the end of all time: nothing is begun.
+        rounds: how often each baseline is sampled.
+        steps: launches in one sample, for benchmarks of training steps.
+        late: the time.monotonic() at which the case's share of the time ends: later, only MIN_ROUNDS are completed.
+        until: the time.monotonic() at which the run's time ends: later, no baseline is started.
     """
 
     rounds: int
@@ -53,11 +53,11 @@ class Effort:
 
 @dataclass
 class Entry(Generic[B]):
-    """One baseline at the case, started.
+    """One baseline that was started at the case, with its samples.
 
     Attributes:
-        samples: {part: [{column: figure}, one of each turn]}.
-        failed: parts that have no further turns.
+        samples: {part, as "forward": [{column: measurement} for each turn]}.
+        failed: the parts that failed and are not sampled again.
     """
 
     baseline: B
@@ -65,21 +65,23 @@ class Entry(Generic[B]):
     failed: set[str] = field(default_factory=set)
 
     def medians(self, part: str) -> Sample:
-        """Return the median of each column of a part that has samples."""
+        """Return {column: median over all samples} of a part that has samples."""
         columns = dict.fromkeys(key for sample in self.samples[part] for key in sample)
         return {key: statistics.median(one[key] for one in self.samples[part] if key in one) for key in columns}
 
     @property
     def is_measured(self) -> bool:
-        """Every part has a figure, or never will have one."""
+        """Whether every part has a sample or has failed."""
         return all(samples or part in self.failed for part, samples in self.samples.items())
 
 
 class Turns(ABC, Generic[C, E]):
-    """One case on one device.
+    """Measures one case on one device. A subclass defines how a baseline is started and sampled.
 
     Args:
-        note: called with what could not be measured.
+        seed: seeds the random inputs.
+        effort: the limits on rounds and time.
+        note: called as note(title, reason) for a baseline, or part of one, that could not be measured.
     """
 
     def __init__(self, case: C, *, device: torch.device, clock: Clock, seed: int, effort: Effort, note: Note) -> None:
@@ -90,36 +92,40 @@ class Turns(ABC, Generic[C, E]):
     # ---------------------------------------------------------------- what a family says
     @abstractmethod
     def start(self, baseline: Any) -> None:
-        """Make first calls, and an entry whose samples have a key for each part to sample. May raise anything."""
+        """Make a baseline's first calls, and add an entry with a key in `samples` for each part. May raise anything."""
 
     @abstractmethod
     def sample(self, entry: E, part: str, number: int) -> Sample | None:
-        """Take one turn of a part, in round `number`; None: it is skipped. May raise anything."""
+        """Measure a part of an entry once, in round `number`, and return the sample; None: skipped. May raise."""
 
     @abstractmethod
     def rows_of(self, entry: E) -> list[Row]:
-        """Return the rows of an entry that has samples."""
+        """Return the result rows of an entry that has samples."""
 
     def begin(self) -> None:
-        """Make what the case needs before any baseline: inputs, a reference."""
+        """Make what all baselines of the case share, such as inputs and a reference, before any is started."""
 
     def without(self, baseline: Any, part: str, status: str, reason: str | None) -> list[Row]:
-        """Return the rows of what has no figure.
+        """Return the rows of a baseline, or a part of one, that was not measured.
 
         Args:
-            part: what has none; "": all of the baseline.
+            part: the part, as "backward"; "" means the whole baseline.
         """
         return [empty_row(baseline.columns(self.case), status, reason)]
 
     def refuses(self, baseline: Any) -> tuple[str, str] | None:
-        """Return (status, reason) of a baseline that is not to be started, known beforehand."""
-        return (NO_TIME, "benchmark.max_seconds leave no time for it") if self.effort.is_over() else None
+        """Return (status, reason) where the baseline must not be started at this case, else None."""
+        return (NO_TIME, "benchmark.max_seconds was reached before it was started") if self.effort.is_over() else None
 
     def begin_round(self, number: int) -> None:
-        """Do what precedes the turns of a round."""
+        """Do what is needed before the samples of round `number`; by default nothing."""
 
     def goes_on(self, number: int) -> bool:
-        """Whether round `number` is begun. Late, MIN_ROUNDS are still made, or every entry gets one figure."""
+        """Return whether round `number` is begun.
+
+        When the case's share of the time is over, up to MIN_ROUNDS rounds are made; when all time is over, only until
+        every entry has one sample.
+        """
         if number >= self.effort.rounds:
             return False
         if not self.effort.is_late():
@@ -129,7 +135,7 @@ class Turns(ABC, Generic[C, E]):
 
     # ---------------------------------------------------------------- the same for all
     def run(self, baselines: Sequence[Any]) -> list[Row]:
-        """Measure the baselines, and return the rows; those without figures come last, and their status says why."""
+        """Measure the baselines and return all rows; rows without measurements come last, and their status says why."""
         self.begin()
         for baseline in baselines:
             if not baseline.applies(self.case):
@@ -171,20 +177,20 @@ class Turns(ABC, Generic[C, E]):
                 self.leave_out(entry.baseline, part, *failure)
 
     def attempt(self, baseline: Any, part: str, do: Callable[[], object]) -> bool:
-        """Call `do` for a part of the baseline, and return whether it worked; a failure is noted and is a row."""
+        """Call `do` for a part of a baseline, and return whether it succeeded; a failure is noted and becomes a row."""
         failure = self.guarded(baseline, do)
         if failure is not None:
             self.leave_out(baseline, part, *failure)
         return failure is None
 
     def leave_out(self, baseline: Any, part: str, status: str, reason: str | None) -> None:
-        """Note why a part has no figure, and add the rows that say so."""
+        """Note that a part of a baseline was not measured, and add the rows that say so; arguments as for `without`."""
         words = [part, status if status != FAILED else "", reason or ""]
         self.note(baseline.title, ": ".join(word for word in words if word))
         self.empty += self.without(baseline, part, status, reason)
 
     def guarded(self, baseline: Any, do: Callable[[], object]) -> tuple[str, str | None] | None:
-        """Call `do`; return (status, reason) of a failure, or None. Raises where that has broken the GPU."""
+        """Call `do`, and return (status, reason) if it fails, else None. Raises where that left the GPU unusable."""
         try:
             with baseline.within():
                 do()
@@ -197,4 +203,4 @@ class Turns(ABC, Generic[C, E]):
         return failure
 
     def after_failure(self) -> None:
-        """Free what a failed call has left."""
+        """Free what a failed call has left in memory; by default nothing."""

@@ -1,4 +1,4 @@
-"""The implementations that are measured, each behind the same few calls (base.py)."""
+"""The implementations of attention that are measured, each behind the interface in base.py."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["AttentionBaseline", "all_baselines"]
 
 
 def all_baselines(device_type: str = "cuda", *, matrices: bool = True) -> list[AttentionBaseline]:
-    """Return one of each, in the order of the tables.
+    """Return one instance of every implementation, in the order of the tables.
 
     Args:
-        matrices: whether torch's SDPA is given, as matrices, the masks that it has no name for.
+        device_type: "cuda" or "cpu".
+        matrices: whether torch's SDPA gets masks other than full and causal as matrices; if not, it is left out there.
     """
     flash = "torch SDPA, FlashAttention-2" if device_type == "cuda" else "torch SDPA, flash"
     return [

@@ -1,4 +1,4 @@
-"""What every implementation of attention offers the benchmark.
+"""The interface of an implementation of attention in the benchmark.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension.
 """
@@ -19,9 +19,9 @@ Attend = Callable[[Inputs], Tensor]
 
 
 class AttentionBaseline(Baseline):
-    """One implementation of attention."""
+    """An implementation of attention that the benchmark measures."""
 
-    supports: tuple[str, ...] = ()  # of Case.needs
+    supports: tuple[str, ...] = ()  # the features (Case.needs) that it has
 
     def refuses(self, case: Any) -> str | None:
         lacking = [word for word in case.needs if word not in self.supports]
@@ -29,13 +29,13 @@ class AttentionBaseline(Baseline):
 
     @abstractmethod
     def attend(self, case: Case, context: Context) -> Attend:
-        """Return a function of one set of inputs that returns out (B, Sq, H, D). Masks are made here, once."""
+        """Return a function that computes out (B, Sq, H, D) from one set of inputs. Masks are made here, untimed."""
 
     def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
-        """Return what describes the case's mask once a batch, to be timed; None where there is nothing."""
+        """Return a function to time that makes the case's mask, as is done once per batch; None: no mask is made."""
         return None
 
 
 def first(result: Any) -> Tensor:
-    """Return the output of a function that returns it alone in some versions, and with the log-sum-exp in others."""
+    """Return the output of a function that returns it alone in some versions, and in a tuple with lse in others."""
     return result[0] if isinstance(result, (tuple, list)) else result

@@ -1,4 +1,4 @@
-"""Implementations that have flash-attn's functions: the packages of FlashAttention-2, 3 and 4.
+"""Baselines with flash-attn's functions: the packages of FlashAttention-2, 3 and 4.
 
 B batch, S sequence, T packed tokens, H heads, D head dimension.
 """
@@ -20,7 +20,10 @@ from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS
 
 
 class FlashAttnFunctions(AttentionBaseline):
-    """flash_attn_func, flash_attn_varlen_func for the masks in `packed`, and flash_attn_with_kvcache of a module."""
+    """Base of packages that have flash-attn's functions.
+
+    flash_attn_varlen_func computes the masks in `packed`, flash_attn_with_kvcache decodes, flash_attn_func the rest.
+    """
 
     module: str
     packed: tuple[str, ...] = WITH_DOCUMENTS
@@ -28,18 +31,18 @@ class FlashAttnFunctions(AttentionBaseline):
     supports: tuple[str, ...] = ("softcap", "dropout", "ALiBi", "deterministic", "pages")
 
     def imported(self) -> Any:
-        """Import the module. Raises ImportError for one without flash-attn's functions."""
+        """Import and return the package. Raises ImportError where it lacks flash-attn's functions."""
         found = importlib.import_module(self.module)  # flash-attn-4 alone also answers to `import flash_attn`
         if not hasattr(found, "flash_attn_func"):
             raise ImportError(f"{self.module} has no flash_attn_func")
         return found
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
-        """Return the arguments besides `options` that describe the case's mask."""
+        """Return keyword arguments of a call that describe the case's mask, beyond those of `options`."""
         return {}
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
-        """Return the keyword arguments of a call, without those that have their defaults."""
+        """Return the keyword arguments of a call, leaving out those at their defaults."""
         given = {
             "window_size": (case.mask_name.left, case.mask_name.right) if case.kind == "window" else None,
             "dropout_p": case.dropout or None,
@@ -72,7 +75,7 @@ class FlashAttnFunctions(AttentionBaseline):
         return attention
 
     def cached(self, module: Any, case: Case, context: Context) -> Attend:
-        """Return what `attend` does for a case whose keys and values are a cache."""
+        """Return what `attend` returns, for a case that decodes with a key/value cache."""
 
         def attention(one: Inputs) -> Tensor:
             k, v, table = one.pages if case.page else (one.k, one.v, None)
@@ -104,7 +107,7 @@ class FlashAttn(FlashAttnFunctions):
 
 
 class FlashAttn3(FlashAttn):
-    """FlashAttention-3 for Hopper GPUs, the package flash_attn_interface, with fewer features."""
+    """FlashAttention-3 for Hopper GPUs, the package flash_attn_interface. It supports fewer features."""
 
     name = title = "flash-attn-3"
     module, table = "flash_attn_interface", "page_table"
@@ -112,7 +115,7 @@ class FlashAttn3(FlashAttn):
 
 
 class FlashAttn4(FlashAttn3):
-    """FlashAttention-4, written in CuTe DSL. It decodes by the functions for training."""
+    """FlashAttention-4, written in the CuTe DSL, the package flash_attn.cute. It decodes by the training functions."""
 
     name = title = "flash-attn-4"
     module = "flash_attn.cute"

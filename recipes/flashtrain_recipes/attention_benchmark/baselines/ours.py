@@ -1,4 +1,4 @@
-"""flashtrain_kernels, as any program calls it: by flash-attn's functions.
+"""flashtrain_kernels as a baseline, called by flash-attn's functions as any program calls it.
 
 B batch, S sequence, T packed tokens, H query heads, K key/value heads, D head dimension.
 """
@@ -30,7 +30,7 @@ from flashtrain_recipes.attention_benchmark.inputs import (
 
 
 class Flashtrain(FlashAttnFunctions):
-    """The kernels that a call gets on this device. Masks that are no argument of a call are made once a batch."""
+    """The kernels that flashtrain chooses on this device. Masks that no argument describes are made once per batch."""
 
     name = title = "flashtrain"
     module, packed = "flashtrain_kernels", ("varlen", "causal-varlen")
@@ -51,7 +51,7 @@ class Flashtrain(FlashAttnFunctions):
 
 
 class FlashtrainPlanned(Flashtrain):
-    """flash_attn_varlen_func with a mask that all layers share, instead of each layer making its own."""
+    """flashtrain on packed documents, with one mask that all layers share, instead of each layer making its own."""
 
     name, title = "flashtrain-planned", "flashtrain, planned once"
 
@@ -65,7 +65,7 @@ class FlashtrainPlanned(Flashtrain):
 
 
 class FlashtrainCompiled(Flashtrain):
-    """The same functions under torch.compile, compiled for each case's exact shape."""
+    """flashtrain's functions under torch.compile, compiled for each case's exact shape."""
 
     name, title = "flashtrain-compiled", "flashtrain, compiled"
 
@@ -83,7 +83,7 @@ class FlashtrainCompiled(Flashtrain):
 
 
 class FlashtrainPortable(Flashtrain):
-    """The same functions on the portable kernels, where the GPU has Hopper kernels too."""
+    """flashtrain's functions on the portable kernels, on GPUs that would otherwise use the Hopper kernels."""
 
     name, title = "flashtrain-portable", "flashtrain, portable"
 
@@ -96,9 +96,9 @@ class FlashtrainPortable(Flashtrain):
 
 
 def mask_maker(case: Case, device: torch.device) -> Callable[[], Any]:
-    """Return a function that makes a case's mask (no table of blocks), without a plan.
+    """Return a function that makes a case's mask, not yet planned. Not for block masks.
 
-    What a batch brings along on its device is made here, once, and not timed.
+    Tensors that a real batch already has on its device are made here once, and are not timed.
     """
     seqlen = case.seqlen_k
     if case.kind in BY_ARGUMENT:

@@ -1,4 +1,4 @@
-"""PyTorch's implementations of attention: written out, SDPA by one backend at a time, varlen_attn, FlexAttention.
+"""Baselines of PyTorch: attention written out, SDPA with one backend at a time, varlen_attn and FlexAttention.
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens, n blocks
 a side.
@@ -23,7 +23,7 @@ _ON_CPU = ("FLASH_ATTENTION", "MATH")  # SDPA's backends
 
 
 class Standard(AttentionBaseline):
-    """Two matrix products with a softmax between them, each an operation of its own."""
+    """Standard attention: two matrix products with a softmax between them, as separate operations."""
 
     name, title = "standard", "standard attention"
 
@@ -44,7 +44,12 @@ class Standard(AttentionBaseline):
 
 
 class Sdpa(AttentionBaseline):
-    """One backend of SDPA. Masks that it does not know by name are given as a matrix, and so is ALiBi."""
+    """torch's scaled_dot_product_attention with one backend.
+
+    Args:
+        backend: a name of torch.nn.attention.SDPBackend.
+        matrices: whether masks other than full and causal, and ALiBi, are passed as matrices; if not, they are refused.
+    """
 
     def __init__(self, name: str, title: str, backend: str, *, matrices: bool) -> None:
         self.name, self.title, self.backend, self.matrices = name, title, backend, matrices
@@ -95,7 +100,7 @@ def _additive(case: Case, context: Context) -> Tensor:
 
 
 class VarlenAttn(AttentionBaseline):
-    """torch's FlashAttention-2 behind cu_seqlens, on documents only."""
+    """torch's varlen_attn: FlashAttention-2 with cu_seqlens. It is measured on masks with documents only."""
 
     name, title = "varlen-attn", "torch varlen_attn"
 
@@ -121,7 +126,7 @@ class VarlenAttn(AttentionBaseline):
 
 
 class Flex(AttentionBaseline):
-    """Compiled for each case's exact shape, as it is fastest."""
+    """torch's FlexAttention, compiled for each case's exact shape, which is its fastest form."""
 
     name, title = "flex", "FlexAttention"
     supports = ("softcap", "ALiBi", "bias", "bias gradient")
@@ -153,7 +158,7 @@ class Flex(AttentionBaseline):
 
 
 def make_block_mask(case: Case, context: Context) -> Any:
-    """Return the case's mask as FlexAttention's BlockMask; None where every pair is visible."""
+    """Return the case's mask as a BlockMask of FlexAttention; None for full attention."""
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
     if case.kind == "full":
@@ -172,7 +177,7 @@ def make_block_mask(case: Case, context: Context) -> Any:
 
 
 def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
-    """Return softcap, ALiBi or bias as FlexAttention's score_mod; None where the case has none."""
+    """Return the case's softcap, ALiBi or bias as a score_mod of FlexAttention; None for a case without them."""
     if case.softcap:
         bound = case.softcap
         return lambda score, b, h, q, k: bound * torch.tanh(score / bound)
@@ -187,7 +192,7 @@ def score_function(case: Case, inputs: Inputs) -> Callable[..., Tensor] | None:
 
 
 def fresh_compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function compiled for exact shapes."""
+    """Clear torch.compile's caches, and return the function compiled for exact shapes."""
     import torch._functorch.config as functorch
 
     torch.compiler.reset()  # or torch would, after many cases, run it uncompiled
