@@ -59,15 +59,13 @@ class AttentionSettings:
     """Which attention is measured: masks, shapes and lengths."""
 
     rows: str = option("grid", PRESETS)  # the list of cases to measure
-    seqlens: list[int] | None = None  # lengths of rows=grid (null: its own); other presets keep rows of these alone
+    seqlens: list[int] | None = None  # lengths of rows=grid (null: 128 to 65536); other presets keep only these
     batch: int | None = None  # sequences a batch; null: as many as hold benchmark.tokens together
     tokens: int = 16384  # tokens of a batch, unless benchmark.batch or benchmark.batches is set
     heads: int | None = None  # query heads; null: 2048 / head dimension
-    head_dims: list[int] | None = None  # head dimensions, used as benchmark.seqlens is
-    masks: list[str] | None = None  # masks, used as benchmark.seqlens is
-    densities: list[float] = field(
-        default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0]
-    )  # computed shares of random block masks
+    head_dims: list[int] | None = None  # as benchmark.seqlens: head dimensions (null: 64 and 128)
+    masks: list[str] | None = None  # as benchmark.seqlens: masks (null: full and causal)
+    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])  # computed shares, block-random
     dtype: str = option("bfloat16", DTYPES)
     longest: int | None = None  # the most tokens of a sequence: longer rows are left out; recipe=lra-speed cuts to it
     warm_seconds: float = 60.0  # with rows=as-called on a GPU: the most seconds spent on compiling kernels beforehand

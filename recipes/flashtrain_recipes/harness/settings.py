@@ -23,13 +23,9 @@ class BenchmarkSettings(AttentionSettings, StepSettings, ContextSettings):
     """What a benchmark measures, by which implementations, and for how long."""
 
     name: str | None = None  # the benchmark to run; recipes set it
-    implementations: list[str] | None = (
-        None  # names of the implementations to measure; null: all that this device can run
-    )
+    implementations: list[str] | None = None  # names of what is measured; null: all that can run on this device
     rounds: int = 10  # how often each implementation is measured; the median counts
-    max_seconds: float | None = (
-        None  # after so many seconds no measurement is begun, so that a rented GPU is given back in time
-    )
+    max_seconds: float | None = None  # seconds after which nothing new is begun, to give a rented GPU back in time
 
     def check(self) -> None:
         if self.name is not None:
