@@ -25,8 +25,8 @@ _numbers = itertools.count()
 
 
 class Entry(NamedTuple):
-    """The driver's function that launches a compiled kernel (`launch`), and what its TMA maps are encoded with (`maps`:
-    by the index of a tensor descriptor among the kernel's arguments)."""
+    """The driver's function that launches a compiled kernel (`launch`), and the metadata that its TMA maps are encoded
+    with (`maps`: by the index of a tensor descriptor among the kernel's arguments)."""
 
     launch: Any
     maps: dict[int, Any]
@@ -61,7 +61,8 @@ def map_of(descriptor: Any, how: Any) -> list[Any]:
 
 
 class Repeated:
-    """A launch repeated with other tensors: called with a CUDA stream and the addresses that its Places count from."""
+    """A kernel launch to repeat with other tensors: call it with a CUDA stream and the addresses of tensors (see
+    Place)."""
 
     def __init__(self, grid: tuple[int, ...], args: list[Any], compiled: Any, entry: Entry, place_of: PlaceOf) -> None:
         run = compiled.run
@@ -135,7 +136,7 @@ class Address:
 
 
 def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
-    """Return a launch (portable.launch.Launch) of a compiled kernel to be repeated; None if this kernel or Triton
+    """Return `launch` (a portable.launch.Launch) as one that can be repeated; None if the compiled kernel or the Triton
     release does not allow it. place_of: returns the Place of a tensor or descriptor."""
     entry = entry_of(compiled)
     if release() not in RELEASES or entry is None or None in entry.maps.values():

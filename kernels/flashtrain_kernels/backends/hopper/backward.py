@@ -94,7 +94,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...]) -> Choices:
 
 
 def is_deterministic(options: Options) -> bool:
-    """Return whether the same call must give the same bits every time (its own option, or torch's)."""
+    """Return whether the same call must give the same bits every time, by its own option or torch's setting."""
     return options.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
@@ -123,7 +123,7 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
 
 
 def keys_of_item(width: int) -> int:
-    """Return how many keys' dK and dV a program of the fused kernel holds in registers. width: D padded as computed."""
+    """Return how many keys' dK and dV a program of the fused kernel holds in registers. width: D, padded."""
     return KEYS if width <= 128 else KEYS // 2
 
 

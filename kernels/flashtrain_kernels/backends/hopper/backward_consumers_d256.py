@@ -64,7 +64,7 @@ def _has_nan(x):
 
 @gluon.jit
 def score_consumer(memory, bars, call, C: gl.constexpr):
-    """Compute P^T and dV of 64 keys, and a tile late half of dQ^T's dimensions (the first warpgroup, D = 256)."""
+    """Compute P^T and dV of 64 keys, and half of dQ^T's dimensions one tile later (the first warpgroup, D = 256)."""
     k_smem, _v_smem, q_ring, do_ring, row_ring, ds_smem, p_smem, target, notes = memory
     kv_full, q_full, do_full = bars
     walk, masks, first_key, head_place = work_of(gl.program_id(0), call, notes, C)

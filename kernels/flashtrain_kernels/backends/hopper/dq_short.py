@@ -1,4 +1,4 @@
-"""dQ where a program takes all keys of a head (D = 64): short sequences, each query of which sees the first keys."""
+"""dQ in the fused backward kernel where a program takes all keys of a head: short sequences at D = 64."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -64,8 +64,7 @@ def forward_kernel(
     stride_rows, plane, heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s,
     seqlen_q, seqlen_k, band_left, band_right, scale, q_ptr, k_ptr, v_ptr, out_ptr, F: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """Compute out and lse, some tiles of queries a program. table_ptr to plane: mask_arguments; total to heads_s:
-    Work."""
+    """Compute out and lse, some tiles of queries a program. Arguments: see mask_arguments and forward_schedule.Work."""
     DTYPE: gl.constexpr = q_desc.dtype
     descriptors = (q_desc, k_desc, v_desc, out_desc)
     q_smem = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout)
@@ -199,5 +198,5 @@ def _is_bounded(q: torch.Tensor, options: Options) -> bool:
 
 @cache
 def section_of(pairs: int, most: int) -> int:
-    """Return the largest divisor of `pairs` that is at most `most`."""
+    """Return the largest divisor of `pairs` (of a batch row and a head) that is at most `most`."""
     return max(n for n in range(1, min(pairs, most) + 1) if pairs % n == 0)

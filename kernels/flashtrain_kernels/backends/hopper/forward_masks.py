@@ -29,8 +29,8 @@ class MaskTables(NamedTuple):
 
 @gluon.jit
 def origin(batch, bounds, mask, list_ptr, PACKED: gl.constexpr):
-    """Return (row of q, k and v, first query, first key, Bounds) of a batch row: itself, 0, 0, bounds. PACKED: `batch`
-    is the number of a packed sequence; it lies in row 0 and begins at these tokens."""
+    """Return (row of q, k and v, first query, first key, Bounds) of a batch row: itself, 0, 0 and `bounds`. PACKED:
+    `batch` is a packed sequence's number, and the answer is 0, where it begins, and its own Bounds."""
     first_query = 0
     first_key = 0
     if PACKED:
@@ -67,7 +67,7 @@ def place(step, pieces, list_ptr, F: gl.constexpr, TILES: gl.constexpr, BLOCK_K:
 
 @gluon.jit
 def interval_rows(row, batch, bounds, mask, rows_ptr, F: gl.constexpr):
-    """Load the intervals of key positions that each query `row` sees: (low, high, low2, high2) of a Mask."""
+    """Load the intervals of key positions that each query `row` of a Mask sees: (low, high, low2, high2)."""
     low = row
     high = row
     low2 = row

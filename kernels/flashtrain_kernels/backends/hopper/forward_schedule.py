@@ -1,4 +1,4 @@
-"""Which tile of queries a program of the forward computes when: producer and consumers walk the same list.
+"""The order in which a program of the forward computes tiles of queries; its producer and consumers walk the same list.
 
 B batch, H query heads. The orders, and why they differ: kernels/dev/HOPPER.md.
 """

@@ -1,7 +1,7 @@
-"""Packed sequences in the Hopper kernels: found in cu_seqlens on the device, so that nothing is made before a launch.
+"""Packed sequences in the Hopper kernels: read from cu_seqlens on the device, so that no mask is made before a launch.
 
-N sequences, T tokens of a side. cu_ptr: (N + 1,) int32. Tiles are numbered in slots: a sequence n that begins at token
-b has those from b // tile + n on (kernels/dev/HOPPER.md). The functions serve Triton's kernels and Gluon's.
+N sequences, T tokens (of queries or keys). cu_ptr: (N + 1,) int32. Tiles are numbered in slots: sequence n that begins
+at token b has those from b // tile + n on (kernels/dev/HOPPER.md). The functions serve Triton's kernels and Gluon's.
 """
 
 import triton

@@ -1,10 +1,10 @@
-"""The tile sizes of the Hopper forward, and how it runs."""
+"""The tile sizes and launch settings of the Hopper forward."""
 
 from typing import NamedTuple
 
 
 class ForwardTile(NamedTuple):
-    """The tile sizes and launch settings of a forward."""
+    """The tile sizes of a forward, and how it is launched."""
 
     consumers: int  # consumer warpgroups
     rows: int  # of queries, of each
