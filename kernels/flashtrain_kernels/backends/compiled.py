@@ -61,8 +61,7 @@ def map_of(descriptor: Any, how: Any) -> list[Any]:
 
 
 class Repeated:
-    """A kernel launch to repeat with other tensors: call it with a CUDA stream and the addresses of tensors (see
-    Place)."""
+    """A kernel launch to repeat with other tensors: call it with a CUDA stream and the tensors' addresses."""
 
     def __init__(self, grid: tuple[int, ...], args: list[Any], compiled: Any, entry: Entry, place_of: PlaceOf) -> None:
         run = compiled.run
@@ -136,8 +135,7 @@ class Address:
 
 
 def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
-    """Return `launch` (a portable.launch.Launch) as one that can be repeated; None if the compiled kernel or the Triton
-    release does not allow it. place_of: returns the Place of a tensor or descriptor."""
+    """Return a portable.launch.Launch as one to be repeated; None if its kernel or Triton's release forbids that."""
     entry = entry_of(compiled)
     if release() not in RELEASES or entry is None or None in entry.maps.values():
         return None

@@ -50,9 +50,9 @@ _CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 40))
 
 @gluon.jit
 def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constexpr):
-    """Load a head's ALiBi slope times log2(e), for scores in base 2. stride: from one sequence's slopes to the next's.
-    With PACKED, tokens past the end of all `sequences` take the last one's slopes."""
-    if PACKED:
+    """Load a head's ALiBi slope times log2(e). stride: from one sequence's slopes to the next's, 0 if all share
+    them."""
+    if PACKED:  # tokens past the last end are one sequence more, without slopes of its own
         sequence = gl.minimum(sequence, sequences - 1)
     return gl.load(slopes_ptr + sequence.to(gl.int64) * stride + head) * _LOG2E
 

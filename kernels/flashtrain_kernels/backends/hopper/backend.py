@@ -109,8 +109,7 @@ def _available(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """Return the tile sizes to plan a mask for (see Backend.plan_blocks): forward and backward sizes are those of the
-    Hopper kernels if they serve that direction, else those of the portable kernels."""
+    """Return the tile sizes to plan a mask for (Backend.plan_blocks), portable ones in directions not served here."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = tile_table.width_of(head_dim)
     forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant

@@ -136,7 +136,7 @@ def score_consumer(memory, bars, call, C: gl.constexpr):
 
 @gluon.jit
 def gradient_consumer(memory, bars, call, C: gl.constexpr):
-    """Compute dS^T and dK of 64 keys, and the other half of dQ^T's dimensions (second warpgroup, D = 256)."""
+    """Compute dS^T and dK of 64 keys, and the other half of dQ^T's dimensions (the second warpgroup, D = 256)."""
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, p_smem, target, notes = memory
     kv_full, q_full, do_full = bars
     walk, _masks, _first_key, head_place = work_of(gl.program_id(0), call, notes, C)

@@ -92,8 +92,7 @@ def exponent(s, rows, call, C: gl.constexpr):
 
 @gluon.jit
 def weights_of(x, rows, call, C: gl.constexpr):
-    """Return (P, factor), with dS = factor (dP - delta), for x from `exponent`. factor: P times softcap's
-    derivative."""
+    """Return (P, factor), with dS = factor (dP - delta), for x from `exponent`. factor: P, times softcap's slope."""
     if C.softcap:
         lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, x.type.layout))
         p = exp2_few(x * call.scale_log2[8] - lse2[None, :])

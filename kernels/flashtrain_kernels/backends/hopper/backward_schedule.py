@@ -259,8 +259,7 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Return where an item (C.keys keys of a key/value head) is: (Walk, Masks, first key, batch row * H + first
-    head)."""
+    """Return where an item (C.keys keys of a key/value head) is: (Walk, Masks, first key, row * H + first head)."""
     # Items: heads within key tiles within groups of `heads_together` heads.
     if C.whole:
         key_tile = item % call.key_tiles
