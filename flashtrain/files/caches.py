@@ -18,11 +18,11 @@ CANNOT_WRITE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.ENOTDIR, errno.E
 
 @contextmanager
 def only_writer(path: Path, setting: str) -> Iterator[None]:
-    """A context in which no other process writes `path`. If one does, this waits for it.
+    """Context manager: lock `path`, so that no other process writes it; if another process has the lock, wait.
 
     Args:
-        path: the file or folder in the cache.
-        setting: the setting that chooses the cache's folder, for the error.
+        path: a file or folder in the cache.
+        setting: name of the setting that chooses the cache's folder, for messages of errors.
 
     Raises:
         UserError: the cache's folder cannot be written.
@@ -50,7 +50,7 @@ def only_writer(path: Path, setting: str) -> Iterator[None]:
 
 
 def default_cache_dir() -> Path:
-    """The folder of caches: $FLASHTRAIN_CACHE if set, else the platform's folder for a user's caches.
+    """Return the folder of caches: $FLASHTRAIN_CACHE if set, else the platform's folder for a user's caches.
 
     Linux: $XDG_CACHE_HOME or ~/.cache; macOS: ~/Library/Caches; Windows: %LOCALAPPDATA%; each with /flashtrain.
     """

@@ -23,10 +23,10 @@ LOGGED_SIZE = 2**30  # bytes to read from which on a line is logged
 
 
 def hash_of_contents(base: Path, paths: Sequence[Path]) -> str:
-    """A hash of the names and contents of files.
+    """Return a hash of the names and contents of files.
 
-    A file is read only once: its hash is saved in the cache folder with its size, times and inode, which are all that
-    later runs look at.
+    A file is read only once: its hash is saved in the cache folder with its size, times and inode. Later runs read it
+    again only if one of these has changed.
 
     Args:
         base: a folder, to which the names are relative.

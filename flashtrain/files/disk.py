@@ -13,13 +13,13 @@ UNFINISHED = ".unfinished"  # ends the name of a file that is still being writte
 
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
-    """The OSErrors among an error and its causes, the latest first (torch.save wraps some in a RuntimeError)."""
+    """Yield the OSErrors among an error and its causes, the latest first (torch.save wraps some in a RuntimeError)."""
     return (one for one in causes(error) if isinstance(one, OSError))
 
 
 @contextmanager
 def replacing(path: str | Path, *, sync: bool = False) -> Iterator[Path]:
-    """A context that gives a temporary path next to `path`, and renames the file there to `path` at its end.
+    """Context manager: yield a temporary path next to `path`, and rename the file written there to `path` at the end.
 
     A reader sees the old file or the new one, never a part. If writing fails, the temporary file is removed, and `path`
     is unchanged. A link or pipe at `path` is replaced, and not written to.

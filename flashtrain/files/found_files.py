@@ -23,8 +23,9 @@ class RemoteFile:
     """A file of an fsspec file system, with the methods of Path that readers use.
 
     Attributes:
-        path, relative: within the file system, and within the given address.
-        size: bytes; 0 if unknown.
+        filesystem: the fsspec file system.
+        path, relative: the path in the file system, and the path below the given address.
+        size: in bytes; 0 if unknown.
         version: a text that changes with the content.
     """
 

@@ -1,4 +1,4 @@
-"""Read JSON with errors that name what was read, which those of `json` do not."""
+"""Read JSON with errors that name the file or place that was read, unlike the errors of `json`."""
 
 from __future__ import annotations
 

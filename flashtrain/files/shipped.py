@@ -13,19 +13,19 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def conf_folder() -> Path:
-    """The folder of Hydra's config groups. Raises UserError if the installation lacks it."""
+    """Return the folder of Hydra's config groups. Raises UserError if the installation lacks it."""
     return _shipped_folder("conf")
 
 
 def recipes_folder() -> Path:
-    """The folder of flashtrain's own recipes. Raises UserError if the installation lacks it."""
+    """Return the folder of flashtrain's own recipes. Raises UserError if the installation lacks it."""
     return _shipped_folder("recipes")
 
 
 def recipe_files() -> dict[str, Path]:
-    """All recipes by name, sorted: NAME.yaml in flashtrain's folder, and in those of FLASHTRAIN_RECIPES.
+    """Return the files of all recipes by name, sorted: NAME.yaml in flashtrain's folder and in the user's folders.
 
-    FLASHTRAIN_RECIPES separates folders as PATH does (os.pathsep). A folder that is named twice counts once.
+    The environment variable FLASHTRAIN_RECIPES lists the user's folders, separated as in PATH (os.pathsep).
     Raises UserError if a folder does not exist, or two files have the same name.
     """
     from_environment = [part for part in os.environ.get(RECIPES_VARIABLE, "").split(os.pathsep) if part.strip()]
@@ -42,7 +42,7 @@ def recipe_files() -> dict[str, Path]:
 
 
 def recipe_description(path: str | Path) -> str:
-    """A recipe's description: the first comment line of its YAML file, without '#'; "" if it has none.
+    """Return a recipe's description: the first comment of its YAML file, without '#'; "" if there is no comment.
 
     Hydra's own first line (`# @package _global_`) is skipped.
     """

@@ -11,14 +11,14 @@ from omegaconf._utils import get_yaml_loader
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The plain values of a YAML file: 1e-4 is a number, a date is text. Raises OSError and yaml.YAMLError."""
+    """Return the plain values of a YAML file: 1e-4 is a number, a date is text. Raises OSError and yaml.YAMLError."""
     # OmegaConf.load would resolve `${oc.env:KEY}` when a value is used, which may show a secret.
     with Path(path).open(encoding="utf-8-sig") as file:  # yaml's errors have the name of an open file
         return yaml.load(file, Loader=get_yaml_loader())  # a SafeLoader's subclass
 
 
 def literal(value: Any) -> Any:
-    """The same plain values, escaped so that OmegaConf finds no interpolation and returns each text unchanged."""
+    """Return the same plain values, escaped so that OmegaConf finds no interpolation and returns texts unchanged."""
     if isinstance(value, dict):
         return {key: literal(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The folders of runs: their files, and how they are made and found."""
+"""Make and find the folders of runs, and read and write the files in them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def new_run_folder(parent: Path) -> Path:
 
 
 def unfinished_or_new(parent: Path, settings: Settings) -> Path:
-    """The folder for resume=auto, which this process then holds; the same on all ranks of a torchrun or SLURM job.
+    """Find or make the folder for resume=auto and lock it; the same on all ranks of a torchrun or SLURM job.
 
     Returns:
-        The folder of an unfinished run with these settings, or a new one if none is free.
+        The newest folder of an unfinished run with these settings that no process has locked, or a new folder.
     """
 
     def choose() -> Path:
@@ -80,7 +80,7 @@ def make_unique(parent: Path, name: str) -> Path:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove a folder that this process made if it has neither settings nor a row: the run could not begin."""
+    """Remove a folder made by this process if it has no config.yaml and no summary.json: its run did not begin."""
     made = folder.absolute()
     if made in _made and not any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE)):
         let_go(folder)
@@ -96,12 +96,12 @@ def write_config(settings: Settings, folder: Path) -> None:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings of the run in `folder`. Interpolations are not resolved: `${oc.env:NAME}` is a text.
+    """Return the settings of the run in `folder`. Interpolations are not resolved: `${oc.env:NAME}` stays a text.
 
-    Older names of settings are read as ours (aliases.py).
+    Older names of settings are replaced by the current ones (aliases.py).
 
     Raises:
-        UserError: it is not a run folder, or its settings are unknown or invalid.
+        UserError: `folder` is not a run folder, or its settings are unknown or invalid.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -121,30 +121,30 @@ def _own(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:
-    """Write a run's flat summary row."""
+    """Write a run's flat summary row to summary.json."""
     write_atomically(folder / SUMMARY_FILE, json.dumps(row, indent=2) + "\n")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's summary row; empty if it has none yet."""
+    """Return a run's summary row; empty if the run has none yet."""
     path = folder / SUMMARY_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def note_failure(folder: Path, error: str) -> None:
-    """Record in the row of an unfinished run that it failed; any other row is left unchanged."""
+    """Record in the summary row of a run that it failed, if the row says that it is still running."""
     row = read_summary(folder)
     if row.get("status") == RUNNING:
         write_summary(folder, {**row, "status": FAILED, "error": error})
 
 
 def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> tuple[Path, Path]:
-    """Find the checkpoint of a path that a user gave.
+    """Find a checkpoint from a path that the user gave.
 
     Args:
         given: a run folder, or a checkpoint in one.
         prefer: LAST to continue a run, BEST to use its weights; if that one is missing, the other is used.
-        setting: the setting that the path was given by, for the error.
+        setting: name of the setting that holds the path, for messages of errors.
 
     Returns:
         The run folder and the checkpoint.
@@ -169,12 +169,12 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
 
 
 def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> Path | None:
-    """The newest run folder below `parent` that trains the same, has a checkpoint and is not finished.
+    """Return the newest run folder in `parent` with the same training, a last.ckpt and no end yet; None if none.
 
     Args:
         parent: the folder of the runs.
-        settings: of the training.
-        take: hold the folder for this process, and skip folders that another run is using.
+        settings: the settings of the training.
+        take: lock the folder for this process, and skip folders that another process has locked.
     """
     for folder, _ in _of_the_same((path for path in newest_first(parent) if _is_unfinished(path)), settings):
         if not take:
@@ -187,12 +187,12 @@ def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> 
 
 
 def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False) -> Path | None:
-    """The first run folder that trains the same, in the same mode, attention and precision.
+    """Return the first run folder with the same training, mode, attention and precision; None if there is none.
 
     Args:
-        folders: to look into, in this order.
-        settings: of the training.
-        take: hold the folder for this process, and skip folders that another run is using.
+        folders: candidates, in this order; those that are not run folders are skipped.
+        settings: the settings of the training.
+        take: lock the folder for this process, and skip folders that another process has locked.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
     for folder, there in _of_the_same((path for path in folders if (path / CONFIG_FILE).is_file()), settings):
@@ -202,7 +202,7 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
 
 
 def newest_first(parent: Path) -> list[Path]:
-    """The folders in `parent`, whose names are times, the newest first."""
+    """Return the folders in `parent`, whose names are times, the newest first."""
     return sorted((path for path in parent.glob("*") if path.is_dir()), reverse=True)
 
 
@@ -274,7 +274,7 @@ def _held_by_job(job: str, parent: Path) -> Path:
 
 @contextlib.contextmanager
 def new_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A context that makes the folder of `make_unique`, and removes it if writing into it fails or is interrupted."""
+    """Context manager: make a folder as `make_unique` does, and remove it if its body fails or is interrupted."""
     folder = make_unique(parent, name)
     try:
         yield folder

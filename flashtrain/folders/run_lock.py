@@ -1,4 +1,4 @@
-"""The lock of a run folder, so that one process at a time writes into it."""
+"""Lock a run folder, so that only one process at a time writes into it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Busy(UserError):
 
 
 def hold(folder: Path, *, wait: float = 0) -> None:
-    """Hold the folder for this process until `let_go` or the process's end; make it if it is missing.
+    """Lock a run folder for this process until `let_go` or the process's end; make the folder if it is missing.
 
-    Nothing happens if this process holds it already, or is not the first rank, which holds it for all. On a file system
-    without locks a line is printed, and the run continues.
+    Nothing happens if this process has the lock already, or is not the first rank, which locks for all ranks. On a file
+    system without locks a line is printed, and the run continues.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
         wait: seconds to wait for another process.
 
     Raises:
-        Busy: another process still holds the folder.
+        Busy: another process still has the lock.
         UserError: the folder has links that lead out of it.
     """
     key = folder.resolve()
@@ -67,7 +67,7 @@ def hold(folder: Path, *, wait: float = 0) -> None:
 
 
 def try_hold(folder: Path) -> bool:
-    """Hold the folder if it is free, and return whether it is. If not, a line says why it is skipped."""
+    """Lock the folder as `hold` does, and return whether that succeeded; if not, print the reason."""
     try:
         hold(folder)
     except UserError as error:
@@ -77,7 +77,7 @@ def try_hold(folder: Path) -> bool:
 
 
 def let_go(folder: Path) -> None:
-    """Release the folder if this process holds it. The lock file stays, as waiting processes have it open."""
+    """Release the lock of the folder if this process has it. The lock file stays: waiting processes have it open."""
     key = folder.resolve()
     if key not in _held:
         return
@@ -88,14 +88,14 @@ def let_go(folder: Path) -> None:
 
 
 def is_held_by_job(folder: Path, job: str) -> bool:
-    """Whether the first rank of this SLURM job holds the folder."""
+    """Return whether the first rank of the SLURM job `job` (see `slurm_job`) has locked the folder."""
     return _holder_record(folder).get("job") == job
 
 
 def is_first_of_job() -> bool:
-    """Whether this process is the only rank or the first one, before the ranks are connected.
+    """Return whether this process is the only rank or the first one, also before the ranks are connected.
 
-    torchrun, SLURM and Lightning (which starts the other ranks with the same command) set it in the environment.
+    The answer comes from variables that torchrun, SLURM and Lightning (for the ranks that it starts) set.
     """
     names = ["RANK", "LOCAL_RANK", "NODE_RANK"]
     if slurm_job() is not None:
@@ -104,7 +104,7 @@ def is_first_of_job() -> bool:
 
 
 def slurm_job() -> str | None:
-    """A name that all ranks of a SLURM step share; None outside SLURM, and in a step of one rank."""
+    """Return a name that all ranks of a SLURM step share; None outside SLURM, and in a step of one rank."""
     if "SLURM_JOB_ID" not in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) < 2:
         return None
     step, restart = (os.environ.get(f"SLURM_{name}", "0") for name in ("STEP_ID", "RESTART_COUNT"))

@@ -92,12 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Draw tables and figures from result files (recipes/results/NAME.json) and run or sweep folders.",
     )
     parser.add_argument("sources", nargs="*", type=Path, metavar="FILE.json|FOLDER")
-    parser.add_argument("--columns", metavar="a,b", help="the table's columns, in order")
-    parser.add_argument("--only", metavar="a:x,b:y", help="only the rows with these values")
+    parser.add_argument("--columns", metavar="a,b", help="the keys that are the table's columns, in order")
+    parser.add_argument("--only", metavar="a:x,b:y", help="only the rows whose key a has the value x, and b y")
     parser.add_argument(
-        "--pivot", metavar="c", help="a column for each value of this key (with --columns, --value), ..."
+        "--pivot", metavar="c", help="make a column for each value of key c (needs --columns and --value)"
     )
-    parser.add_argument("--value", metavar="d", help="... holding this one")
+    parser.add_argument("--value", metavar="d", help="with --pivot: the key whose values fill the cells")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--figure", metavar="NAME", help=f"draw SOURCE.png: {', '.join(registered('figure'))}")
     parser.add_argument(

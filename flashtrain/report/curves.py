@@ -25,7 +25,7 @@ Course = tuple[list[float], list[float]]  # steps and values
 
 
 class Panel(NamedTuple):
-    """A picture of some metrics."""
+    """A plot of the metrics whose names match a regular expression."""
 
     title: str  # with the unit
     names: str  # a regular expression of the metrics' names
@@ -44,7 +44,7 @@ PANELS = (
 
 
 def curves(path: Path) -> list[tuple[str, str]]:
-    """(title, SVG text) of each panel with values in the file."""
+    """Draw the panels of a metrics.jsonl, and return (title, SVG text) of each panel that has values in the file."""
     rows = read_metrics(path)
     names = dict.fromkeys(name for row in rows for name in row if name != STEP)
     found = {name: course for name in names if len((course := _course(rows, name))[0])}

@@ -1,4 +1,4 @@
-"""PNG figures of rows, 1200 pixels wide, on white."""
+"""Draw rows of results as PNG figures, 1200 pixels wide, on a white background."""
 
 from __future__ import annotations
 
@@ -39,11 +39,14 @@ def sweep_figure(rows: Rows, path: str | Path, x: str = "context", group: Sequen
     A failed job is a cross at the top of each panel, with its status as text.
 
     Args:
-        group: a line for each combination of these keys' values; None: those of recipe, implementation, model and
+        rows: the summary rows of the jobs.
+        path: the PNG file to write.
+        x: the key on the x axis.
+        group: keys; every combination of their values is a line. None: those of recipe, implementation, model and
             attention that differ.
 
     Raises:
-        UserError: no row has an x.
+        UserError: no row has a value for `x`.
     """
     if group is None:
         group = [key for key in ("recipe", "implementation", "model", "attention") if len(values_of(rows, key)) > 1]
@@ -66,18 +69,19 @@ def line_figure(
 ) -> Path:
     """Draw `y` against `x` as a PNG, with a panel for each y.
 
-    Rows with the same x on one line (such as seeds) are drawn at their median. A row's MEASURE_low and MEASURE_high, if
-    it has them, are drawn as a bar.
+    Rows with the same x on one line (such as seeds) are drawn at their median. If a row has the keys y_low and y_high
+    (y being the key's name), a bar is drawn between their values.
 
     Args:
-        x: numbers, or words, which are spaced evenly. Contexts, and other x that span a factor of 4, get a log2 axis.
-        y: one or several keys.
-        group: a line for each combination of these keys' values.
+        x: the key on the x axis. Its values are numbers, or words, which are spaced evenly. Contexts, and other numbers
+            that span a factor of 4, get a log2 axis.
+        y: one or several keys, each of which gets a panel.
+        group: keys; every combination of their values is a line.
         log_y: whether y axes are logarithmic; None: those whose values span a factor of LOG_FROM.
-        height: in inches, at 150 dots an inch; the width is always 1200 pixels.
+        height: of the figure, in inches at 150 dots an inch.
 
     Raises:
-        UserError: an unknown key, or no row has an x.
+        UserError: a key is unknown, or no row has a value for `x`.
     """
     measures = [y] if isinstance(y, str) else list(y)
     groups = [group] if isinstance(group, str) else list(group or [])
@@ -86,7 +90,7 @@ def line_figure(
     check_columns([x, *groups, *[measure for measure in measures if measure not in COLUMNS]], present)
     placed = [row for row in rows if _can_be_placed(row.get(x))]
     if not placed:
-        raise UserError(f"no row has a value for '{x}', so nothing can be drawn.")
+        raise UserError(f"no row has a value for '{x}', the key of the x axis: nothing can be drawn.")
 
     lines = _lines(placed, groups)
     axis = _XAxis(placed, x)
@@ -167,7 +171,7 @@ class _XAxis:
 
 
 def tokens_label(value: float) -> str:
-    """A length in units of 1024 if it has a short name in them (512, 1K, 1.5K, 128K, 1M); other numbers as they are."""
+    """Format a number of tokens in units of 1024 if that is short (1K, 1.5K, 128K, 1M), else as a plain number."""
     for size, letter in ((1024**2, "M"), (1024, "K")):
         if value >= size and (value / size * 4).is_integer():
             return f"{value / size:g}{letter}"
@@ -286,7 +290,7 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
 
 
 def lowest(low: float, high: float) -> float:
-    """Where an axis of losses starts: at zero if they fill at least half of it, else a little below the lowest."""
+    """Return where an axis of losses starts: at zero if they fill at least half of it, else a little below `low`."""
     # From zero, losses close to each other would be a flat line. The axis spans at least 2% of the largest.
     if 0 <= low <= high / 2:
         return 0.0
@@ -294,9 +298,9 @@ def lowest(low: float, high: float) -> float:
 
 
 def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> bool:
-    """If there are at most TICKS points, label them on the axis, and return whether there are.
+    """Label the points on the x axis if they are at most TICKS, and return whether they are.
 
-    A point without room for its label gets none; the last one always has one.
+    A label for which there is no room is left out; the last point always has a label.
     """
     if len(places) > TICKS:
         return False
@@ -310,7 +314,7 @@ def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> boo
 
 
 def tick_label(value: float, _: int = 0) -> str:
-    """A number at an axis: 0.5, 250, 3.5k."""
+    """Format a number at an axis: 0.5, 250, 3.5k. matplotlib also passes the tick's position, which is not used."""
     return f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}"
 
 
@@ -331,18 +335,18 @@ def _is_loss(measure: str) -> bool:
 
 
 def colour(index: int) -> str:
-    """The colour of a figure's line, by its number from 0."""
+    """Return the colour of a figure's line, by the line's number from 0."""
     return _COLOURS[index % len(_COLOURS)]
 
 
 def marker(index: int) -> str:
-    """The marker of a figure's line, by its number from 0."""
+    """Return the marker of a figure's line, by the line's number from 0."""
     # after eight lines colours repeat, with the next marker, so that no two lines look the same
     return _MARKERS[(index + index // len(_COLOURS)) % len(_MARKERS)]
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Save a figure as a PNG; its folder is made."""
+    """Save a figure as a PNG, make its folder if it is missing, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=DPI, facecolor="white")
     return path

@@ -1,4 +1,4 @@
-"""Headings, units and digits of values in tables."""
+"""Format keys and values of rows for tables and figures: headings with units, and numbers with sensible digits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MISSING = "-"
 
 
 def grouped(value: float) -> str:
-    """An integer with thousands separators: 412,345."""
+    """Format a number as an integer with thousands separators: 412,345."""
     return f"{value:,.0f}"
 
 
 def short(value: float) -> str:
-    """Three significant digits and a letter for the power of a thousand: 987, 1.23k, 124M, 1.50B."""
+    """Format a number with three significant digits and a letter for thousands, millions, ...: 987, 1.23k, 124M."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         # 999,600 would round to 1000k: it gets the next letter
         if abs(value) >= size * 0.9995:
@@ -26,7 +26,7 @@ def short(value: float) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A measured figure at `digits` significant digits, without an exponent from 0.0001 up: 0.571, 12.3, 1,234."""
+    """Format a number with `digits` significant digits: 0.571, 12.3, 1,234; below 0.0001 with an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     exponent = int(f"{value:.{digits - 1}e}".split("e")[1])
@@ -39,7 +39,7 @@ loss = partial(significant, digits=4)  # half a percent must be visible
 
 
 def plain(value: float) -> str:
-    """A number of a column that is not in COLUMNS: 8, 4,096, 0.0003, 0.571."""
+    """Format a number whose key is not in COLUMNS: 8, 4,096, 0.0003, 0.571."""
     if float(value).is_integer():
         return grouped(value)
     return grouped(value) if abs(value) >= 1000 else f"{value:.3g}"
@@ -155,14 +155,14 @@ NOT_SHOWN = ("device", "versions", "overrides", "command", "error")
 
 
 def heading(key: str) -> str:
-    """The heading of a column, with its unit. A setting (optimizer.learning_rate) has its own name as heading."""
+    """Return a key's heading, with its unit. The heading of a setting (optimizer.learning_rate) is its name."""
     if key in COLUMNS:
         return COLUMNS[key].heading
     return one_line(key if "." in key else key.replace("_", " "))
 
 
 def cell(key: str, value: Any) -> str:
-    """One value as one line of text: numbers in their column's format, None and "" as "-"."""
+    """Format a key's value as one line of text: a number in the key's format (see COLUMNS), None and "" as "-"."""
     if value is None or value == "":
         return MISSING
     if isinstance(value, bool):
@@ -175,10 +175,10 @@ def cell(key: str, value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text in one line."""
+    """Return the text in one line, with single spaces between words."""
     return " ".join(text.split())
 
 
 def figure_text(text: str) -> str:
-    """The text as a figure's label: one line, with dollar signs escaped."""
+    """Return the text as a label for matplotlib: in one line, with dollar signs escaped."""
     return one_line(text).replace("$", r"\$")

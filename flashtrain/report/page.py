@@ -1,4 +1,4 @@
-"""report.html: a page that shows a run, a sweep or a study, in one file that needs no network."""
+"""Write report.html, a page that shows a run, a sweep or a study, as one file that needs no network."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def write_page(folder: str | Path, row: Row | None = None) -> Path:
     """Write FOLDER/report.html, and return its path.
 
     Args:
-        folder: of a run, a sweep or a study, or with runs below it.
-        row: the summary row of a run whose summary.json is not written yet.
+        folder: the folder of a run, a sweep or a study, or one with runs below it.
+        row: the summary row of a run whose summary.json is not written yet; None: read summary.json.
 
     Raises:
-        UserError: the folder has no run.
+        UserError: no run is in the folder or below it.
     """
     folder = Path(folder)
     own = row or own_row(folder)

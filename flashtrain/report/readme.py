@@ -1,4 +1,4 @@
-"""Tables in Markdown pages, between two markers: made from result files, and checked against them."""
+"""Write the tables between markers in Markdown pages from result files, or check them against these files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ _MARKER = re.compile(r"^<!--\s*(table:|end table)", re.MULTILINE)
 
 
 def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
-    """Replace the text between every pair of markers by its table, and return the names of changed tables.
+    """Redraw the tables of a Markdown page, and return the names of those that changed.
+
+    A table lies between <!-- table: NAME --> and <!-- end table -->, and is drawn from NAME.json.
 
     Args:
+        readme: the page.
         results: the folder of the NAME.json files.
 
     Raises:
@@ -35,7 +38,7 @@ def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
 
 
 def check_tables(readme: str | Path, results: str | Path) -> list[str]:
-    """The names of all tables of a page. Raises UserError if one of them differs from its result file."""
+    """Check the tables of a Markdown page, and return their names. Raises UserError if one differs from its file."""
     _, names, differing = _drawn(Path(readme), Path(results))
     if differing:
         raise UserError(
@@ -46,12 +49,12 @@ def check_tables(readme: str | Path, results: str | Path) -> list[str]:
 
 
 def table_text(result: ResultFile, view: View) -> str:
-    """A result as Markdown: its table, then the line of `source_line`."""
+    """Return a result as Markdown: its table, then the line of `source_line`."""
     return f"{view.table(result.rows).markdown()}\n{source_line(result)}\n"
 
 
 def source_line(result: ResultFile) -> str:
-    """Date, device, versions and command of a result, in one line of Markdown."""
+    """Return the date, device, versions and command of a result, in one line of Markdown."""
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     measured = f"Measured {result.date} on {markdown_text(result.device)} ({markdown_text(versions)})"
     return f"{measured}: `{one_line(result.command)}`"

@@ -1,4 +1,4 @@
-"""Result files and summary rows, from which all tables and figures are drawn."""
+"""Read and write result files and summary rows, from which all tables and figures are drawn."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ class ResultFile:
     """The contents of one recipes/results/NAME.json.
 
     Attributes:
+        recipe: name of the recipe.
         command: the command that reproduces the rows.
         date: the day of measuring, ISO 8601.
-        versions: of installed packages, python and cuda.
+        device: name of the device.
+        versions: package -> version, also for python and cuda.
         rows: flat dictionaries; a value is a string, a number, a bool or None (missing).
     """
 
@@ -57,11 +59,11 @@ def read_result(path: str | Path) -> ResultFile:
 
 
 def command_line(words: Iterable[str], *, without: tuple[str, ...] = ()) -> str:
-    """The command with these settings, quoted for a shell.
+    """Return the flashtrain command with these settings, quoted for a shell.
 
     Args:
         words: the settings, such as "context=1024".
-        without: settings that begin with one of these are left out.
+        without: beginnings; a setting that begins with one of them is left out.
     """
     shown = [word for word in words if not word.lstrip("+~").startswith(without)]
     return " ".join(["python -m flashtrain", *map(shlex.quote, shown)])
@@ -76,11 +78,13 @@ def write_result(
     versions: Mapping[str, str] | None = None,
     date: str | None = None,
 ) -> ResultFile:
-    """Write a result file, atomically, and return its contents.
+    """Write a result file atomically, and return its contents.
 
     Args:
-        rows: floats that are not finite are written as null (JSON has none).
-        device, versions: None: those of this machine.
+        path: the file to write.
+        recipe, command: name of the recipe, and the command that reproduces the rows.
+        rows: flat dictionaries; floats that are not finite are written as null (JSON has none).
+        device, versions: where the rows were measured; None: this machine's.
         date: the day of measuring, ISO 8601; None: today.
     """
     result = ResultFile(
@@ -96,13 +100,13 @@ def write_result(
 
 
 def collect_summaries(folder: str | Path) -> list[Row]:
-    """The summary row of every run below `folder`, in the order of job numbers, or of `folder` if it is a run.
+    """Return the summary row of every run below `folder`, in the order of job numbers, or of `folder` if it is a run.
 
-    A row gains "run", its folder's path relative to `folder`. A job that ended before it wrote its summary.json has
-    status "no summary".
+    A row gains the key "run", its folder's path relative to `folder`. A job that ended before it wrote its summary.json
+    has the status "no summary".
 
     Raises:
-        UserError: the folder has no run.
+        UserError: no run is in the folder or below it.
     """
     folder = Path(folder)
     if (folder / SUMMARY_FILE).is_file():
@@ -114,12 +118,12 @@ def collect_summaries(folder: str | Path) -> list[Row]:
 
 
 def own_row(folder: Path) -> Row | None:
-    """The row of the folder's own run; None if it is not a run folder."""
+    """Return the summary row of a run folder; None if the folder is not one."""
     return _summary_row(folder, folder.name) if _is_run(folder) else None
 
 
 def trainings_of(folder: Path) -> list[Row]:
-    """The rows of the runs inside a run's folder, as a study has them; other folders are ignored."""
+    """Return the summary rows of the runs inside a run's folder, such as a study's; other folders are ignored."""
     return [row for row in _rows_below(folder) if _is_run(folder / str(row["run"]))]
 
 
@@ -128,14 +132,14 @@ def _rows_below(folder: Path) -> list[Row]:
 
 
 def has_failed(row: Mapping[str, Any]) -> bool:
-    """Whether a row reports a failure: a status other than success, or an error text."""
+    """Return whether a row reports a failure: a status other than success, or an error text."""
     # A number under "error" is a measurement, the distance from a reference.
     status, error = row.get("status"), row.get("error")
     return (isinstance(error, str) and bool(error)) or status not in _SUCCESSES
 
 
 def status_text(row: Mapping[str, Any]) -> str:
-    """A row's status in words: "ok", "failed", "out of memory", "no summary" and others."""
+    """Return a row's status in words: "ok", "failed", "out of memory", "no summary" and others."""
     if not has_failed(row):
         return "ok"
     status = row.get("status")
@@ -145,7 +149,7 @@ def status_text(row: Mapping[str, Any]) -> str:
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
-    """The distinct values of a key in the rows, in their order of appearance, without None."""
+    """Return the distinct values of a key in the rows, in their order of appearance, without None."""
     different: list[Any] = []
     for row in rows:
         value = row.get(key)

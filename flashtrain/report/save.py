@@ -1,4 +1,4 @@
-"""Result files made from run folders and sweep folders."""
+"""Make result files from run folders and sweep folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save_result(path: str | Path, *sources: str | Path) -> ResultFile:
     """Write the result file of runs, with their command, and the device and versions that they recorded.
 
     Args:
-        path: of the result file.
+        path: the result file to write.
         sources: the folder of a run or a sweep, or several folders or result files of benchmark runs.
 
     Raises:
@@ -60,11 +60,12 @@ def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
     """Write one result file of several benchmark runs, with their commands one after the other.
 
     Args:
+        path: the result file to write.
         sources: folders of benchmark runs, or result files.
 
     Raises:
-        UserError: recipe, device or versions differ.
-        FileNotFoundError: a folder is not of a benchmark run.
+        UserError: the recipes, devices or versions of the runs differ.
+        FileNotFoundError: a folder is not that of a benchmark run.
     """
     parts = [read_result(source / RESULT if source.is_dir() else source) for source in map(Path, sources)]
     first = parts[0]
@@ -72,7 +73,7 @@ def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
         different = [part for part in parts if getattr(part, key) != getattr(first, key)]
         if different:
             raise UserError(
-                f"--save needs runs of one {key}, got {getattr(first, key)} and {getattr(different[0], key)}."
+                f"--save joins runs of the same {key}: got {getattr(first, key)} and {getattr(different[0], key)}."
             )
     return write_result(
         path,
@@ -86,7 +87,7 @@ def join_results(path: str | Path, sources: Sequence[str | Path]) -> ResultFile:
 
 
 def reproducing_command(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The command that repeats these runs; a key with several values becomes a comma-separated sweep."""
+    """Return the command that repeats these runs; a key with several values becomes a comma-separated sweep."""
     words: dict[str, list[str]] = {"recipe": [str(value) for value in values_of(rows, "recipe")]}
     for row in rows:
         for key, value in override_texts(row).items():

@@ -1,4 +1,4 @@
-"""The end of a sweep: one table and one figure of all its jobs."""
+"""Report a sweep when it ends, or later: one table and one figure of all its jobs."""
 
 from __future__ import annotations
 
@@ -47,11 +47,15 @@ _NOT_SETTINGS = ("hydra.", "logger.", "output")
 def report_sweep(folder: str | Path, console: Console | None = None) -> None:
     """Print the table of a sweep's jobs and write sweep.md and sweep.png into its folder.
 
-    Columns are what differs among the jobs (context, model, ..., and every override with several values), then the
-    measures. The best job comes first, marked; failed jobs come last, with their errors.
+    Columns are the settings that differ among the jobs (context, model, ..., and every override with several values),
+    then the measures. The best job comes first, marked; failed jobs come last, with their errors.
+
+    Args:
+        folder: the sweep's folder.
+        console: where to print; None: standard output.
 
     Raises:
-        UserError: the folder has no run.
+        UserError: no run is in the folder or below it.
     """
     folder = Path(folder)
     rows = with_overrides(collect_summaries(folder))
@@ -66,7 +70,7 @@ def report_sweep(folder: str | Path, console: Console | None = None) -> None:
 
 
 def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Table:
-    """The table of a sweep's rows, the best first: what differs and the measures; the rest is in the title."""
+    """Make the table of a sweep, best job first: varied settings and measures; equal settings are in its title."""
     varied = varied_keys(rows) if varied is None else varied
     measures = [key for key in _MEASURES if values_of(rows, key)]
     measures += [key for key in _COUNTS if len(values_of(rows, key)) > 1 and key not in varied]
@@ -78,7 +82,7 @@ def sweep_table(rows: Sequence[Row], varied: Sequence[str] | None = None) -> Tab
 
 
 def ranked(rows: Sequence[Row], score: str) -> list[Row]:
-    """The rows by `score`, the best first with "best" naming the score; rows without one last, in their order."""
+    """Sort rows by the key `score`, the best first, which gains the key "best"; rows without a score come last."""
 
     def place(row: Row) -> tuple[bool, float]:
         value = row.get(score)
@@ -91,24 +95,24 @@ def ranked(rows: Sequence[Row], score: str) -> list[Row]:
 
 
 def with_overrides(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The rows, each with its command-line settings as additional keys; the row's own values win."""
+    """Return the rows with their command-line settings as additional keys; a row's own values take precedence."""
     return [{**override_values(row), **{k: v for k, v in row.items() if v is not None}} for row in rows]
 
 
 def varied_keys(rows: Sequence[Row]) -> list[str]:
-    """The keys that differ among the jobs: identity keys first, then overrides with more than one value."""
+    """Return the keys that differ among the jobs: recipe, model and the like first, then other overrides."""
     varied = [key for key in _IDENTITY if len(values_of(rows, key)) > 1]
     others = dict.fromkeys(key for row in rows for key in override_values(row) if key not in _IDENTITY)
     return varied + [key for key in others if any(row.get(key) != rows[0].get(key) for row in rows)]
 
 
 def override_values(row: Mapping[str, Any]) -> Row:
-    """A row's overrides as keys and values."""
+    """Return a row's overrides (command-line settings) by key, with numbers and booleans as such."""
     return {key.lstrip("+~"): _typed(text) for key, text in override_texts(row).items()}
 
 
 def override_texts(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row's overrides by key, as texts."""
+    """Return a row's overrides (command-line settings) by key, as texts."""
     pairs = [word.partition("=") for word in row.get("overrides", "").split()]
     # without settings of where a job writes
     return {key: text for key, sign, text in pairs if sign and not key.lstrip("+~").startswith(_NOT_SETTINGS)}

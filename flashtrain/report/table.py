@@ -1,4 +1,4 @@
-"""Tables of rows as text and Markdown."""
+"""Make tables of rows, and print them on a terminal or as Markdown."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _HEADING_WIDTH = 11  # characters; longer headings are wrapped, so that a sweep'
 
 @dataclass(frozen=True)
 class View:
-    """How rows become a table.
+    """A choice of rows and columns for a table.
 
     Attributes:
-        columns: keys in order; None: all with values.
-        pivot, value: a column for each value of the key `pivot`, with the values of the key `value` in its cells.
-        only: key -> text of the value that a row must have.
+        columns: keys of the columns, in order; None: all keys with values.
+        pivot, value: keys; every value of `pivot` becomes a column, whose cells hold the values of `value`.
+        only: key -> text of the value that a row must have to be in the table.
     """
 
     columns: list[str] | None = None
@@ -42,22 +42,22 @@ class View:
     only: dict[str, str] = field(default_factory=dict)
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> Table:
-        """The table of these rows. Raises UserError if keys are missing, or no row is left."""
+        """Make the table of these rows. Raises UserError if keys are missing, or no row is left."""
         present, selected = available_columns(rows), self.selected(rows)
         if self.pivot is None:
             return make_table(selected, self.columns)
         if self.columns is None or self.value is None:
-            raise UserError("pivot= needs columns=a,b (the keys of its rows) and value=c (the key of its cells).")
+            raise UserError("pivot=KEY needs columns=a,b (the other keys) and value=c (whose values fill the cells).")
         check_columns([*self.columns, self.pivot, self.value], present)
         names = [str(name) for name in values_of(selected, self.pivot)]
         return make_table(pivoted(selected, self.columns, self.pivot, self.value), [*self.columns, *names])
 
     def selected(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The rows that match `only`. Raises UserError if keys are missing, or no row is left."""
+        """Return the rows that match `only`. Raises UserError if keys are missing, or no row is left."""
         check_columns(self.only, available_columns(rows))
         selected = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
         if not selected:
-            raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}.")
+            raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())} (only=).")
         return selected
 
 
@@ -77,9 +77,9 @@ def view_of(options: Mapping[str, str]) -> View:
 
 
 def pivoted(rows: Sequence[Mapping[str, Any]], index: Sequence[str], pivot: str, value: str) -> list[Row]:
-    """One row for each combination of the `index` keys' values, with a key for each value of `pivot`.
+    """Return a row for each combination of the `index` keys' values, with a key for each value of `pivot`.
 
-    Several values for one cell give their median; a failed row gives its status.
+    Under that key is the row's `value`: the median if there are several, the status of a failed row.
     """
     places: dict[tuple[Any, ...], dict[str, list[Any]]] = {}
     for row in rows:
@@ -108,9 +108,9 @@ class Table:
     """A table of rows.
 
     Attributes:
-        columns: keys of the rows, in order.
-        rows: with the measured values.
-        title: printed above the table.
+        columns: keys of the columns, in order.
+        rows: the rows, with values by key.
+        title: text above the table.
         notes: lines below the table, which name failed rows.
     """
 
@@ -126,11 +126,11 @@ class Table:
 
     @property
     def cells(self) -> list[list[str]]:
-        """The texts of every row, one per column."""
+        """The text of every cell, row by row."""
         return [[cell(column, row.get(column)) for column in self.columns] for row in self.rows]
 
     def markdown(self) -> str:
-        """The table as GitHub Markdown, numbers right-aligned, failures in a list below; ends with a newline."""
+        """Return the table as GitHub Markdown, numbers right-aligned, with a list of failures below it."""
         rule = ["---:" if self.is_numeric(column) else ":---" for column in self.columns]
         lines = [self.headings, rule, *self.cells]
         text = "\n".join("| " + " | ".join(markdown_text(part) for part in line) + " |" for line in lines) + "\n"
@@ -165,19 +165,21 @@ class Table:
             console.print(Text(note), style="red", soft_wrap=True)
 
     def is_numeric(self, column: str) -> bool:
-        """Whether every value of the column is a number, and there is one."""
+        """Return whether the column has values, and all of them are numbers."""
         values = [row[column] for row in self.rows if row.get(column) is not None]
         return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 
 def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, title: str = "") -> Table:
-    """The table of `rows`, with a column "status" if a row has failed.
+    """Make the table of `rows`, with a column "status" if a row has failed.
 
     Args:
-        columns: keys in order; None: every key with a value, known ones first in the order of COLUMNS.
+        rows: flat dictionaries.
+        columns: keys of the columns, in order; None: all keys with a value, known keys first in the order of COLUMNS.
+        title: text above the table.
 
     Raises:
-        UserError: no row has one of the columns.
+        UserError: a column is neither in COLUMNS nor a key of any row.
     """
     shown = [dict(row) for row in rows]
     present = available_columns(shown)
@@ -198,20 +200,20 @@ def make_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None 
 
 
 def available_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every key of the rows: known ones in the order of COLUMNS, then the others as they first appear."""
+    """Return all keys of the rows: known keys in the order of COLUMNS, then the others as they first appear."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return [key for key in COLUMNS if key in keys] + [key for key in keys if key not in COLUMNS]
 
 
 def check_columns(keys: Iterable[str], present: Sequence[str]) -> None:
-    """Raise UserError for a key that is not a column of the rows."""
+    """Raise UserError if one of `keys` is not in `present`, the keys of the rows."""
     for key in keys:
         if key not in present:
             raise unknown("column", key, present)
 
 
 def constants(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    """ "key value" for each of `keys` with a single value in all rows that have it."""
+    """Return a text "heading value" for each of `keys` that has a single value in all rows."""
     found = [(key, values_of(rows, key)) for key in keys]
     return [f"{heading(key)} {cell(key, values[0])}" for key, values in found if len(values) == 1]
 
@@ -235,5 +237,5 @@ def _error(row: Mapping[str, Any]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """The text in one line, escaped for Markdown: no column break, HTML tag, code span, link or picture."""
+    """Return the text in one line, escaped so that Markdown shows it literally, also in a table's cell."""
     return re.sub(r"([\\|`\[\]])", r"\\\1", one_line(text)).replace("<", "&lt;")

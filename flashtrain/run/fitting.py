@@ -1,4 +1,4 @@
-"""One fit of any task by Lightning's Trainer, up to its last validation."""
+"""Train any task with Lightning's Trainer, up to the last validation."""
 
 from __future__ import annotations
 
@@ -52,8 +52,11 @@ def fit(
     """Train to the end, validate unless the last step was validated, and return finish(trainer).
 
     Args:
-        settings: of the run, or of one part of it.
-        resumed: the checkpoint to resume from.
+        prepared: the task, its data, batching and callbacks.
+        settings: of the run, or of a stage of it.
+        hardware: the device to train on.
+        folder: the run's folder.
+        resumed: the checkpoint to resume from; None: begin anew.
         started: time.time() at the command's start.
         finish: makes the summary row.
 
@@ -126,7 +129,7 @@ def fit(
 
 @contextlib.contextmanager
 def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
-    """If a collective fails because another rank was killed, raise RunFailed with a line that names that rank."""
+    """Context manager: if a collective fails since a rank was killed, raise RunFailed, which names that rank."""
     try:
         yield
     except RuntimeError as error:  # raised by a failed collective
@@ -151,7 +154,7 @@ def _logged_with_last_step(trainer: pl.Trainer) -> Iterator[None]:
 def make_trainer(
     settings: Settings, hardware: Hardware, folder: Path, callbacks: list[pl.Callback], *, accumulate: int
 ) -> pl.Trainer:
-    """Lightning's Trainer for these settings. It writes into `folder`."""
+    """Make Lightning's Trainer for these settings. It writes into `folder`; a step has `accumulate` micro-batches."""
     options = settings.trainer
     accelerator = "gpu" if hardware.kind == "cuda" else "cpu"
     return pl.Trainer(
@@ -176,7 +179,7 @@ def make_trainer(
 
 
 def strategy_for(settings: Settings, folder: Path) -> Strategy | str:
-    """The strategy of these settings; for one device Lightning's own, without importing flashtrain.distributed."""
+    """Return the strategy of these settings; for one device "auto", without importing flashtrain.distributed."""
     if settings.strategy == "auto" and settings.trainer.ranks == 1:
         return "auto"
     from flashtrain.distributed.strategies import make_strategy
@@ -185,7 +188,7 @@ def strategy_for(settings: Settings, folder: Path) -> Strategy | str:
 
 
 def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
-    """ContextParallelStrategy's arguments for a run in `folder`; {} for another strategy."""
+    """Return the arguments of ContextParallelStrategy for a run in `folder`; {} if another strategy is set."""
     if not settings.shares_sequences:
         return {}
     return {
@@ -200,7 +203,7 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def run_loggers(settings: Settings, folder: Path) -> list[Any]:
-    """The loggers of these settings, which write into `folder`."""
+    """Make the loggers of these settings, which write into `folder`."""
     return make_loggers(
         settings.logger.kinds,
         folder,
@@ -213,7 +216,7 @@ def run_loggers(settings: Settings, folder: Path) -> list[Any]:
 
 
 def stopped(signals: SaveOnSignal, folder: Path) -> Stopped:
-    """The exception of a run that a signal or its time limit stopped; the time limit is no failure (status 0)."""
+    """Return the exception of a run that a signal or its time limit stopped. The time limit has exit status 0."""
     name = signals.stopped_by.name if signals.stopped_by else "a signal"
     reason = "trainer.max_minutes" if signals.out_of_time else name
     return Stopped(

@@ -1,4 +1,4 @@
-"""The jobs of a sweep or a study, each in its own process, which does not outlive the command that started it."""
+"""Run the jobs of a sweep or a study in processes of their own, which end when the command that started them ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECONDS = 0.5  # between a job's checks that this process is alive
 
 
 class JobProcesses:
-    """A context that passes SIGINT and SIGTERM on to the running job and waits while it saves its checkpoint.
+    """Context manager that runs jobs, passes SIGINT and SIGTERM on to them, and waits while they save checkpoints.
 
     `stopped_by` is the first such signal; no other job should be started after it.
     """
@@ -47,9 +47,9 @@ class JobProcesses:
         """Run a command and wait for its end.
 
         Args:
-            words: its arguments.
+            words: the command's arguments.
             command: the program; None: this program.
-            output: its stdout and stderr, as for subprocess; None: this process's.
+            output: where stdout and stderr go, as for subprocess; None: where this process's own go.
 
         Returns:
             The exit status, negative for a signal.
@@ -76,7 +76,7 @@ class JobProcesses:
 
 
 def job_command() -> list[str]:
-    """The command of this program: `python -m flashtrain`, or the user's script that calls main()."""
+    """Return the command of this program: `python -m flashtrain`, or the user's script that calls main()."""
     main_module = sys.modules["__main__"]
     spec = getattr(main_module, "__spec__", None)
     if spec is None:
@@ -86,7 +86,7 @@ def job_command() -> list[str]:
 
 @contextmanager
 def leading_ranks() -> Iterator[None]:
-    """Make the ranks that Lightning starts in this context end with this process."""
+    """Context manager: ranks that Lightning starts in it end when this process ends."""
     # If it is killed before the ranks have met, they would wait for it for half an hour.
     os.environ[PARENT] = str(os.getpid())
     try:
@@ -96,7 +96,7 @@ def leading_ranks() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """In a job or a rank: send SIGTERM to this process when its parent is gone."""
+    """Watch the parent process of a job or rank: when it is gone, send SIGTERM to this process."""
     parent = os.environ.pop(PARENT, "")  # not for what this process starts itself
     if parent.isdecimal():
         threading.Thread(target=_watch, args=(int(parent),), daemon=True, name="parent-watch").start()

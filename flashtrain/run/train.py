@@ -1,4 +1,4 @@
-"""The trainings of one run of any task, and its summary row."""
+"""Run a task's training, or its stages one after the other, and write the summary row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from flashtrain.training.resuming import check_resumable
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
-    """The part of the summary row that is known before the run."""
+    """Return the part of the summary row that is known before the run. `overrides` are the command-line settings."""
     common = {"attention": hardware.attention, "precision": hardware.precision}
     mode = mode_of(settings)
     trained = {} if mode is not None and mode.measures else {**task_of(settings).columns(settings), **common}
@@ -49,12 +49,17 @@ def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) ->
 
 
 def failed_row(settings: Settings, hardware: Hardware, overrides: list[str], status: str, error: str) -> dict[str, Any]:
-    """The summary row of a run that did not finish: `status` is FAILED, OUT_OF_MEMORY or STOPPED."""
+    """Return the summary row of a run that did not finish: `status` is FAILED, OUT_OF_MEMORY or STOPPED."""
     return {**planned_row(settings, hardware, overrides), "status": status, "error": error}
 
 
 def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
-    """Raise UserError, with the differences, unless the checkpoint belongs to the described model."""
+    """Raise UserError, which lists the differences, if a checkpoint is of another model.
+
+    Args:
+        checkpoint, saved: the checkpoint's path and contents.
+        description: name and shape of this run's model.
+    """
     notes = saved.get("flashtrain", {})
     here = {"name": description["name"], **description["shape"]}
     there = {"name": current_value("model.name", notes.get("name")), **notes.get("shape", {})}
@@ -65,10 +70,10 @@ def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: di
 
 
 def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
-    """The checkpoint to resume from: of the named run or, with resume=auto, in `folder`. None: start a new run.
+    """Return the checkpoint to resume from: of the run resume=RUN or, with resume=auto, in `folder`; None: begin anew.
 
     Raises:
-        UserError: the checkpoint is of another model, holds weights only, or has made all steps.
+        UserError: the checkpoint is of another model, holds weights only, or is at the last step already.
     """
     if settings.resume is None:
         return None
@@ -86,7 +91,7 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
     finished = read_summary(checkpoint.parent.parent).get("status") == FINISHED
     if made > steps or (made == steps and finished):
         raise UserError(
-            f"{checkpoint} has made {made:,} steps, and trainer.steps={steps}: nothing is left to train. "
+            f"{checkpoint} is of step {made:,}, and trainer.steps={steps}: nothing is left to train. "
             f"Set trainer.steps= above {made}, or start a new run without resume=."
         )
     say(f"resuming from {checkpoint}")
@@ -99,7 +104,9 @@ def train(
     """Train in `folder`, and return the summary row.
 
     Args:
-        overrides: the command line's settings, for the row.
+        task, settings, hardware: what to train, how, and on which device.
+        folder: the run's folder.
+        overrides: the command-line settings, for the row.
         started: time.time() at the command's start.
 
     Raises:

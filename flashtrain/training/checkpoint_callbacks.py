@@ -1,4 +1,4 @@
-"""When a run's checkpoints are written: last.ckpt every N steps and at any end, best.ckpt at a better validation."""
+"""Callbacks that write a run's checkpoints: last.ckpt every N steps and at the end, best.ckpt after validations."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def checkpoint_callbacks(
     monitor: str | None = "validation_loss",
     mode: str = "min",
 ) -> list[pl.Callback]:
-    """The checkpoint callbacks of a run: BestCheckpoint, if there is something to monitor, and SaveLast.
+    """Make the checkpoint callbacks of a run: SaveLast, and BestCheckpoint if `monitor` is set.
 
     Args:
+        folder: where the checkpoints are written.
         every_n_steps: optimiser steps between two writes of last.ckpt; None: at the end only.
         monitor: the logged metric that best.ckpt follows; None: no best.ckpt.
         mode: "min" or "max": whether the lowest or the highest value is best.
@@ -36,9 +37,9 @@ def checkpoint_callbacks(
 
 
 def keep_if_best(trainer: pl.Trainer) -> None:
-    """After a validation that followed the fit, write best.ckpt if these weights are the best so far.
+    """Write best.ckpt if the weights are the best so far, by a validation that was made after the fit.
 
-    Every rank must call it, with the same validation result.
+    Every rank must call this, with the same validation result.
     """
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, BestCheckpoint) and callback.monitor in trainer.callback_metrics:
@@ -46,11 +47,11 @@ def keep_if_best(trainer: pl.Trainer) -> None:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Writes best.ckpt with weights only: the optimiser's states, twice as large, are in last.ckpt alone.
+    """Writes best.ckpt, the weights with the best validation so far, without the optimiser's states.
 
-    With save_weights_only, ModelCheckpoint leaves out what callbacks save (the score to beat) and do (StopOnNonFinite's
-    check of the weights). It also restores that score from last.ckpt, which can be older than best.ckpt: a validation
-    that follows the fit comes after last.ckpt was written. (A stage that has not validated yet has no score to beat.)
+    Unlike ModelCheckpoint with save_weights_only, it also saves the score to beat, and calls the hooks of callbacks
+    (StopOnNonFinite checks the weights). A resumed run reads the score to beat from best.ckpt, since
+    last.ckpt can be older: it was written before the validation that follows the fit.
     """
 
     def __init__(self, folder: str | Path, monitor: str = "validation_loss", mode: str = "min") -> None:

@@ -46,10 +46,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
-    """torch.save to a temporary name in the same folder, flush to the disk, then move to `path` in one step.
+    """Save a checkpoint under a temporary name in the same folder, flush it to the disk, then rename it to `path`.
 
     Raises:
-        UserError: the disk is full or the folder cannot be written; `path` is then as it was.
+        UserError: the disk is full or the folder cannot be written; `path` is then unchanged.
     """
     # One fixed name, unlike disk.replacing: the next write replaces the gigabytes that a kill leaves.
     partial, earlier = path.with_name(path.name + PARTIAL), path.with_name(f"{path.name}.earlier")
@@ -73,9 +73,9 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
-    """Point every path in a loaded checkpoint's callbacks into `folder`, the checkpoint's own; only names are taken.
+    """Change all paths in the callback states of a loaded checkpoint to files of the same names in `folder`.
 
-    ModelCheckpoint deletes the file that a better one replaces, wherever its state says that it is.
+    Otherwise ModelCheckpoint would delete the file that a better one replaces wherever a foreign checkpoint says.
     """
     folder = folder.resolve()  # as ModelCheckpoint has it
 
@@ -92,20 +92,20 @@ def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
 
 
 def checkpoint_exists(path: Path) -> bool:
-    """Whether a checkpoint lies there that can be read: a file, or a complete folder of shards."""
+    """Return whether `path` is a checkpoint that can be read: a file, or a complete folder of shards."""
     return path.is_file() or sharded.is_sharded(path)
 
 
 def read_checkpoint(
     path: str | Path, map_location: Any = "cpu", *, mmap: bool = False, optimizers: bool = False
 ) -> dict[str, Any]:
-    """The dictionary in a checkpoint, by torch.load with weights_only=True.
+    """Read the dictionary in a checkpoint, by torch.load with weights_only=True.
 
     Args:
         path: a file, or a folder of shards, whose weights are joined in host memory.
         map_location: torch.load's, for a file.
-        mmap: read a tensor only when it is used; tensors of a folder have a shape only, on the meta device.
-        optimizers: join the optimisers' states of a folder too; otherwise they are on the meta device.
+        mmap: read a file's tensors only when they are used; a folder's tensors are not read (meta device).
+        optimizers: read the optimisers' states of a folder too; otherwise they are on the meta device.
 
     Raises:
         UserError: the folder has no complete checkpoint. A file that is missing, damaged or could run code raises
@@ -136,13 +136,13 @@ def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
 
 
 def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """The model's weights in a checkpoint.
+    """Return the model's weights in a checkpoint, by name, without torch.compile's additions to names.
 
     Args:
-        checkpoint: what `read_checkpoint` returned.
-        path: where it was read from, for the error.
-        prefix: the LightningModule's attribute that holds the module ("model."). Only weights under it are returned,
-            with the prefix removed, and torch.compile's additions to names too.
+        checkpoint: the result of `read_checkpoint`.
+        path: the checkpoint's path, for messages of errors.
+        prefix: beginning of names, such as "model.", the LightningModule's attribute. Only weights whose names begin
+            with it are returned; it is removed from the names.
 
     Raises:
         UserError: the checkpoint has no weights under the prefix.
@@ -151,6 +151,6 @@ def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -
     weights = {name[len(prefix) :]: value for name, value in plain.items() if name.startswith(prefix)}
     if not weights:
         raise UserError(
-            f"{path} has no weights whose names begin with '{prefix}'; it has {', '.join(list(plain)[:3])} ..."
+            f"{path} has no weights whose names begin with '{prefix}', only {', '.join(list(plain)[:3])} ..."
         )
     return weights

@@ -22,10 +22,10 @@ NEVER = torch.iinfo(torch.int64).max
 class StopOnNonFinite(pl.Callback):
     """Ends the fit with a UserError that names the first optimiser step whose loss was NaN or infinite.
 
-    Losses stay on the device, because reading one makes the host wait. They are checked together at the trainer's log
-    interval (where the loggers read values anyway), before every checkpoint and at the end. Before a checkpoint the
+    Losses stay on the device, because reading a loss makes the host wait. They are checked together at the trainer's
+    log interval (where the loggers read values anyway), before every checkpoint and at the end. Before a checkpoint the
     weights are checked too, so that a bad state never replaces a good checkpoint. All ranks check the same steps and
-    agree on the first bad one, so that they stop together.
+    agree on the first bad step, so that they stop together.
     """
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ def _last_written_checkpoint(trainer: pl.Trainer) -> str | None:
 class StopAtTarget(pl.Callback):
     """Ends training at the first validation whose `validation_accuracy` is at least `target`.
 
-    `seconds` is the training time up to the end of that validation, earlier parts of a resumed run included; it is None
-    until the target is reached.
+    The attribute `seconds` is the training time up to the end of that validation, earlier parts of a resumed run
+    included; it is None until the target is reached.
     """
 
     def __init__(self, target: float) -> None:

@@ -1,4 +1,4 @@
-"""Estimated GPU memory of an encoder's training step: BERT with any of its heads, and sequence classifiers.
+"""Estimate the GPU memory of an encoder's training step: BERT with any of its heads, and sequence classifiers.
 
 Letters as in memory.py. tests/training/test_encoder_memory.py compares the estimate with what autograd saves.
 """
@@ -33,8 +33,8 @@ class PredictingHead:
     """A head that predicts tokens or grey levels.
 
     Attributes:
-        rows: of its matrix, one for each token or grey level.
-        positions: predicted positions of a step.
+        rows: rows of its weight matrix, one for each token or grey level.
+        positions: predicted positions of a micro-batch.
     """
 
     rows: int
@@ -54,14 +54,14 @@ def estimate_encoder_memory(
     attention: str = "flash",
     master_weights: bool = False,
 ) -> MemoryEstimate:
-    """Memory of one training step with AdamW or LAMB, in bytes on one device.
+    """Estimate the memory of one training step with AdamW or LAMB, in bytes on one device.
 
     Args:
-        parameters: P.
-        shape: of the encoder's blocks.
-        tokens: T, with padding and tokens that are read twice.
+        parameters: P, the number of parameters.
+        shape: sizes of the encoder's blocks.
+        tokens: T, the tokens that a micro-batch computes, padding included.
         max_seqlen: S, for "standard" attention, which stores a score matrix for each sequence.
-        head: None for a head on pooled states, which needs next to nothing.
+        head: the head that predicts tokens; None for a head on pooled states, which needs next to nothing.
         precision: a key of PRECISIONS.
         savings: activation checkpointing, offloading and chunks; None: none of them.
         compiled: whether torch.compile fuses the blocks' operations.

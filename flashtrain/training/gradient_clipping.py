@@ -18,11 +18,11 @@ def clip_gradients(module: nn.Module, max_norm: float | None, scale: float | tor
     Args:
         module: holds the parameters. If FSDP2 shards them (DTensor), the norm is over all shards, and every rank must
             call this.
-        max_norm: None or 0: only measure.
-        scale: the current factor of the gradients (fp16 loss scaling), which stays in them.
+        max_norm: the largest norm; None or 0: only measure.
+        scale: the factor by which fp16 loss scaling has multiplied the gradients; they stay multiplied.
 
     Returns:
-        The norm before clipping, without `scale`: a float32 scalar on the gradients' device, not read by the host.
+        The norm before clipping, divided by `scale`: a float32 scalar on the gradients' device, not read by the host.
     """
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     if not gradients:
@@ -38,10 +38,10 @@ def clip_gradients(module: nn.Module, max_norm: float | None, scale: float | tor
 
 
 def gradient_scale(trainer: pl.Trainer, optimizer: Any) -> float | torch.Tensor:
-    """The factor that gradients still carry when Lightning asks for clipping.
+    """Return the factor by which gradients are still multiplied when Lightning clips them.
 
-    1 except under fp16 loss scaling ("16-mixed") with a fused optimiser, which undoes the scaling itself inside its
-    step; Lightning undoes it before clipping for every other optimiser.
+    It is 1 except under fp16 loss scaling ("16-mixed") with a fused optimiser, which undoes the scaling inside its
+    step; for every other optimiser Lightning undoes it before clipping.
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     inner = getattr(optimizer, "optimizer", optimizer)

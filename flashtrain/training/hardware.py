@@ -1,4 +1,4 @@
-"""The machine that a run uses: its device, memory, peak rate and software versions."""
+"""Find out what a run can use: its device, memory, peak rate and software versions."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Hardware:
         name: the vendor's name.
         count: visible GPUs, or the CPU cores that this process may use.
         capability: a GPU's compute capability, (9, 0) for sm_90; None on a CPU.
-        total_memory_bytes: of the GPU that this process uses, or of the machine; None if unknown.
-        free_memory_bytes: likewise.
+        total_memory_bytes: memory of the GPU that this process uses, or of the machine; None if unknown.
+        free_memory_bytes: the free part of that memory; None if unknown.
         peak_flops: dense bf16/fp16 tensor-core FLOP/s of one GPU; None if unknown (MFU is then left out).
         precision: Lightning's name of the precision to train in.
         attention: the attention to use, "flash" or "sdpa".
@@ -90,7 +90,7 @@ class Hardware:
 
 
 def detect_hardware(accelerator: str = "auto") -> Hardware:
-    """The hardware that a run would train on.
+    """Return the hardware that a run would train on.
 
     Args:
         accelerator: "auto" (a GPU if there is one), "cpu" or "gpu".
@@ -102,26 +102,26 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
     if accelerator == "gpu" and not available:
         build = "this PyTorch was built without CUDA"
         reason = build if torch.version.cuda is None else "PyTorch finds no usable NVIDIA GPU or driver"
-        raise UserError(f"hardware=gpu, but {reason}. Use hardware=cpu or hardware=auto.")
+        raise UserError(f"hardware=gpu, but {reason}. Set hardware=cpu or hardware=auto.")
     if accelerator == "cpu" or not available:
         return _cpu()
     return _gpu()
 
 
 def peak_flops_of(name: str) -> float | None:
-    """Dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this name; None if unknown."""
+    """Return the dense bf16/fp16 tensor-core peak (FLOP/s) of the GPU with this name; None if unknown."""
     if "Laptop" in name or "Max-Q" in name:  # same name, other clocks
         return None
     return next((peak for pattern, peak in PEAK_FLOPS if re.search(pattern, name, flags=re.IGNORECASE)), None)
 
 
 def precision_for(capability: tuple[int, int]) -> str:
-    """bf16 from sm_80 on, whose tensor cores have it; fp16 with loss scaling on older GPUs."""
+    """Return a GPU's precision: bf16 from compute capability 8.0 on, fp16 with loss scaling on older GPUs."""
     return "bf16-mixed" if capability >= (8, 0) else "16-mixed"
 
 
 def attention_for(capability: tuple[int, int]) -> str:
-    """flashtrain's kernels ("flash") on sm_80 and later if Triton is installed, else torch's attention ("sdpa")."""
+    """Return a GPU's attention: "flash" (our kernels) from sm_80 on if Triton is installed, else torch's "sdpa"."""
     has_triton = importlib.util.find_spec("triton") is not None
     return "flash" if capability >= (8, 0) and has_triton else "sdpa"
 
@@ -193,7 +193,7 @@ def _read_int(path: str) -> int | None:
 
 
 def device_name() -> str:
-    """The GPUs of this machine ("2 x NVIDIA H200"), or without GPUs its processor and cores."""
+    """Return a text that names this machine's GPUs ("2 x NVIDIA H200"), or without GPUs its processor and cores."""
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         name = torch.cuda.get_device_name(0)
@@ -202,7 +202,7 @@ def device_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of python, cuda and _DISTRIBUTIONS, by name."""
+    """Return the installed versions by name: of python, cuda, torch, triton, flashtrain and others."""
     found = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:
@@ -232,7 +232,7 @@ def expected_rate(hardware: Hardware) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """A time in seconds as text, in seconds, minutes or hours."""
+    """Format a time given in seconds, in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

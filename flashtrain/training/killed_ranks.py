@@ -1,4 +1,4 @@
-"""Reports which rank was killed by a signal, for example by Linux when host memory runs out."""
+"""Report which rank was killed by a signal, for example by Linux when host memory runs out."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _REPORT = re.compile(r"\[rank: (\d+)\].* terminated with code -(\d+)\b")
 
 
 def name_killed_ranks(note: Callable[[str], None]) -> None:
-    """Print a line that names a rank killed by a signal. For the command, not for the library.
+    """From now on, print a line if a signal kills a rank. For the command, not for the library.
 
     Ranks that end by themselves report their own error.
 
     Args:
-        note: called with the line, too. Of several calls of this function the last one's `note` is used.
+        note: is also called with the line. A later call of this function replaces it.
     """
     logger = logging.getLogger(LAUNCHER)
     logger.setLevel(logging.INFO)
@@ -46,12 +46,12 @@ class _ReportHandler(logging.Handler):
 
 
 def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) -> str | None:
-    """A line that names the first of these ranks that was killed by a signal; None if none was.
+    """Return a line that names the first of these ranks that was killed by a signal; None if none was.
 
     Args:
         ranks: the processes of rank 1, rank 2 and so on.
-        seconds: how long to wait for their end. A failed collective raises before the other rank's exit status is
-            known, and before Lightning looks at it.
+        seconds: how long to wait for their end: a failed collective raises an error before the exit status of the
+            killed rank is known.
     """
     until = time.monotonic() + seconds
     while True:

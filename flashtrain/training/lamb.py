@@ -20,15 +20,15 @@ class Lamb(Stepping):
     """LAMB (You et al. 2020, "Large Batch Optimization for Deep Learning", arXiv 1904.00962), for very large batches.
 
     Algorithm 2 of the paper with Adam's bias correction: with Adam's corrected moments m' and v',
-    u = m' / (sqrt(v') + eps) + weight_decay * w and w -= lr * |w| / |u| * u, per parameter tensor. The ratio is 1 if
-    either norm is 0, and in groups with adapt=False. A step updates many tensors per launch and never waits for the
-    device.
+    u = m' / (sqrt(v') + eps) + weight_decay * w and w -= lr * |w| / |u| * u, per parameter tensor. |w| / |u| is taken
+    as 1 if either norm is 0, and in groups with adapt=False. A step updates many tensors per launch and never waits for
+    the device.
 
     Args:
         params: as torch's optimisers take them; a group may set its own lr, betas, eps, weight_decay and adapt.
 
     Raises:
-        UserError: in a step, for sharded parameters (FSDP2), whose norms would be those of one shard.
+        UserError: in the first step, if parameters are sharded (FSDP2): their norms would be those of one shard.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def lamb(
     eps: float = 1e-6,
     weight_decay: float = 0.01,
 ) -> Lamb:
-    """LAMB over the model's parameters; biases and norm weights have neither weight decay nor adaptation.
+    """Make LAMB for the model's parameters; biases and norm weights have neither weight decay nor adaptation.
 
     Defaults are those of the MLPerf BERT reference in FlagPerf's configurations (betas 0.9 and 0.999, weight decay
     0.01) and of You et al. 2020 (eps 1e-6). The learning rate depends on the batch size. Clip the gradients' global

@@ -1,4 +1,4 @@
-"""Loggers by name: the run's own metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Make loggers by name, and log to them: metrics.jsonl, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def make_loggers(
     config: dict[str, Any] | None = None,
     mode: str = "auto",
 ) -> list[Logger]:
-    """The loggers of a training run. Every run writes run_dir/metrics.jsonl.
+    """Make the loggers of a training run. Every run writes run_dir/metrics.jsonl.
 
     Args:
         kinds: "wandb" adds Weights & Biases, "tensorboard" events in run_dir/tensorboard.
         run_dir: the run's folder. Its wandb_id.txt holds the id of the W&B run, which a resumed run continues.
-        project, name, group: the run's in W&B.
-        config: logged as the run's configuration.
+        project, name, group: the W&B project, and the run's name and group in it.
+        config: the settings that W&B shows as the run's configuration.
         mode: W&B's mode. "auto": the environment's WANDB_MODE if set, else online if a W&B key is configured, else
             offline, with one line on how to upload the run later.
 
@@ -65,7 +65,7 @@ def make_loggers(
 
 
 def has_wandb_key() -> bool:
-    """Whether a Weights & Biases key is configured: in the environment, or in the netrc file as `wandb login` does."""
+    """Return whether a Weights & Biases key is configured, in the environment or (by `wandb login`) in netrc."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     from requests.utils import get_netrc_auth  # which wandb requires
@@ -74,14 +74,14 @@ def has_wandb_key() -> bool:
 
 
 def log_summary(loggers: list[Logger], row: dict[str, Any]) -> None:
-    """Log a run's summary row to W&B."""
+    """Log a run's summary row to those of the loggers that are of W&B."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.summary.update({key: value for key, value in row.items() if value is not None})
 
 
 def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Log rows as a table to W&B, with a column for each key of any row."""
+    """Log rows to W&B as the table `name`, with a column for each key of any row."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     # W&B's columns have one type: numbers among texts (lengths 128 and "paragraph") become texts.
     texts = {key for key in columns if any(isinstance(row.get(key), str) for row in rows)}
@@ -97,7 +97,7 @@ def log_table(loggers: list[Logger], name: str, rows: Sequence[Mapping[str, Any]
 
 
 def log_image(loggers: list[Logger], name: str, path: Path) -> None:
-    """Log a PNG file to TensorBoard and W&B."""
+    """Log a PNG file to TensorBoard and W&B under `name`."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             import matplotlib.image

@@ -12,9 +12,11 @@ from flashtrain.training.optimizers import parameter_groups
 
 
 def adamw_8bit(model: nn.Module, *, weight_decay: float, **options: Any) -> torch.optim.Optimizer:
-    """torchao's AdamW with both moments in 8 bits, one scale per 256 numbers (Dettmers et al. 2021, arXiv 2110.02861).
+    """Make torchao's AdamW: moments in 8 bits, one scale per 256 numbers (Dettmers et al. 2021, arXiv 2110.02861).
 
     Args:
+        model: its trainable parameters are updated.
+        weight_decay: for parameters with two or more dimensions; others do not decay.
         options: lr, betas and eps, as in `adamw`.
 
     Raises:

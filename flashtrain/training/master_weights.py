@@ -21,8 +21,8 @@ class MasterWeights(SharedState):
 
     Args:
         inner: an optimiser that has not stepped yet; its parameters are replaced by the copies.
-        host: the copies of all parameters, and so the states, lie in host memory, where the step is computed (Ren et
-            al. 2021, "ZeRO-Offload"). Each step moves two copies of the parameters over the bus.
+        host: whether the copies of all parameters and the optimiser's states lie in host memory, where the step is
+            computed (Ren et al. 2021, "ZeRO-Offload"). Each step moves two copies of the parameters over the bus.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, host: bool = False) -> None:
@@ -71,12 +71,12 @@ class MasterWeights(SharedState):
                 parameter.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimiser's state, and the copies under "masters"."""
+        """Return the inner optimiser's state, and the copies under "masters"."""
         self._load_saved()
         return {**super().state_dict(), "masters": [master.detach() for _, master in self.pairs]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a saved state; without copies in it, the copies become the current weights."""
+        """Load a saved state. If it has no "masters", the copies take the values of the current weights."""
         masters = state_dict.get("masters", [parameter for parameter, _ in self.pairs])
         self._saved = {name: value for name, value in state_dict.items() if name != "masters"}
         if not self.host:  # a loaded state would be moved to the parameters' device by Lightning

@@ -1,4 +1,4 @@
-"""Estimated GPU memory of a decoder's training step, from the model's sizes alone.
+"""Estimate the GPU memory of a decoder's training step, from the model's sizes alone.
 
 The estimate errs on the high side; its constants are calibrated against measured peaks. Letters: B micro-batch,
 S sequence, E embedding width, F feed-forward width, H query heads, K key/value heads, D head dimension, V rows of the
@@ -46,12 +46,12 @@ FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
 @dataclass(frozen=True)
 class Growth:
-    """When gradients are allocated in a backward whose step began without any (zero_grad(set_to_none=True)).
+    """How gradients grow during a backward if the step begins without any (zero_grad(set_to_none=True)).
 
     Attributes:
-        layers: blocks, with whose backward all other gradients come evenly.
-        head, embedding: bytes allocated before and after the blocks' backward.
-        at_embedding: bytes of temporary buffers while `embedding` is allocated.
+        layers: number of blocks; in each block's backward an equal part of the other gradients is allocated.
+        head, embedding: bytes of gradients allocated before and after the backward of the blocks.
+        at_embedding: bytes of temporary buffers while the gradients of `embedding` are allocated.
     """
 
     layers: int
@@ -62,19 +62,19 @@ class Growth:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one device in a training step. Only one of `logits`, `block` and `updating` is live at a time.
+    """Estimated bytes of one device in a training step. `logits`, `block` and `updating` are never live together.
 
     Attributes:
         weights: with the half-precision copies that matrix products read.
         gradients: of all trained weights.
         optimizer: the optimiser's states and float32 copies of weights.
-        activations: saved in the forward for the backward.
+        activations: what the forward saves for the backward.
         logits, block, updating: temporary buffers of the output head with its loss, of one block's backward (its
             gradients and recomputed activations), and of the optimiser's step.
         host: pinned main memory for offloaded activations, not in the total.
-        exchange: the part of `block` for what devices that share a sequence send each other.
+        exchange: the part of `block` for data exchanged between devices that share a sequence.
         other: the CUDA context and a reserve.
-        growth: when gradients are allocated; None: all are allocated at any time.
+        growth: how gradients grow in the backward; None: all of them are always allocated.
     """
 
     weights: int
@@ -95,7 +95,7 @@ class MemoryEstimate:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Bytes at the peak, by use; their sum is the peak."""
+        """Return the bytes at the peak by their use; the sum is the peak."""
         gradients, activations, temporary = max(self._moments(), key=sum)
         return {
             "weights": self.weights,
@@ -128,12 +128,12 @@ class BlockShape:
 
     Attributes:
         layers: number of blocks.
-        embed, heads, ffn: E, H, F.
-        gated: a feed-forward with two inner matrices.
-        rotary: RoPE; the rotated queries and keys are saved in addition to their inputs.
+        embed, heads, ffn: embedding width E, query heads H, feed-forward width F.
+        gated: whether the feed-forward has two inner matrices (such as SwiGLU).
+        rotary: whether there is RoPE, whose rotated queries and keys are saved in addition to their inputs.
         residual: type of the residual stream under autocast: "weights" (float32) or "compute" (half precision).
         dropout: whether the blocks have dropout, whose masks are saved.
-        kv_width, query_width: K*D and H*D; None: E.
+        kv_width, query_width: key/value heads, and query heads, times the head dimension; None: E.
     """
 
     layers: int
@@ -170,27 +170,27 @@ def estimate_memory(
     gradients_stay: bool = False,
     chunks_by_autograd: bool = False,
 ) -> MemoryEstimate:
-    """Memory of one training step of a decoder with AdamW, in bytes on one device.
+    """Estimate the memory of one training step of a decoder with AdamW, in bytes on one device.
 
     Args:
-        parameters: P, frozen ones included.
-        shape: of the decoder's blocks.
-        vocab_rows, context, micro_batch: V, S, B.
+        parameters: number of parameters, including frozen ones.
+        shape: sizes of the decoder's blocks.
+        vocab_rows, context, micro_batch: rows of the embedding table, tokens of a sequence, sequences.
         savings: activation checkpointing, offloading, and feed-forward and loss in chunks.
-        frozen: parameters without a gradient, stored in half precision if any is used.
-        quantized: frozen parameters stored in 4 bits.
-        outside: parameters outside the blocks; None: V*E.
-        states: the optimiser's: "full", "8bit" or on the "host".
+        frozen: number of parameters without a gradient, stored in half precision if `precision` uses it.
+        quantized: number of frozen parameters that are stored in 4 bits.
+        outside: number of parameters outside the blocks; None: those of the embedding table.
+        states: how the optimiser's moments are stored: "full", "8bit", or "host" (in main memory).
         precision: a key of PRECISIONS.
         compiled: whether torch.compile fuses the blocks' operations.
         attention: "standard" adds its S x S matrices.
         master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
         shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
         context_degree: devices that share each sequence.
-        exchange: bytes that one layer's attention needs for what these devices send each other.
-        gradients_stay: gradients are allocated at any time (gradient accumulation, DDP's buckets); otherwise a step
+        exchange: bytes that one layer's attention needs for data exchanged between these devices.
+        gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's buckets); otherwise a step
             begins without any, as TrainingTask's does.
-        chunks_by_autograd: feed-forward chunks are differentiated by autograd, not by our operator.
+        chunks_by_autograd: whether autograd, not our operator, differentiates feed-forward chunks.
     """
     weight, copy, activation = PRECISIONS[precision]
     layers, embed, gated = shape.layers, shape.embed, shape.gated
@@ -275,18 +275,18 @@ def block_bytes(
     exchange: int = 0,
     chunk_tensors: int = CHUNK_TENSORS,
 ) -> tuple[float, int]:
-    """The memory of one block's activations.
+    """Estimate the memory of one block's activations.
 
     Args:
-        shape: of the block.
-        tokens, max_seqlen: T and S.
+        shape: sizes of the block.
+        tokens, max_seqlen: tokens of a micro-batch, and of its longest sequence.
         stream, activation: bytes of one token's residual stream, and of one element of an activation.
-        ffn_saved, ffn_gradients: tensors of width F that are saved, and that the backward computes.
+        ffn_saved, ffn_gradients: numbers of feed-forward-wide tensors that are saved, and that the backward computes.
         extra: factor for intermediate results that no compiler fuses.
         savings: activation checkpointing, offloading, and the feed-forward in chunks.
-        fused: attention is compiled together with the rest of the block.
+        fused: whether attention is compiled together with the rest of the block.
         attention, exchange: as in estimate_memory.
-        chunk_tensors: tensors of width F per feed-forward chunk.
+        chunk_tensors: number of feed-forward-wide tensors of a feed-forward chunk.
 
     Returns:
         The bytes of a token that are saved for the backward, and the bytes of temporary buffers of the backward.
@@ -332,6 +332,6 @@ def block_bytes(
 
 
 def host_bytes(size: int) -> int:
-    """Host memory for `size` offloaded bytes: its allocator rounds each tensor up to a power of two."""
+    """Return the host memory for `size` offloaded bytes: its allocator rounds a tensor up to a power of two."""
     rest = size % HOST_PIECE
     return size - rest + (1 << (rest - 1).bit_length() if rest else 0)

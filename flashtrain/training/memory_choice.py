@@ -1,4 +1,4 @@
-"""The choice of memory savings for a run: the fastest option whose estimate fits."""
+"""Choose the memory savings of a run: the fastest option whose estimated memory fits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemoryOption:
     fits: bool
 
     def line(self) -> str:
-        """The option as mode=plan prints it: settings, estimate and micro-batch."""
+        """Return the line that mode=plan prints: settings, estimated memory and micro-batch."""
         host = f", {self.estimate.host / GIB:.1f} GiB in host memory" if self.estimate.host else ""
         verdict = "" if self.fits else " - does not fit"
         return (
@@ -69,7 +69,7 @@ class Batching:
 def candidates(
     checkpointing: str = AUTO, *, offload: bool = False, ffn_chunk: int | None = None, loss_chunk: int | None = None
 ) -> list[MemorySavings]:
-    """The savings to try, fastest first; a single one if `checkpointing` names a kind. Given values are not changed.
+    """List the savings to try, fastest first; only one if `checkpointing` is not "auto". Given values are not changed.
 
     From fast to slow: activation checkpointing none, selective, full, full with feed-forward and loss in chunks, and
     the last one with the blocks' inputs offloaded to host memory.
@@ -98,7 +98,7 @@ def _with_largest(savings: MemorySavings, sizes: Sequence[int], room: Room, esti
 
 
 def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
-    """The first option that fits; otherwise the last that fits in host memory, because estimates err on the high side.
+    """Return the first option that fits, else the last that fits in host memory: estimates err on the high side.
 
     Raises:
         UserError: every option needs more host memory than is free.
@@ -118,7 +118,7 @@ def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
 
 
 def option_words(savings: MemorySavings) -> str:
-    """The settings of these savings, such as "memory.activation_checkpointing=full memory.ffn_chunk=16384"."""
+    """Return the settings of these savings, such as "memory.activation_checkpointing=full memory.ffn_chunk=16384"."""
     words = [f"memory.activation_checkpointing={savings.checkpointing}"]
     words += ["memory.offload=true"] if savings.offload else []
     words += [f"memory.ffn_chunk={savings.ffn_chunk}"] if savings.ffn_chunk else []

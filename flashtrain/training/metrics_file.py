@@ -1,4 +1,4 @@
-"""metrics.jsonl: every number that a run logged, one JSON object per step, across kills and resumes."""
+"""Write and read metrics.jsonl: all numbers that a run logged, one JSON object per step, across kills and resumes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class MetricsFile(Logger):
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl, one dictionary per step. An incomplete last line, after a kill, is skipped."""
+    """Return the rows of a metrics.jsonl, one dictionary per step. An incomplete last line (of a kill) is skipped."""
     with Path(path).open("rb") as file:
         return [row for _, _, row in _whole_lines(file)]
 

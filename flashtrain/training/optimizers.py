@@ -1,4 +1,4 @@
-"""Optimisers of a model's parameter groups: AdamW, and Muon with AdamW."""
+"""Make optimisers for a model: AdamW, or Muon with AdamW."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Stepping(torch.optim.Optimizer):
-    """An optimiser whose step is `_update`, after the optional closure of torch's interface."""
+    """Base class of optimisers: a step runs torch's optional closure, then `_update`, which a subclass defines."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -59,10 +59,10 @@ class SharedState(Stepping):
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimiser groups of the model's trainable parameters: those with weight decay, and those without.
+    """Divide the model's trainable parameters into an optimiser's groups: with weight decay, and without.
 
     The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear weights and both
-    embedding tables) decay; biases and norm weights do not. A tied parameter counts once.
+    embedding tables) decay; biases and norm weights do not. A tied parameter is listed once.
     An empty group is left out.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -80,7 +80,7 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) over `parameter_groups(model, weight_decay)`.
+    """Make AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) for `parameter_groups(model, weight_decay)`.
 
     It is torch's fused implementation, which Lightning's own clipping rejects under mixed precision. Clip gradients
     with `flashtrain.training.gradient_clipping.clip_gradients`.
@@ -93,7 +93,7 @@ def adamw(
 
 
 def inner_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """The trainable weights of linear layers, except the output head and weights tied to embeddings."""
+    """Return the trainable weights of linear layers, except the output head and weights tied to embeddings."""
     head = getattr(model, "output_weight", None)
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     weights = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
@@ -108,11 +108,11 @@ def muon(
     weight_decay: float = 0.1,
     momentum: float = 0.95,
 ) -> SharedState:
-    """Muon (Jordan et al. 2024, torch.optim.Muon) for the matrices inside the model, AdamW for all else.
+    """Make Muon (Jordan et al. 2024, torch.optim.Muon) for the `inner_matrices`, with AdamW for all other parameters.
 
     Args:
-        lr: of both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
-        momentum: Muon's. The other arguments are as in `adamw`.
+        lr: learning rate of both: Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982).
+        momentum: of Muon. The other arguments are as in `adamw`.
     """
     matrices = inner_matrices(model)
     rest = adamw(model, lr, betas, eps, weight_decay)
@@ -127,7 +127,7 @@ def muon(
 
 
 def bundles(parameters: Sequence[Tensor], maximum: int) -> Iterator[list[Tensor]]:
-    """Split parameters into lists of one device and dtype: at most `maximum` elements, or a single larger parameter."""
+    """Yield lists of parameters of one device and dtype: at most `maximum` elements, or a single larger parameter."""
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in parameters:
         by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)

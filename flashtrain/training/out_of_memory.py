@@ -1,4 +1,4 @@
-"""The error of a run that ran out of memory: what was requested and free, the estimate, and settings to change."""
+"""Report that a run ran out of memory: what was requested and free, the estimate, and settings to change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OutOfMemory(UserError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error means that a GPU or the host ran out of memory."""
+    """Return whether the error means that a GPU or the host ran out of memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _MESSAGES)
@@ -41,15 +41,16 @@ def out_of_memory_line(
     saved: Path | None = None,
     advice: str = OTHERWISE,
 ) -> str:
-    """The one line that a run which ran out of memory ends with.
+    """Return the line with which a run ends that ran out of memory.
 
     Args:
-        estimate: the run's; None if its model has none.
+        error: the error of torch or the system.
+        estimate: the run's estimated memory; None if its model's memory cannot be estimated.
         free_bytes: free memory when the run began; None if unknown.
-        micro_batch: the run's.
+        micro_batch: samples of the run's micro-batch.
         alternatives: options that need less memory, fastest first.
         saved: the run folder, if it holds a checkpoint to resume from.
-        advice: other settings to change.
+        advice: other settings to change, as text.
     """
     parts = [f"out of memory: {_what_happened(str(error))}"]
     if estimate is not None:

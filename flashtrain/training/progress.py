@@ -1,4 +1,4 @@
-"""Progress of a run as plain lines on standard error, in a terminal and in a log."""
+"""Report a run's progress as plain lines on standard error, in a terminal and in a log."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VALIDATION_SECONDS = 10.0  # between two lines of a long validation
 class LineProgress(ProgressBar):
     """Prints lines such as "step 100/500 loss 2.345 lr 3.0e-04 tokens/s 450,123 0:12:03 left".
 
-    There is one line for the first step, one every N steps and one for the last. The loss of other steps is not read,
-    because reading it makes the host wait for the device. Lightning's own bars (2.6.6) read it at each micro-batch,
+    A line is printed for the first step, every N steps and for the last step. The loss of other steps is not read,
+    because reading a loss makes the host wait for the device. Lightning's own bars (2.6.6) read it at each micro-batch,
     count an epoch's micro-batches, and in a pipe or a file show no loss.
 
     Args:
@@ -41,7 +41,7 @@ class LineProgress(ProgressBar):
         self._validation_began = self._validation_printed = 0.0
 
     def disable(self) -> None:
-        """Called by Lightning on every rank but the first."""
+        """Stop printing. Lightning calls this on every rank but the first."""
         self._enabled = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""What a resumed run restores beyond Lightning's own state."""
+"""Restore in a resumed run what Lightning does not: learning rates of its own schedule, and random generators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "random_states"
 
 
 def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
-    """The optimiser steps of the checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
+    """Return the optimiser step of a checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
     if not saved.get("optimizer_states"):
         raise UserError(
             f"{checkpoint} has no state of the optimiser, so a run cannot be resumed from it. "
@@ -31,9 +31,9 @@ def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
 
 
 class RatesOfThisRun(pl.Callback):
-    """Gives a resumed run the learning rates of its own schedule.
+    """Gives a resumed run the learning rates of its own schedule, not those of the run that saved the checkpoint.
 
-    A checkpoint holds the earlier run's schedule and rates; if that run was shorter, they are at their end. The new
+    If that run was shorter, its schedule is at its end. The new
     schedule is therefore stepped to the checkpoint's step, unless it follows a metric (ReduceLROnPlateau).
     """
 
@@ -73,7 +73,7 @@ class RandomState(pl.Callback):
     deterministic. (Lightning 2.6.6 saves no generators: a resumed run has other dropout.)
 
     Args:
-        seed: the run's.
+        seed: the run's seed.
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 def cosine_with_warmup(
     optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float = 0.1
 ) -> LambdaLR:
-    """Linear warm-up to the peak over warmup_steps, then half a cosine down to minimum_ratio times the peak.
+    """Make a schedule: linear warm-up to the peak, then half a cosine down to minimum_ratio times the peak.
 
     The first step already has 1/warmup_steps of the peak, and the last of total_steps the minimum (Loshchilov and
     Hutter 2017, arXiv 1608.03983, without restarts); a minimum of 0 comes a step later, so that every step learns.
@@ -25,7 +25,7 @@ def cosine_with_warmup(
     Args:
         optimizer: its learning rate is the peak.
         warmup_steps, total_steps: optimiser steps of the warm-up, and of the whole training.
-        minimum_ratio: the last rate, as a part of the peak.
+        minimum_ratio: the last learning rate divided by the peak.
     """
 
     def ratio(step: int) -> float:
@@ -38,7 +38,7 @@ def cosine_with_warmup(
 def linear_with_warmup(
     optimizer: Optimizer, warmup_steps: int, total_steps: int, minimum_ratio: float = 0.0
 ) -> LambdaLR:
-    """Linear warm-up to the peak over warmup_steps, then a straight line down to minimum_ratio times the peak.
+    """Make a schedule: linear warm-up to the peak, then a straight line down to minimum_ratio times the peak.
 
     The first and last steps, and the arguments, are as in `cosine_with_warmup`.
     """
@@ -52,9 +52,9 @@ def linear_with_warmup(
 def constant_with_warmup(
     optimizer: Optimizer, warmup_steps: int, total_steps: int | None = None, minimum_ratio: float = 1.0
 ) -> LambdaLR:
-    """Linear warm-up to the peak over warmup_steps, then the peak for ever.
+    """Make a schedule: linear warm-up to the peak over warmup_steps, then the peak for ever.
 
-    total_steps and minimum_ratio change nothing: all schedules are called with the same arguments.
+    total_steps and minimum_ratio have no effect: all schedules are called with the same arguments.
     """
     return _after_warmup(optimizer, warmup_steps, lambda step: 1.0)
 

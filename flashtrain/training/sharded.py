@@ -1,4 +1,4 @@
-"""Sharded checkpoints: folders into which every rank writes its own part of the tensors while training continues.
+"""Write and read sharded checkpoints: folders into which every rank writes its part of the tensors during training.
 
 last.ckpt/
   current.json      names the folder that is the checkpoint
@@ -36,12 +36,12 @@ _GENERATION = re.compile(r"\d{1,15}-\d{1,9}")
 
 
 def is_sharded(path: str | Path) -> bool:
-    """Whether a complete sharded checkpoint lies there."""
+    """Return whether `path` is a complete sharded checkpoint."""
     return (Path(path) / CURRENT).is_file() and (current(path) / PLAIN).is_file()
 
 
 def current(path: str | Path) -> Path:
-    """The folder of the complete checkpoint. Raises UserError if there is none."""
+    """Return the folder, below `path`, of the complete checkpoint. Raises UserError if there is none."""
     file = Path(path) / CURRENT
     if not file.is_file():
         raise UserError(f"{path} is a folder, not a checkpoint file. Give one of its .ckpt files.")
@@ -49,7 +49,7 @@ def current(path: str | Path) -> Path:
 
 
 def next_generation(path: Path, step: int) -> str:
-    """An unused folder name for the next checkpoint of this step."""
+    """Return an unused folder name, such as "120-0", for the next checkpoint of this step."""
     taken = {entry.name for place in (path, _temporary(path)) if place.is_dir() for entry in place.iterdir()}
     return next(name for name in (f"{step}-{number}" for number in range(10**9)) if name not in taken)
 
@@ -57,11 +57,11 @@ def next_generation(path: Path, step: int) -> str:
 def split(
     checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Take the sharded tensors out of a checkpoint.
+    """Take the tensors that are sharded out of a checkpoint.
 
     Args:
         checkpoint: as Lightning makes it.
-        tied: names of tied weights -> the weight that each is tied to; only the latter is saved.
+        tied: name of a tied weight -> name of the weight that it is tied to; only the latter is saved.
 
     Returns:
         The checkpoint with these tensors on the meta device, where they have a shape only, and the tensors by name.
@@ -82,7 +82,7 @@ def split(
 
 
 def joined(plain: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The checkpoint that `split` took apart, with the given tensors in their places.
+    """Return the checkpoint that `split` took apart, with the given tensors in their places.
 
     Args:
         plain: the first result of `split`.
@@ -99,8 +99,8 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
     """Read tensors from the shards, in place.
 
     Args:
-        folder: of the checkpoint.
-        plain: its plain.ckpt.
+        folder: the checkpoint's folder.
+        plain: the contents of its plain.ckpt.
         tensors: the tensors to fill, by name; of a DTensor only the local part is read.
 
     Raises:
@@ -126,11 +126,11 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
 
 
 def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
-    """The checkpoint with unsharded tensors in host memory.
+    """Return a checkpoint with unsharded tensors in host memory.
 
     Args:
-        folder: of the checkpoint.
-        plain: its plain.ckpt.
+        folder: the checkpoint's folder.
+        plain: the contents of its plain.ckpt.
         parts: keys of the checkpoint whose tensors are read; the others stay on the meta device.
 
     Raises:
@@ -143,7 +143,7 @@ def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS
 
 
 def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimiser's state with parameters numbered, as torch's optimisers have it, from one with named parameters."""
+    """Return an optimiser's state with parameters by number, as in torch's optimisers, from one with names."""
     groups = optimizer_state["param_groups"]
     names = [name for group in groups for name in group["params"]]
     number = {name: index for index, name in enumerate(names)}
@@ -172,8 +172,8 @@ class ShardWriter:
 
         Args:
             plain, tensors: the results of `split`.
-            path: of the checkpoint.
-            generation: the folder in it, as `next_generation` names it.
+            path: the checkpoint, such as checkpoints/last.ckpt.
+            generation: the name of the folder in it, from `next_generation`.
         """
         from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
@@ -281,7 +281,7 @@ def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def not_written(error: BaseException, path: Path) -> UserError:
-    """The error of a checkpoint that could not be written, for example because a rank's disk is full."""
+    """Make the error of a checkpoint that could not be written, for example because a rank's disk is full."""
     failures = [one for one, _ in getattr(error, "failures", {}).values()] or [error]
     cause = next((found for one in failures for found in os_errors(one)), failures[0])
     earlier = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"

@@ -32,8 +32,8 @@ class SaveOnSignal(pl.Callback):
     """On SIGTERM or Ctrl-C (SIGINT), finishes the optimiser step, saves last.ckpt and ends the fit.
 
     last.ckpt is written by the Trainer's SaveLast, if it has one; no validation follows. A second Ctrl-C raises
-    KeyboardInterrupt at once. In a validation or test the current batch is finished, last.ckpt saved if the Trainer is
-    fitting, and StoppedInValidation raised, because half a validation has no result.
+    KeyboardInterrupt at once. In a validation or test the current batch is finished, last.ckpt is saved if the Trainer
+    is fitting, and StoppedInValidation is raised, because half a validation has no result.
 
     With several ranks a signal may reach only some of them, at different steps. About once a second all compare, in an
     all-reduce of two numbers between CPUs, and all stop after the same step.
@@ -43,12 +43,12 @@ class SaveOnSignal(pl.Callback):
     handlers, the callback does nothing.
 
     Args:
-        until: a time limit, as time.time(), at which the fit ends in the same way.
+        until: a time limit, in seconds as of time.time(), at which the fit ends in the same way; None: no limit.
 
     Attributes:
         stopped_by: the signal that ended the fit; None if there was none.
-        out_of_time: whether the time limit ended it.
-        stopped_at: the optimiser step of that end.
+        out_of_time: whether the time limit ended the fit.
+        stopped_at: the optimiser step at which the fit ended; None if it was not stopped.
     """
 
     def __init__(self, *, until: float | None = None) -> None:

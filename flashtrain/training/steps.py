@@ -1,4 +1,4 @@
-"""Optimiser steps among the micro-batches that Lightning counts."""
+"""Count optimiser steps among the micro-batches that Lightning counts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class OptimizerStepCounter:
         self.seen = 0
 
     def start(self, trainer: pl.Trainer) -> None:
-        """Call in on_train_start: a resumed run begins at its restored step."""
+        """Start counting at the trainer's step. Call in on_train_start, when a resumed run's step is restored."""
         self.seen = trainer.global_step
 
     def ended(self, trainer: pl.Trainer) -> bool:
-        """True once after each optimiser step. Call once in each on_train_batch_end."""
+        """Return whether an optimiser step has ended since the last call. Call once in each on_train_batch_end."""
         advanced = trainer.global_step != self.seen
         self.seen = trainer.global_step
         return advanced
 
 
 def log_interval(trainer: pl.Trainer) -> int:
-    """Optimiser steps between two readings: Trainer(log_every_n_steps=...), or 50 if logging is off (0)."""
+    """Return the optimiser steps between two logged values: Trainer(log_every_n_steps=...), or 50 if it is 0."""
     return trainer.log_every_n_steps or 50  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A run's speed and peak memory, as a callback for any Lightning program."""
+"""Measure a run's speed and peak memory, with a callback for any Lightning program."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Throughput(pl.Callback):
             (without padding), or else its "tokens", times the devices. Sequences that devices share
             (ContextParallelStrategy) are counted once.
         peak_flops: dense peak of one device in FLOP/s (`Hardware.peak_flops`); None: no mfu.
-        warmup_steps: first steps (compilation, allocator, caches) that `summary()` leaves out; None: a tenth of the
-            steps and at least 10, but at most half of them.
+        warmup_steps: number of first steps (compilation, allocator, caches) that `summary()` leaves out; None: a tenth
+            of the steps and at least 10, but at most half of them.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Throughput(pl.Callback):
         self._collect(wait=True)
 
     def summary(self) -> dict[str, float | None]:
-        """The run in one row.
+        """Summarize the run.
 
         Returns:
             tokens_per_second (of the median step after warm-up, all devices), step_seconds_median, model_tflops and mfu
@@ -134,13 +134,13 @@ class Throughput(pl.Callback):
         }
 
     def columns(self) -> dict[str, float | None]:
-        """The part of `summary()` that is in a run's row, under the row's names."""
+        """Return the part of `summary()` that goes into a run's summary row, under the row's keys."""
         row = self.summary()
         row["step_seconds"] = row["step_seconds_median"]
         return {name: row[name] for name in ("tokens_per_second", "step_seconds", "mfu", "peak_memory_gib")}
 
     def peak_memory_gib(self) -> float | None:
-        """Peak memory in GiB: allocated on the GPU, or resident in this process; None if unknown."""
+        """Return the peak memory in GiB: allocated on the GPU, or resident in this process; None if unknown."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) / GIB
         return _peak_resident_gib()

@@ -1,4 +1,4 @@
-"""Validations of a fit: one that a resumed run still has to make, and how many samples each reads."""
+"""Make a validation that a resumed run missed, and choose how many samples a validation reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DueValidation(pl.Callback):
         self.step: int | None = None
 
     def has(self, step: int) -> bool:
-        """Whether the weights after this step were validated."""
+        """Return whether the weights after this step were validated."""
         return self.step == step
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -52,13 +52,13 @@ class DueValidation(pl.Callback):
 
 
 def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: int | None = None) -> int:
-    """The number of samples that each validation reads.
+    """Return the number of samples that each validation reads.
 
     Args:
-        requested: the number that was set; None: as many as cost SHARE of the training between two validations.
+        requested: the number that was set; None: as many as cost SHARE of the training's FLOPs.
         every: optimiser steps between two validations.
         batch: samples of an optimiser step.
-        maximum: an upper bound, for a number that was not set.
+        maximum: an upper bound if `requested` is None.
     """
     if requested is not None:
         return requested
@@ -68,6 +68,6 @@ def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: 
 
 
 def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
-    """The line that reports how much each validation reads, and the setting's name if it was not `requested`."""
+    """Return the line that reports how much each validation reads, and the setting's name if it was not set."""
     bound = "" if requested is not None else f" (at most about a tenth of the training time; change it with {setting}=)"
     return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"

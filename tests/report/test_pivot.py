@@ -39,8 +39,8 @@ def test_several_values_for_one_cell_give_their_median():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"pivot": "implementation", "value": "tflops"}, "pivot= needs columns"),
-        ({"columns": "seqlen_q", "pivot": "implementation"}, "pivot= needs columns"),
+        ({"pivot": "implementation", "value": "tflops"}, "pivot=KEY needs columns="),
+        ({"columns": "seqlen_q", "pivot": "implementation"}, "pivot=KEY needs columns="),
         ({"columns": "seqlen", "pivot": "implementation", "value": "tflops"}, "unknown column 'seqlen'"),
         ({"only": "direction"}, "expected pairs key:value"),
         ({"only": "way:forward"}, "unknown column 'way'"),

@@ -74,7 +74,7 @@ def test_a_benchmark_done_in_parts_becomes_one_result(tmp_path: Path):
 
 def test_parts_of_different_devices_are_not_joined(tmp_path: Path):
     parts = [measured(tmp_path / "a", 1024), measured(tmp_path / "b", 2048, device="NVIDIA H100")]
-    with pytest.raises(UserError, match="of one device, got NVIDIA H200 and NVIDIA H100"):
+    with pytest.raises(UserError, match="the same device: got NVIDIA H200 and NVIDIA H100"):
         join_results(tmp_path / "joined.json", parts)
     with pytest.raises(FileNotFoundError, match=r"result\.json"):
         join_results(tmp_path / "joined.json", [parts[0], sweep_folder(tmp_path / "sweep")])
