@@ -52,8 +52,7 @@ def force(implementation: str, tile: Tile | None = None, together: bool = True) 
 
 
 def implementation_for(device_type: str) -> str:
-    """Return the implementation for tensors on a device type ("cuda", "cpu", ...); "portable" stands for all of
-    BACKENDS."""
+    """Return the implementation for a device type ("cuda", "cpu", ...); "portable" stands for all of BACKENDS."""
     forced = forced_implementation()
     if forced is not None and forced != "hopper":
         return forced
@@ -61,10 +60,8 @@ def implementation_for(device_type: str) -> str:
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return whether operators run Triton kernels on this device, else the reference. Raises ValueError if they cannot.
-
-    A CPU runs kernels only in Triton's interpreter (TRITON_INTERPRET=1).
-    """
+    """Return whether operators run Triton kernels on this device (a CPU only in Triton's interpreter), else the
+    reference. Raises ValueError if a GPU cannot run them."""
     if forced_implementation() == "reference" or (device.type == "cpu" and not INTERPRETED):
         return False
     if not torch.compiler.is_compiling():  # the compiled call asks again

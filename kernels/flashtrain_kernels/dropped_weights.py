@@ -17,7 +17,7 @@ def signed_probabilities(q: Tensor, k: Tensor, lse: Tensor, options: Options, pa
 
     Returns:
         (B, H, Sq, Sk) in q's dtype, -0.0 where a dropped weight is 0; for packed sequences (N, H, max_seqlen_q,
-            max_seqlen_k), 0 past their ends; without dropout (0,).
+        max_seqlen_k), 0 past their ends; without dropout (0,).
     """
     if options.dropout_p == 0:
         return q.new_empty((0,))

@@ -139,7 +139,7 @@ class _NoDerivative(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        """Nothing is saved."""
+        """Save nothing for the backward, which only raises."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:

@@ -75,7 +75,7 @@ def flash_attn_func(
 
     Returns:
         out (B, Sq, H, D) in q's dtype, or (out, lse). A query that sees no key has output 0, log-sum-exp -inf (with a
-            sink: the sink) and no gradient. Masked keys contribute nothing, even if they hold NaN.
+        sink: the sink) and no gradient. Masked keys contribute nothing, even if they hold NaN.
 
     Raises:
         TypeError, ValueError: before anything runs; the message names the argument, its value and what is expected.
@@ -202,7 +202,7 @@ def flash_attn_varlen_func(
 
     Returns:
         out (Tq, H, D); with return_lse (out, lse (H, Tq)); with return_attn_probs (out, lse, S_dmask), where S_dmask is
-            empty without dropout, else (N, H, max_seqlen_q, max_seqlen_k).
+        empty without dropout, else (N, H, max_seqlen_q, max_seqlen_k).
 
     Raises:
         TypeError, ValueError: the message names the argument. The contents of cu_seqlens are checked on the CPU, and on

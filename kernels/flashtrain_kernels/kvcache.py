@@ -83,7 +83,7 @@ def flash_attn_with_kvcache(
 
     Returns:
         out (B, Sq, H, D), or with return_softmax_lse (out, lse (B, H, Sq) float32). A query that sees no key has output
-            0 and log-sum-exp -inf.
+        0 and log-sum-exp -inf.
 
     Raises:
         TypeError, ValueError: the message names the argument. Lengths are checked on the CPU only; on a GPU, lengths

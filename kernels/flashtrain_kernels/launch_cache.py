@@ -130,8 +130,7 @@ def recorder() -> Recorder | None:
 
 
 def launch(launch: Any) -> None:
-    """Start a Launch now, or, while recording, after the recording. Every launch of attention must use this
-    function."""
+    """Start a Launch: now, or after the recording if there is one. Every launch of attention must use this function."""
     active = recorder()
     if active is None:
         launch.start()

@@ -29,8 +29,7 @@ class Packing(NamedTuple):
 
 
 def check_packing(packing: Packing, tensors: Sequence[Tensor], tokens_k: int | None = None) -> None:
-    """Raise TypeError or ValueError unless the boundaries fit the tensors. tokens_k: number of keys; None: k's
-    length."""
+    """Raise TypeError or ValueError unless boundaries fit tensors. tokens_k: number of keys; None: k's length."""
     sides = ("cu_seqlens",) if len(tensors) == 1 else ("cu_seqlens_q", "cu_seqlens_k")
     for name, cu_seqlens in zip(sides, packing[:2], strict=False):
         check_cu_seqlens(name, cu_seqlens, (torch.int32,))

@@ -22,8 +22,8 @@ def unpad_input(
 
     Returns:
         (hidden_states (T, ...), indices (T,) int64 into the B * S places, cu_seqlens (B + 1,) int32, the longest
-            sequence's length, and the number of tokens of each sequence (B,) int32). All but the last count the tokens
-            of unused_mask too.
+        sequence's length, and the number of tokens of each sequence (B,) int32). All but the last count the tokens
+        of unused_mask too.
 
     Raises:
         TypeError, ValueError: the message names the argument.

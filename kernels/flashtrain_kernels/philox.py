@@ -54,12 +54,12 @@ def philox2x32(
 
 
 def threshold(p: float) -> int:
-    """Return the least 16-bit draw for which a weight is kept: p * 65536, rounded, at most 65535."""
+    """Return the least 16-bit random number for which dropout keeps a weight: p * 65536, rounded, at most 65535."""
     return min(round(p * 65536), 65535)
 
 
 def keep_probability(p: float) -> float:
-    """Return the exact probability of keeping a weight, by which those kept are divided: 1 - p, in units of 1/65536."""
+    """Return 1 - p, with p rounded to a multiple of 1/65536: the divisor of the weights that dropout keeps."""
     return (65536 - threshold(p)) / 65536
 
 

@@ -40,7 +40,7 @@ def attention(
 
     Returns:
         out (B, Sq, H, D) in q's dtype; with return_lse also the natural-log row log-sum-exp (B, H, Sq), float32
-            (float64 for float64).
+        (float64 for float64).
     """
     left, right = (None, None) if isinstance(mask, Mask) else band(q.shape[1], k.shape[1], causal, window_size)
     options = Options(

@@ -21,8 +21,7 @@ _ENTRIES_AT_ONCE = 1 << 14  # blocks that density() counts at once: bounds its m
 
 
 class BlockMask(NamedTuple):
-    """A block-sparse mask: lists of the blocks of keys that each block of queries sees, and the reverse. See
-    `block_mask`.
+    """A block-sparse mask, made by `block_mask`: lists of the key blocks that each query block sees, and the reverse.
 
     Attributes:
         query_rows: (Bm, Hm, nq, 3) int64, (begin, split, end) of each block of queries: it sees the blocks of keys
@@ -158,7 +157,7 @@ class _Lists:
         self.length = 0
 
     def add(self, masked: Tensor, whole: Tensor) -> None:
-        """One head's blocks, (n, m) bool each: those that need the element mask, and the others."""
+        """Add one head's blocks, (n, m) bool each: `masked` ones need a test of each element, `whole` ones none."""
         masked_count, whole_count = masked.sum(1), whole.sum(1)
         end = (masked_count + whole_count).cumsum(0)
         row_masked, block_masked = masked.nonzero(as_tuple=True)
@@ -176,7 +175,7 @@ class _Lists:
         self.length += length
 
     def joined(self, pattern: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows (Bm, Hm, n, 3) and blocks (nnz,) of the heads of a pattern (Bm, Hm, nq, nk)."""
+        """Return rows (Bm, Hm, n, 3) and blocks (nnz,) for the heads of a pattern (Bm, Hm, nq, nk)."""
         rows = torch.stack(self.rows)
         return rows.view(*pattern.shape[:2], *rows.shape[1:]), torch.cat(self.blocks)
 
@@ -232,8 +231,7 @@ def local_global(nq: int, nk: int, *, local: int, globals: int, device: torch.de
 
     Args:
         nq, nk: numbers of blocks of queries and of keys.
-        local: width of the band: blocks on each side of the diagonal, which ends at the last blocks of queries and
-            keys.
+        local: blocks on each side of the diagonal, which ends at the last blocks of queries and keys.
         globals: how many of the first blocks are global; 0: none.
     """
     for name, value in (("nq", nq), ("nk", nk), ("local", local), ("globals", globals)):

@@ -133,8 +133,7 @@ def prefix_lm(prefix: Tensor, *, documents: Documents | Tensor | None = None, se
 
 
 def shared_question(segments: Documents | Tensor, *, documents: Documents | Tensor | None = None) -> Mask:
-    """Make the mask of several answers packed after one question: a token sees its own segment causally, and the
-    question.
+    """Make the mask of answers packed after one question: a token sees the question, and its own segment causally.
 
     Args:
         segments: ids (B, S), a new number for each segment, or Documents. A document's first segment is its question,

@@ -84,8 +84,7 @@ class Mask(NamedTuple):
         return seen
 
     def select(self, queries: Tensor, keys: Tensor) -> "Mask":
-        """Return the mask of chosen queries and keys, in the order given: `dense()` indexed by both, as context
-        parallelism needs.
+        """Return the mask of chosen queries and keys, in the order given (for context parallelism).
 
         Args:
             queries: (n,) integer indices below Sq, on the mask's device.
@@ -106,8 +105,7 @@ class Mask(NamedTuple):
         return Mask(self.queries.index_select(2, queries), positions, keys.shape[0])
 
     def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> "Mask":
-        """Return this mask with a plan (unless none is needed): the tiles that attention of this head dimension and
-        dtype visits.
+        """Return this mask with a plan of the tiles to visit, if kernels need one for this head dimension and dtype.
 
         Call it once a batch, for every layer: attention makes a missing plan at every call. Waits for nothing.
 
@@ -118,8 +116,7 @@ class Mask(NamedTuple):
         return self if blocks is None else self.planned_for(blocks)
 
     def planned_for(self, blocks: tuple[int, ...]) -> "Mask":
-        """Return this mask with a plan for these six tile sizes (see Plan.blocks), powers of two from 16 on. Raises
-        ValueError for other sizes."""
+        """Return this mask with a plan for six tile sizes (Plan.blocks). ValueError unless powers of two from 16 on."""
         if self.plan is not None and self.plan.blocks == tuple(blocks):
             return self
         if len(blocks) != 6 or any(block < 16 or block & (block - 1) for block in blocks):

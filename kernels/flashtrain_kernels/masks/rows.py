@@ -72,7 +72,7 @@ def stacked(*rows: Tensor) -> Tensor:
 
 
 def reach(position: Tensor, window: tuple[int, int], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (LOW, HIGH) of queries at `position` in sequences [start, end), under an inclusive window."""
+    """Return (LOW, HIGH) of queries at `position` in sequences [start, end). window: (left, right), inclusive."""
     left, right = window
     low = start if left < 0 else torch.maximum(start, position - min(left, WIDEST))
     high = end if right < 0 else torch.minimum(end, position + (min(right, WIDEST) + 1))

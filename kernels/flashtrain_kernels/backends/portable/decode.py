@@ -151,8 +151,7 @@ def join_kernel(
     parts, part_lse, out, lse, rows, seqlen_q, heads, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program merges the parts of a row: lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse)
-    out_i."""
+    """Kernel: one program merges one row's parts: lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse) out_i."""
     row = tl.program_id(0).to(tl.int64)
     head = row % heads
     query = row // heads % seqlen_q
