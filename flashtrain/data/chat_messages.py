@@ -17,18 +17,13 @@ Messages = list[dict[str, Any]]
 
 
 def messages_of(given: object, column: str) -> Messages:
-    """Return the messages of a column's value, which may be JSON text; keys whose value is null are left out.
+    """Return the messages in a value, which may be JSON text, without keys that are null.
 
-    Args:
-        given: The value.
-        column: The column's name, for messages of errors.
-
-    Raises:
-        UserError: The column does not hold messages.
+    Raises UserError, which names the column, if the value does not hold messages.
     """
     given = parse_json(given, f"its {column}") if isinstance(given, str) else given
     if not isinstance(given, list) or not given:
-        raise UserError(f"its {column} are not a list of messages: expected {EXPECTED}.")
+        raise UserError(f"its column {column} is not a list of messages: expected {EXPECTED}.")
     for number, message in enumerate(given, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise UserError(f"message {number} of its {column} has no role: expected an object with role and content.")
@@ -41,7 +36,7 @@ def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
     given = row.get("tools")
     given = parse_json(given, "its tools") if isinstance(given, str) and given else given
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
-        raise UserError("its tools are not a list of objects: expected a JSON schema for each tool.")
+        raise UserError("its column tools is not a list of objects: expected a JSON schema for each tool.")
     return given or None
 
 

@@ -19,11 +19,7 @@ Tools = list[Any] | None
 
 
 class ChatRendering:
-    """Renders conversations as text with a tokenizer's chat template, and encodes such text.
-
-    Raises:
-        UserError: The template is not valid Jinja.
-    """
+    """Renders conversations with a tokenizer's chat template, and encodes them. Raises UserError for invalid Jinja."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self.tokenizer = tokenizer
@@ -67,7 +63,7 @@ class ChatRendering:
         text = self.text(changed, tools) if words else ""
         for word, number in words.items():
             if word not in text:
-                raise UserError(f"message {number}: the chat template does not write its tool calls.")
+                raise UserError(f"message {number}: the template does not write its tool calls (data.chat_template).")
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
         """The messages with the given lists of texts, if the template writes a list of one text like the text."""

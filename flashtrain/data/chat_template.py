@@ -65,7 +65,7 @@ class ChatTemplate:
             text = row[self.text_column]
             found = [Piece(text, ((0, len(text)),), plain=True)]
         else:
-            raise UserError(f"its columns are {', '.join(map(str, row)) or 'none'}: expected {EXPECTED}.")
+            raise UserError(f"the row has columns {', '.join(map(str, row)) or 'none'}: expected {EXPECTED}.")
         if self.train_on == "all":
             return [piece._replace(learnt=((0, len(piece.text)),)) for piece in found]
         return found
@@ -140,7 +140,7 @@ class ChatTemplate:
     def _pair(self, prompt: object, completion: object, tools: Tools) -> list[Piece]:
         if isinstance(prompt, str) and isinstance(completion, str):
             if not completion:
-                raise UserError("its completion is empty: expected a text to learn.")
+                raise UserError("the row's completion is empty: expected a text to learn.")
             text = prompt + completion
             return [Piece(text, ((len(prompt), len(text)),), plain=True)]
         before = messages_of(prompt, "prompt")

@@ -26,7 +26,7 @@ SPLITS = "dataset_dict.json"  # in the folder of a DatasetDict
 
 @dataclass
 class HubSource:
-    """The text column of one split of a dataset.
+    """A TextSource: the text column of one split of a Hugging Face dataset.
 
     Raises:
         UserError: `datasets` is not installed, there is no such split or column, or the column is not text. Whatever

@@ -84,7 +84,7 @@ def _made_by_transformers(folder: Path) -> Tokenizer:
         made = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:  # most of which do not name the folder
         raise UserError(
-            f"no tokenizer.json in {folder}, and transformers makes no tokenizer of it: {first_line(error)}"
+            f"no tokenizer.json in {folder}, and transformers cannot make one of its files: {first_line(error)}"
         ) from error
     return Tokenizer.from_str(made.backend_tokenizer.to_str())
 
@@ -103,7 +103,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> 
         if isinstance(token, str):
             number = tokenizer.token_to_id(token)
             if number is None:
-                raise UserError(f"the tokenizer in {folder} has no token {token}, which its {CONFIG} calls {name}.")
+                raise UserError(f"the tokenizer in {folder} has no token {token}: correct {name} in its {CONFIG}.")
             return number
     number = read_if_there(folder / "config.json").get("eos_token_id")
     number = number[0] if isinstance(number, list) and number else number

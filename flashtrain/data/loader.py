@@ -174,7 +174,7 @@ class Samples(Protocol):
 # and all ranks resume at rank 0's place. Here the place follows from the optimizer steps, not from what workers read
 # ahead.
 class ResumableLoader(DataLoader[Any]):
-    """Training batches from the run's current step to the end of the run.
+    """A DataLoader of training batches from the run's current step to its end.
 
     `len()` is always that of the whole run; after a resume the iterator yields what is left of it. Lightning saves the
     loader's state in its checkpoints by state_dict and load_state_dict. A checkpoint between the micro-batches of a

@@ -34,10 +34,8 @@ class MaskedSamples(Dataset[MaskedBatch]):
     """A Dataset of samples [CLS] piece [SEP], one for each piece of text: indexed by a Row, it returns a MaskedBatch.
 
     Number e * len(self) + i is sample i in epoch e. Which tokens are masked depends on the seed, the epoch and the
-    sample alone: every epoch masks other tokens, and a resumed run masks the same ones.
-
-    Raises:
-        UserError: There are no pieces.
+    sample alone: every epoch masks other tokens, and a resumed run masks the same ones. Raises UserError if there is no
+    piece.
     """
 
     file: Any  # the token file, of which slices are read (token_cache.MappedTokens)

@@ -91,7 +91,7 @@ class MixedSpans(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenMixture:
-    """The open tokens of a mixture, in place of token_cache.OpenTokens."""
+    """The opened tokens of all corpora (parts) of a mixture; used like token_cache.OpenTokens."""
 
     names: list[str]  # of the parts
     caches: list[OpenTokens]  # of the parts
@@ -182,7 +182,7 @@ class MixtureSampler(StepSampler):
 
     Args:
         lengths: (parts,) int64, samples of each part.
-        counts: (parts,) int64, samples of each part in a block.
+        counts: (parts,) int64, samples of each part among BLOCK successive samples of the run.
         **options: Arguments of StepSampler.
     """
 
@@ -221,7 +221,7 @@ class MixtureSampler(StepSampler):
 
 
 def block_counts(shares: np.ndarray) -> np.ndarray:
-    """Divide a block of BLOCK samples among parts by their shares, with at least one sample each; (parts,) int64."""
+    """Divide BLOCK successive samples among parts by their shares, at least one sample each; (parts,) int64."""
     counts = np.maximum(1, np.floor(shares * BLOCK)).astype(np.int64)
     missing = BLOCK - int(counts.sum())
     if missing < 0:  # many tiny shares were rounded up to one

@@ -109,7 +109,7 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
         training_ends[longest] = cut
         return Split(Spans(begins, training_ends), Spans(np.array([cut]), ends[longest : longest + 1]))
     log.warning(
-        "the corpus of %s tokens is too small to hold any out for validation with context=%s", f"{total:,}", context
+        "the corpus of %s tokens is too small to hold out some for validation with context=%s", f"{total:,}", context
     )
     return Split(Spans(begins, ends), None)
 
@@ -144,10 +144,7 @@ class PackedSamples(Dataset[Batch]):
 
     The documents of the split, in order, are one stream of tokens, which is never copied. Sample n reads
     stream[n*S : n*S + S + 1]: its first S tokens are the input, its last S the labels, so that every token of the
-    stream is a label once an epoch.
-
-    Raises:
-        UserError: The spans hold fewer than S + 1 tokens.
+    stream is a label once an epoch. Raises UserError if the spans hold fewer than S + 1 tokens.
     """
 
     file: Any  # the token file, of which slices are read (token_cache.MappedTokens)

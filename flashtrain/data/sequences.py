@@ -59,9 +59,9 @@ class SequenceDataModule(ResumableDataModule):
 
     Args:
         source: The task's data.
-        batch_size: B.
+        batch_size: B, samples of a micro-batch on each device.
         validation_samples: Number of samples, the first of the validation split, that all devices read (None: all).
-        evaluation_batch: B in validation and test (None: batch_size).
+        evaluation_batch: Samples of a micro-batch in validation and test (None: batch_size).
         **run: total_steps, accumulate, seed and num_workers: see ResumableDataModule.
 
     Raises:

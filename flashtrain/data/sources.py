@@ -61,10 +61,8 @@ class StandardLibrarySource:
     """The source code of this machine's Python standard library, one document per .py file.
 
     It is real text with nothing to download: about 30 MB with its tests, 13 MB without. Installed packages are left
-    out, and so are files that are not UTF-8 (a few of the tests are broken on purpose).
-
-    Raises:
-        UserError: The library's source files are not installed.
+    out, and so are files that are not UTF-8 (a few of the tests are broken on purpose). Raises UserError if the
+    library's source files are not installed.
     """
 
     include_tests: bool = True  # whether the library's own tests are part of the text
@@ -120,7 +118,7 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str | None:
         raise UserError(f"{where}: no column '{column}', expected one of {', '.join(row)} (data.text_column).")
     text = row[column]
     if text is not None and not isinstance(text, str):
-        raise UserError(f"{where}: column '{column}' holds a {type(text).__name__}, not text.")
+        raise UserError(f"{where}: column '{column}' holds a {type(text).__name__}, not text (data.text_column).")
     return text
 
 

@@ -146,7 +146,7 @@ def packed_batches(
 
 @dataclass(eq=False)
 class StreamLoader:
-    """A run's micro-batches of a stream for this device, from the run's current step on.
+    """Loads a run's micro-batches for this device from a TextStream, from the run's current step on.
 
     A thread of this process reads, tokenizes and packs ahead.
     """

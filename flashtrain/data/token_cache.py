@@ -66,7 +66,7 @@ class TokenFile(NamedTuple):
 
 
 class MappedTokens:
-    """Files of tokens as one array, of which slices are read.
+    """Several files of tokens as one array, which is read in slices.
 
     Files are mapped at the first read, so that the object is cheap to send to worker processes.
     """
@@ -101,7 +101,7 @@ class MappedTokens:
 
 @dataclass(frozen=True)
 class OpenTokens:
-    """The open tokens of a cache, or of a user's token files (token_files)."""
+    """The tokens of a cache, or of a user's token files (token_files), opened for reading."""
 
     folder: Path  # of the cache, or the path of the token files
     files: tuple[TokenFile, ...]  # where the tokens are, in order
@@ -112,7 +112,7 @@ class OpenTokens:
 
     @cached_property
     def tokens(self) -> MappedTokens:
-        """All tokens."""
+        """All tokens of all files, as one array."""
         return MappedTokens(self.files)
 
     @cached_property

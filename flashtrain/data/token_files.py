@@ -104,7 +104,7 @@ def _bin_file(path: Path, dtype: str | None) -> TokenFile:
     by_header = HEADERS.get(magic)
     if by_header is not None and dtype in (None, by_header):
         if size != HEADER_BYTES + count * np.dtype(by_header).itemsize:
-            raise UserError(f"{path} does not have the length that its llm.c header states: {count:,} tokens.")
+            raise UserError(f"{path} is cut short or damaged: its llm.c header states {count:,} tokens.")
         return TokenFile(path, by_header, HEADER_BYTES, count)
     if dtype is None:
         raise UserError(

@@ -48,7 +48,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer(LibraryTokenizer):
-    """The 256 bytes, and id 256 for the end of text. For the library it is a byte-level BPE without merges."""
+    """A tokenizer of the 256 bytes; id 256 ends a text. For the library it is a byte-level BPE without merges."""
 
     kind, name = "bytes", "bytes"
     config = ADDED

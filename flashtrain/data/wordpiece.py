@@ -33,10 +33,10 @@ class SpecialTokens(NamedTuple):
 
     @classmethod
     def past(cls, vocab_size: int) -> SpecialTokens:
-        """Return the special tokens of a tokenizer of `vocab_size` tokens that has none: they get the four next ids.
+        """Return special tokens for a tokenizer of `vocab_size` tokens that lacks them: they get the next four ids.
 
-        So have our tokenizers bytes, bpe and gpt2. Their only special token, end of text, ends a document in the token
-        file and is not part of any sample.
+        The tokenizers bytes, bpe and gpt2 lack them. Their only special token, end of text, ends a document in the
+        token file and is not part of any sample.
         """
         pad, classify, separate, mask = range(vocab_size, vocab_size + 4)
         return cls(pad, classify, separate, mask, 0, vocab_size, vocab_size + 4)
@@ -66,7 +66,7 @@ class WordPieceTokenizer(LibraryTokenizer):
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> WordPieceTokenizer | None:
-        """Load the tokenizer of a Hugging Face folder: tokenizer.json, or vocab.txt with the settings' do_lower_case.
+        """Load the tokenizer of a Hugging Face folder: tokenizer.json, or vocab.txt with the folder's do_lower_case.
 
         Returns:
             The tokenizer, or None if the folder has none.

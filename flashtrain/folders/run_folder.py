@@ -59,7 +59,7 @@ def unfinished_or_new(parent: Path, settings: Settings) -> Path:
     def choose() -> Path:
         folder = find_unfinished(parent, settings, take=True)
         if folder is None:
-            say("resume=auto: no unfinished run with these settings is free, starting a new one.")
+            say("resume=auto: found no unfinished run with these settings that is not in use, starting a new one.")
             folder = _new(parent)
             hold(folder)
         return folder
@@ -269,7 +269,7 @@ def _held_by_job(job: str, parent: Path) -> Path:
             if is_held_by_job(folder, job):
                 return folder
         time.sleep(0.5)
-    raise UserError(f"the first rank of this job took no folder in {parent} within {_SLURM_SECONDS:.0f} seconds.")
+    raise UserError(f"the job's first rank locked no folder in {parent} in {_SLURM_SECONDS:.0f} seconds. See its log.")
 
 
 @contextlib.contextmanager

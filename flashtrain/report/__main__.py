@@ -83,7 +83,7 @@ def _figure(name: str, rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     try:
         return cast(Path, component("figure", name)(rows, path))
     except KeyError as missing:
-        raise UserError(f"--figure {name} needs {missing}, which these rows do not have.") from missing
+        raise UserError(f"--figure {name} needs the key {missing}, which these rows do not have.") from missing
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -290,7 +290,7 @@ def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure
 
 
 def lowest(low: float, high: float) -> float:
-    """Return where an axis of losses starts: at zero if they fill at least half of it, else a little below `low`."""
+    """Return where an axis of losses starts: at 0 if `low` is at most half of `high`, else a little below `low`."""
     # From zero, losses close to each other would be a flat line. The axis spans at least 2% of the largest.
     if 0 <= low <= high / 2:
         return 0.0

@@ -57,7 +57,7 @@ class View:
         check_columns(self.only, available_columns(rows))
         selected = [row for row in rows if all(_is(row.get(key), text) for key, text in self.only.items())]
         if not selected:
-            raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())} (only=).")
+            raise UserError(f"no row has {', '.join(f'{key} {text}' for key, text in self.only.items())}: check only=.")
         return selected
 
 

@@ -54,12 +54,7 @@ def failed_row(settings: Settings, hardware: Hardware, overrides: list[str], sta
 
 
 def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: dict[str, Any]) -> None:
-    """Raise UserError, which lists the differences, if a checkpoint is of another model.
-
-    Args:
-        checkpoint, saved: the checkpoint's path and contents.
-        description: name and shape of this run's model.
-    """
+    """Raise UserError, which lists the differences, if a checkpoint (`saved`) is not of the described model."""
     notes = saved.get("flashtrain", {})
     here = {"name": description["name"], **description["shape"]}
     there = {"name": current_value("model.name", notes.get("name")), **notes.get("shape", {})}

@@ -25,7 +25,7 @@ PARTIAL = ".partial"  # ends the name of a file that is still being written
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's checkpoint files, written under a temporary name and moved into place when complete.
+    """Writes Lightning's checkpoint files under a temporary name, and moves them into place when complete.
 
     A kill during a write, or a full disk (a UserError), leaves the previous file as it was. A kill also leaves a
     `*.partial` file, which the next write replaces. Reading always uses weights_only=True, so that a checkpoint cannot

@@ -65,8 +65,8 @@ class MemoryEstimate:
     """Estimated bytes of one device in a training step. `logits`, `block` and `updating` are never live together.
 
     Attributes:
-        weights: with the half-precision copies that matrix products read.
-        gradients: of all trained weights.
+        weights: the weights, and the half-precision copies of them that matrix products read.
+        gradients: the gradients of all trained weights.
         optimizer: the optimiser's states and float32 copies of weights.
         activations: what the forward saves for the backward.
         logits, block, updating: temporary buffers of the output head with its loss, of one block's backward (its

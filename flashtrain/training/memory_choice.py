@@ -25,7 +25,7 @@ class Room:
     host: int | None = None
 
     def holds(self, estimate: MemoryEstimate) -> bool:
-        """Whether the estimate fills at most FREE_SHARE of the free memory of device and host."""
+        """Return whether the estimate fills at most FREE_SHARE of the free memory of device and host."""
         device = self.device is None or estimate.total <= FREE_SHARE * self.device
         return device and self.holds_host(estimate)
 

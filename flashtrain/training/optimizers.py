@@ -27,7 +27,7 @@ class Stepping(torch.optim.Optimizer):
 
 
 class SharedState(Stepping):
-    """Several optimisers as one, with all their parameter groups and one state; each steps its own groups.
+    """Combines several optimisers into one, with all their parameter groups and one state; a step runs all of them.
 
     Schedules and checkpoints see a single optimiser.
     """

@@ -119,7 +119,7 @@ class RandomState(pl.Callback):
         if len(states) == trainer.world_size and all(set(state) == kinds for state in states):
             _restore(states[trainer.global_rank], device)
             return
-        say("the checkpoint is from other devices: random generators (dropout) are seeded from seed and step")
+        say("the checkpoint was saved on other devices: random generators (dropout) are seeded from seed and step")
         drawn = (self.seed + trainer.global_step) % 2**32  # the same on every rank
         random.seed(drawn)
         np.random.seed(drawn)

@@ -114,7 +114,7 @@ def load(folder: Path, plain: Mapping[str, Any], tensors: dict[str, torch.Tensor
     for name, tensor in tensors.items():
         if name not in known or known[name].shape != tensor.shape:
             there = f"has shape {tuple(known[name].shape)}" if name in known else "is missing"
-            raise UserError(f"{folder} is of another model: {name} {there}, expected {tuple(tensor.shape)}.")
+            raise UserError(f"{folder} is not of this model: {name} {there}, expected shape {tuple(tensor.shape)}.")
     _check_parts(folder, tensors)
     try:
         with warnings.catch_warnings():

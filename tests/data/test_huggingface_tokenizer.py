@@ -121,7 +121,7 @@ def test_mistakes_are_refused_and_no_code_runs(folder, monkeypatch):
             huggingface_tokenizer(folder)
 
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
-    fails(r"has no token <end>, which its tokenizer_config\.json calls eos_token")
+    fails(r"has no token <end>: correct eos_token in its tokenizer_config\.json")
     monkeypatch.setattr(module, "USUAL_ENDS", ())
     (folder / "tokenizer_config.json").unlink()
     fails("eos_token")
@@ -135,4 +135,4 @@ def test_mistakes_are_refused_and_no_code_runs(folder, monkeypatch):
     fails("contains custom code")
     (folder / "tokenizer_config.json").unlink()
     (folder / "chat_template.jinja").unlink()
-    fails("no tokenizer in .*: it has no tokenizer.json")
+    fails("no tokenizer in .*: expected tokenizer.json")

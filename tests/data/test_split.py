@@ -47,7 +47,7 @@ def test_nothing_is_held_out_where_nothing_is_to_spare_with_a_line_or_of_a_fract
     assert caplog.text == ""
     found = split([100], fraction=0.05)
     assert (found.validation, found.training.tokens) == (None, 100)
-    assert "too small to hold any out for validation" in caplog.text
+    assert "too small to hold out some for validation" in caplog.text
 
 
 def test_a_corpus_shorter_than_a_sample_is_told_with_the_numbers():
