@@ -13,7 +13,7 @@ class FullyShardedStrategy(ShardedCheckpoints):
     optimiser states once.
 
     Args:
-        save_distributed_checkpoint: as in ShardedCheckpoints.
+        save_distributed_checkpoint: True: checkpoints are folders of shards; False: single files; None: by size.
     """
 
     def __init__(self, save_distributed_checkpoint: bool | None = False) -> None:

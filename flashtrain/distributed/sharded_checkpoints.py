@@ -28,8 +28,8 @@ class ShardedCheckpoints(ModelParallelStrategy):
     written while training continues; the next checkpoint, and the end of the fit, wait until it is complete.
 
     Args:
-        save_distributed_checkpoint: True: folders; False: files; None: folders from LARGE parameters on.
-        options: as ModelParallelStrategy's.
+        save_distributed_checkpoint: True: folders; False: files; None: folders for models of LARGE parameters or more.
+        options: ModelParallelStrategy's keyword arguments.
     """
 
     def __init__(self, *, save_distributed_checkpoint: bool | None, **options: Any) -> None:

@@ -58,7 +58,7 @@ def shard(
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """A model's `blocks`, or the layers of the transformers models in it; [] if it has neither."""
+    """Return a model's `blocks`, or the layers of the transformers models in it; [] if it has neither."""
     blocks = getattr(module, "blocks", None)
     if blocks is not None:
         return list(blocks)

@@ -1,4 +1,4 @@
-"""The Lightning strategies by name: ddp, fsdp, context."""
+"""The Lightning strategies by name: ddp, fsdp, context_parallel."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def make_strategy(name: str, checkpoint: str = "file", **options: Any) -> Strate
     """Make the strategy for Lightning's Trainer.
 
     Args:
-        name: "ddp", as "auto", has a copy of the model on each device (gloo on CPUs, NCCL on GPUs); "fsdp" shards the
-            model (FSDP2); "context_parallel" also shards every sequence.
-        checkpoint: of "fsdp" and "context_parallel", a key of CHECKPOINTS.
-        options: of "context_parallel", ContextParallelStrategy's.
+        name: "ddp" or "auto" (a copy of the model on each device; gloo on CPUs, NCCL on GPUs), "fsdp" (shards the
+            model, FSDP2) or "context_parallel" (shards the model and every sequence).
+        checkpoint: for "fsdp" and "context_parallel": "file", "sharded", or "auto" (sharded for large models).
+        options: for "context_parallel": keyword arguments of ContextParallelStrategy.
     """
     if name in ("auto", "ddp"):
         return DataParallelStrategy()

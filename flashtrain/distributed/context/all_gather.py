@@ -1,7 +1,7 @@
 """The all-gather: each rank computes its own queries against keys that it gathered from the other ranks.
 
-B batch, n tokens a rank holds, S sequence, p keys it has after the exchange, m tokens it gets and w it gives, R ranks,
-H query heads, K key/value heads, D head dimension.
+Shapes: B batch, S sequence, R ranks, n tokens a rank holds, m tokens it receives, w tokens it sends, p keys it has
+after the exchange, H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class AllGather:
-    """Gathers all keys and values, some heads at a time: the next heads arrive while these are computed.
+    """Context parallelism by gathering all keys and values, some heads at a time; the next heads arrive meanwhile.
 
     This is Llama 3's context parallelism (Grattafiori et al. 2024, arXiv 2407.21783, section 3.3.2). The gradients of
     keys and values are summed over the ranks by a reduce-scatter in float32.
@@ -39,7 +39,7 @@ class AllGather:
     Args:
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
-        local_masks: of the mask of the whole sequence.
+        local_masks: makes this rank's part of the mask of the whole sequence.
     """
 
     def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks) -> None:
@@ -53,7 +53,7 @@ class AllGather:
         self.part = local_masks.part(layout.tokens[:, group.rank], None)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """(out (B, n, H, D), log-sum-exp (B, H, n)) of this rank's queries over the whole sequence."""
+        """Return (out (B, n, H, D), log-sum-exp (B, H, n)) of this rank's queries over the whole sequence."""
         outs, lses = [], []
         for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
             of_heads = scores.from_head(piece.queries.start)
@@ -66,7 +66,7 @@ class AllGather:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
+        """Return (dq, dk, dv), the gradients of this rank's tokens, in the shapes and dtypes of q, k and v."""
         scores.add_sink_gradients(dout, out, lse)
         dqs: list[Tensor] = []
         sums: list[Transfer] = []
@@ -108,15 +108,15 @@ class AllGather:
 
 
 class AllGatherNeeded(AllGather):
-    """Gathers only the keys and values that this rank's queries see, which are few for packed documents.
+    """Context parallelism by gathering only the keys and values that this rank's queries see (packed documents: few).
 
-    This is MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention). One
-    exchange has parts of unequal size; large ones go some heads at a time. Gradients go back in the kernels' dtype, are
-    summed in at least float32, rank by rank, and rounded once.
+    This is MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention). The
+    ranks exchange parts of unequal size; large exchanges are divided by heads. Gradients return in the kernels' dtype,
+    are summed in at least float32, rank by rank, and rounded once.
 
     Args:
-        layout, group, local_masks: as AllGather's.
-        needed: which keys each rank needs of each other one.
+        layout, group, local_masks: see AllGather.
+        needed: needed[rank][other], the indices of the tokens that `rank` must fetch from rank `other` (needed_keys).
     """
 
     # A rank's own keys and gradients are copied straight to their places: apart from the kernels, copies of whole

@@ -40,16 +40,16 @@ save_output_of(CONTEXT_ATTENTION)
 
 
 class SharedAttention:
-    """Attention under one mask by one context-parallel method, made once per batch and shared by layers.
+    """Attention under one mask by one context-parallel method, made once per batch and used by all layers.
 
     Args:
-        mask: of the whole sequence, in its order (flashtrain_kernels.masks).
+        mask: the mask of the whole sequence, in the sequence's order (flashtrain_kernels.masks).
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
-        q, k: tensors like those of the calls, (B, n, H, D) and (B, n, K, D).
+        q, k: examples of a layer's queries (B, n, H, D) and keys (B, n, K, D), of which only sizes and dtype are read.
         method: the context-parallel method; "auto" chooses.
-        dropout: whether weights are dropped.
-        softcap: whether scores are bounded.
+        dropout: whether the calls drop attention weights.
+        softcap: whether the calls bound the scores.
 
     Attributes:
         choice: the method, with the reason for it.

@@ -25,15 +25,15 @@ SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 
 
 class AttentionCheck(TorchDispatchMode):
-    """A context that counts shared attention, and rejects attention to one device's own part of the sequence.
+    """A context manager around a step that rejects attention to only one device's part of a sharded sequence.
 
-    AttentionCheck rejects operators with as many keys as this device holds tokens: torch's, ours, flash-attn's, flex
-    attention, and softmax over a matrix of tokens by tokens. It does not see what torch.compile fused. Every torch call
-    costs some microseconds more on the host.
+    It rejects attention operators (torch's, flashtrain's, flash-attn's, flex attention, and softmax over a matrix of
+    tokens by tokens) that have as many keys as this device holds tokens. It does not see what torch.compile fused.
+    Every torch call costs some microseconds more on the host.
 
     Args:
-        sequence: the step's; None if its batch was not sharded.
-        step: the kind of step, in words ("training").
+        sequence: the step's sharded sequence; None if the batch was not sharded.
+        step: the kind of step, in words ("training"), for messages.
     """
 
     supports_higher_order_operators = True
@@ -57,7 +57,7 @@ class AttentionCheck(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def require_shared(self, degree: int) -> None:
-        """Raise UserError if no attention was shared; `degree` is the number of devices that share a sequence."""
+        """Raise UserError if the step had no attention across the `degree` devices that share a sequence."""
         if self.shared == 0:
             raise UserError(
                 f"a {self.step} step in which no attention is shared by the {degree} devices that hold parts of each "

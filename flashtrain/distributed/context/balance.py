@@ -1,11 +1,11 @@
 """The partition of a sequence among ranks: equal numbers of tokens, nearly equal work.
 
-Tokens are assigned in pieces: runs that end where a block or a long document ends. The most expensive piece comes
-first, and each goes to the rank with the least work that has room (Graham's longest processing time rule, 1969; for
-packed documents: Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211). Pieces of one document, or of one
-short document that they share, stay together as long as the work stays even, shorter documents first.
+Tokens are assigned in pieces: runs that end where a block or a long document ends. The most expensive piece is assigned
+first; every piece goes to the rank with the least work that has room (Graham's longest processing time rule, 1969; for
+packed documents: Zeppelin, arXiv 2509.21841, and MagiAttention, arXiv 2505.13211). Pieces that contain parts of the
+same document stay on one rank as long as the work stays even; the longest documents are divided first.
 
-All is integer arithmetic on the host in a fixed order, so that every rank computes the same plan.
+The computation is integer arithmetic on the host in a fixed order, so that every rank computes the same partition.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Run = tuple[int, int]  # tokens begin .. end - 1 of a row
 def assign(
     costs: np.ndarray, edges: np.ndarray, bonds: Sequence[np.ndarray], room: int, already: Sequence[int]
 ) -> tuple[list[list[Run]], list[int]]:
-    """Assign the pieces of one row to the ranks.
+    """Assign one row's pieces (runs of tokens) to the ranks, so that all ranks have nearly equal work.
 
     Args:
-        costs: (S,) integers, the cost of each token's query.
-        edges: (pieces + 1,), the begins of the pieces, and S.
-        bonds: each (pieces,) of APART, SHARED or SAME: what holds a piece to the one before. The first one with even
-            work is used; of the last and weakest as much as leaves the work even; failing that, the nearest to even.
-        room: tokens that a rank may hold; of all ranks together at least S.
+        costs: (S,) integers, the number of keys that each token's query sees.
+        edges: (pieces + 1,), the first token of each piece, then S.
+        bonds: alternatives to try in order until the work is even, strictest first: arrays (pieces,) of APART, SHARED
+            or SAME, which say whether a piece stays with the one before it. If none is even, the most even is used.
+        room: the most tokens that one rank may hold; ranks * room is at least S.
         already: (ranks,), the work of each rank from earlier rows of the batch.
 
     Returns:
-        (the runs of each rank, ascending; the work of each rank).
+        (the runs (begin, end) of each rank, ascending; the work of each rank, earlier rows included).
     """
     sums = np.concatenate(([0], np.cumsum(costs, dtype=np.int64)))
     tried = [(bond, MAX_UNIT) for bond in bonds] + [(bonds[-1], limit) for limit in LOOSER_UNITS]
@@ -55,7 +55,7 @@ def assign(
 
 
 def is_even(work: Sequence[int]) -> bool:
-    """Whether no rank has more than EVEN times the mean work."""
+    """Return whether no rank has more than EVEN (1.04) times the mean work."""
     return max(work) * len(work) <= EVEN * sum(work)
 
 

@@ -31,17 +31,17 @@ def shard_batch(
     layout: str = "balanced",
     method: str = AUTO,
 ) -> tuple[dict[str, Any], ContextSequence]:
-    """Shard a batch among the ranks of a group.
+    """Shard the sequences of a batch among the ranks of a group.
 
-    A rank without any label computes one, with weight 0, because it must take part in the backward.
+    A rank whose tokens have no label gets one with weight 0, because every rank must take part in the backward pass.
 
     Args:
         batch: a dictionary, the same on all ranks of the group, whose "tokens" or "input_ids" are (B, S). Its tensors
-            (B, S, ...) are sharded; their padding is 0, that of "labels" -100. All else stays whole.
+            (B, S, ...) are sharded, padded with 0 ("labels" with -100). Other entries are passed on unchanged.
         group: the ranks that share the sequence.
-        documents: the name of document ids (B, S), by which the work is balanced. A batch without them is balanced by
-            transformers' cu_seq_lens_q, or by position_ids that restart; None: by neither.
-        layout: a name of LAYOUTS.
+        documents: the key of the document ids (B, S), by which the work is balanced. A batch without this key is
+            balanced by transformers' cu_seq_lens_q, or by position_ids that restart. None: ignore documents.
+        layout: "balanced", "zigzag" or "contiguous" (layouts.LAYOUTS).
         method: the context-parallel method.
 
     Returns:
@@ -67,14 +67,14 @@ def shard_batch(
 
 
 def check_same_batch(batch: Any, group: ContextGroup) -> None:
-    """Check that all ranks of the group got the same tokens. Every rank must call it.
+    """Check that all ranks of a group got the same tokens. Every rank must call this function.
 
     Args:
         batch: as in `shard_batch`.
         group: the ranks that share the sequence.
 
     Raises:
-        UserError: they did not.
+        UserError: the ranks got different tokens.
     """
     device = group.device
     tokens = _tokens(batch).to(device=device, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """The memory that communication takes on one rank.
 
-It is counted from the code of ulysses.py, ring.py and all_gather.py. It is within 10% of the traced peaks of four gloo
-ranks on a CPU (MHA and GQA; without the kernels' own memory and gloo's copies; for ulysses in one piece: memory of
-several pieces was only counted).
+The estimate counts the buffers of ulysses.py, ring.py and all_gather.py. It is within 10% of the traced peaks of four
+gloo ranks on a CPU (MHA and GQA, without the kernels' own memory and gloo's copies; ulysses that exchanges its heads in
+several parts was not measured).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SUM_BYTES = 4  # the gradients of a ring's queries are summed in float32
 
 
 def exchange_bytes(choice: Choice) -> int:
-    """Bytes for communication on one rank at the peak of a layer's attention, which is in its backward.
+    """Estimate the bytes that one layer's communication takes on one rank at its peak, which is in the backward pass.
 
-    They are freed before the next layer. The forward needs fewer: no gradients, and a ring merges partial results in
-    place.
+    The memory is freed before the next layer. The forward pass needs less: it has no gradients, and a ring merges
+    partial results in place.
 
     Args:
-        choice: the context-parallel method, chosen for the sizes of the attention.
+        choice: the context-parallel method with the sizes of the attention (choose_method).
     """
     degree, heads, kv_heads, head_dim, held, bytes_each = choice.sizes
     if degree == 1:

@@ -14,13 +14,13 @@ import torch.distributed as dist
 class ContextGroup:
     """The process group whose ranks share a sequence, and its subgroups, which are made when first needed.
 
-    Rank r = ring * U + place: the U ranks with one `ring` index divide the heads, the R / U ranks with one `place` pass
-    keys and values around.
+    Rank r = ring * U + place: the U ranks with the same `ring` divide the heads among them, the R / U ranks with the
+    same `place` form a ring, in which keys and values go from rank to rank.
 
     Args:
         group: a torch.distributed process group; None: all ranks.
-        data_group: the group of ranks at this one's place, which hold other samples; None: there are none.
-        device: where ranks compare numbers.
+        data_group: the process group over which labels are summed, of ranks that hold other samples; None: no others.
+        device: the device of the small tensors that the ranks compare or sum.
     """
 
     def __init__(self, group: Any = None, data_group: Any = None, device: torch.device | str = "cpu") -> None:
@@ -32,13 +32,13 @@ class ContextGroup:
         self._parts: dict[int, tuple[Any, Any]] = {}
 
     def parts(self, heads_degree: int) -> tuple[Any, Any]:
-        """This rank's subgroups for U = heads_degree, a divisor of R.
+        """Return this rank's two subgroups for U = heads_degree, a divisor of R; make them on the first call.
 
-        Where new groups are needed, every rank of the job must call this at the same point (NCCL may split the
+        Every rank of the job must make its first call with a new heads_degree at the same point (NCCL may split the
         communicator of all of them).
 
         Returns:
-            (the group that divides the heads, the group that forms a ring).
+            (the group that divides the heads, the group that forms a ring); None for a group of one rank.
         """
         if heads_degree == self.size:
             return self.group, None

@@ -12,7 +12,7 @@ WORD = torch.int64
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Take x (B, m, ...) at index (Bl, p) along its second dimension: (B, p, ...)."""
+    """Return the tokens of x (B, m, ...) at the indices (Bl, p), as a tensor (B, p, ...)."""
     words = _words(x)
     if index.shape[0] == 1:
         found = words.index_select(1, index[0])
@@ -22,7 +22,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def put(target: Tensor, index: Tensor, x: Tensor) -> None:
-    """Write x (B, p, ...) to target (B, m, ...), of its dtype, at index (Bl, p) along its second dimension."""
+    """Write the tokens of x (B, p, ...) into target (B, m, ...) at the indices (Bl, p); both have the same dtype."""
     words, written = _words(target), _words(x)
     if words is target or written is x:
         words, written = target, x
@@ -33,12 +33,12 @@ def put(target: Tensor, index: Tensor, x: Tensor) -> None:
 
 
 def ascending(tokens: Tensor) -> Tensor:
-    """The order (Bl, p) that makes tokens (Bl, p) ascending, padding (below 0) last; stable, so the same everywhere."""
+    """Return the indices (Bl, p) that sort token numbers (Bl, p), padding (below 0) last; the sort is stable."""
     return torch.where(tokens < 0, torch.iinfo(torch.int64).max, tokens).argsort(dim=1, stable=True)
 
 
 def inverse(order: Tensor, length: int) -> Tensor:
-    """The place in order (Bl, m) of each number below `length`, -1 for those not in it: (Bl, length)."""
+    """Return the index in `order` (Bl, m) of each number 0 .. length - 1, -1 where it is absent, as (Bl, length)."""
     places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
     index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
     return places.scatter_(1, order, index)

@@ -25,14 +25,14 @@ from flashtrain.distributed.context.indexing import ascending, take
 class Layout:
     """Which rank holds which tokens of a sequence.
 
-    Every rank holds the same number, in ascending order, then padding, which sees nothing, is seen by nothing and has
-    no label.
+    Every rank holds the same number of tokens, in ascending order, padding last. Padding sees no token, is seen by none
+    and has no label.
 
     Attributes:
         tokens: (Bl, R, n) int64 on the host: the positions in the sequence of each rank's tokens, ascending; -1 for
             padding, which comes last.
         seqlen: the length of the sequence, S.
-        block: the largest number of tokens that were assigned together.
+        block: the block size in tokens, the largest run that the layout assigned at once.
     """
 
     tokens: Tensor
@@ -51,11 +51,11 @@ class Layout:
 
     @property
     def padding(self) -> int:
-        """The number of padding tokens of all ranks, in a row."""
+        """The number of padding tokens in one row, over all ranks."""
         return self.degree * self.held - self.seqlen
 
     def shard(self, x: Tensor, rank: int, fill: float = 0) -> Tensor:
-        """The rank's part (B, n, ...) of x (B, S, ...), with `fill` for padding."""
+        """Return the part (B, n, ...) of x (B, S, ...) that a rank holds, with `fill` for padding."""
         places = self.tokens[:, rank].to(x.device)
         mine = take(x, places.clamp(min=0))
         if not self.padding:
@@ -64,18 +64,24 @@ class Layout:
         return mine.masked_fill(padding, fill)
 
     def unshard(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole (B, S, ...) of the parts (B, n, ...) of all ranks in their order: the inverse of `shard`."""
+        """Join the parts (B, n, ...) of all ranks, in the ranks' order, to the whole (B, S, ...): undo `shard`."""
         joined = torch.cat(list(parts), 1)
         return take(joined, self.places.to(joined.device))
 
     @property
     def places(self) -> Tensor:
-        """The index of each token of the sequence into the parts of all ranks, one after the other: (Bl, S) int64."""
+        """The index (Bl, S) int64 of each of the sequence's tokens in the concatenation of all ranks' parts."""
         return ascending(self.tokens.flatten(1))[:, : self.seqlen]
 
 
 def layout_of(rows: list[list[list[Run]]], seqlen: int, block: int) -> Layout:
-    """The layout in which rank r of row b holds the runs rows[b][r], ascending."""
+    """Make the layout in which rank r holds the runs (begin, end) rows[b][r] of row b.
+
+    Args:
+        rows: for each row and rank its runs of tokens, ascending.
+        seqlen: the length of the sequence, S.
+        block: the block size in tokens, for Layout.block.
+    """
     parts = [
         np.concatenate([np.arange(begin, end, dtype=np.int64) for begin, end in [*mine, (0, 0)]])
         for ranks in rows

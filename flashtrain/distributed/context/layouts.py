@@ -25,12 +25,12 @@ WHOLE_BLOCKS = 2  # a document of up to this many blocks is short: it stays on o
 
 
 def contiguous(mask: Mask, degree: int) -> Layout:
-    """The layout in which rank r holds the r-th run of tokens; under a causal mask the last rank works longest."""
+    """Make the layout in which rank r holds the r-th of R equal runs; under a causal mask the last has most work."""
     return _of_chunks([(rank,) for rank in range(degree)], mask.seqlen_k)
 
 
 def zigzag(mask: Mask, degree: int) -> Layout:
-    """The layout of 2R chunks in which rank r holds chunks r and 2R - 1 - r: even for one causal sequence only."""
+    """Make the layout of 2R chunks in which rank r holds chunks r and 2R - 1 - r: equal work under a causal mask."""
     return _of_chunks([(rank, 2 * degree - 1 - rank) for rank in range(degree)], mask.seqlen_k)
 
 
@@ -42,13 +42,13 @@ def _of_chunks(numbers: list[tuple[int, ...]], length: int) -> Layout:
 
 
 def balanced(mask: Mask, degree: int) -> Layout:
-    """The layout of pieces assigned by what their queries see: even for any mask, and for packed documents.
+    """Make a layout with nearly equal work for all ranks, under any mask and for packed documents.
 
-    Pieces are up to MAX_BLOCK tokens, about BLOCKS_A_RANK a rank, and end where long documents do. Plain causal and
-    full masks have the layouts zigzag and contiguous, which are as even and the fastest for the kernels.
+    Runs of up to MAX_BLOCK tokens, about BLOCKS_A_RANK for each rank, are assigned by the number of keys that their
+    queries see. Plain causal and full masks get the layouts zigzag and contiguous: equal work, and fastest to compute.
 
     Args:
-        mask: the mask of the whole sequence; best on the host, where it is read.
+        mask: the mask of the whole sequence; it is read on the host, so a mask on the CPU saves a copy.
         degree: the number of ranks, R.
     """
     length = mask.seqlen_k

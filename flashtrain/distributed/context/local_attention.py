@@ -1,6 +1,6 @@
 """The attention that one rank computes locally.
 
-B batch, m queries and p keys that it has, H query heads, K key/value heads, D head dimension.
+Shapes: B batch, m queries and p keys on this rank, H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from flashtrain_kernels.masks import Mask
 
 @dataclass(frozen=True)
 class Scores:
-    """How attention scores become weights.
+    """The options by which attention scores become weights.
 
     Attributes:
-        scale: factor of q k^T.
-        dropout: probability of dropping a weight.
-        seed: (1,) int64, the same on all ranks.
-        softcap: scores become softcap * tanh(score / softcap); 0: none.
-        sinks: (H,), one more score in every row of a head, whose value is 0.
+        scale: the factor of q k^T.
+        dropout: the probability of dropping an attention weight.
+        seed: dropout's seed, (1,) int64, the same on all ranks; None: no dropout.
+        softcap: scores become softcap * tanh(score / softcap); 0: they stay as they are.
+        sinks: (H,), attention sinks: one more score per query and head, whose value is 0; None: no sinks.
         sink_gradients: (H,), to which the backward adds this rank's part of the gradient of `sinks`.
-        first_head: which of the model's heads is the first of a call's.
+        first_head: the model's index of the first head in a call, for calls with some of the heads.
     """
 
     scale: float
@@ -39,24 +39,24 @@ class Scores:
     first_head: int = 0
 
     def from_head(self, first_head: int) -> Scores:
-        """The same options for a call whose first head is the model's `first_head`."""
+        """Return these options for a call whose first head is head `first_head` of the model."""
         return replace(self, first_head=first_head)
 
     @property
     def options(self) -> dict[str, Any]:
-        """The kernels' options without dropout and sinks."""
+        """The kernels' keyword arguments for scale and softcap."""
         return {"softmax_scale": self.scale, "softcap": self.softcap}
 
     @property
     def dropped(self) -> dict[str, Any]:
-        """The kernels' dropout options; calls for some heads drop the same weights as one call for all heads."""
+        """The kernels' keyword arguments for dropout; calls for some heads drop the same weights as a call for all."""
         if self.seed is None:
             return {}
         offsets = self.seed.new_zeros(1), self.seed.new_full((1,), self.first_head)
         return {"dropout_p": self.dropout, "dropout_seed": torch.cat((self.seed.reshape(1), *offsets))}
 
     def with_sinks(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """(out, log-sum-exp) over all keys and the sinks, given those over all keys."""
+        """Return (out, log-sum-exp) over all keys and the sinks from out and lse, which are over the keys alone."""
         # They serve the backward over the keys as they are: weights are exp(score - lse), and a sink's value is 0.
         if self.sinks is None:
             return out, lse
@@ -65,7 +65,7 @@ class Scores:
         return out * torch.exp(lse - total).transpose(1, 2)[..., None].to(out.dtype), total
 
     def add_sink_gradients(self, dout: Tensor, out: Tensor, lse: Tensor) -> None:
-        """Add the gradient of the sinks of these heads and queries, given what `with_sinks` returned."""
+        """Add the sinks' gradient from this call's heads and queries to sink_gradients; out, lse: from with_sinks."""
         # The sink's weight, times what a value of 0 is less than the row's output.
         if self.sinks is None or self.sink_gradients is None:
             return
@@ -79,16 +79,16 @@ class Scores:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tuple[Tensor, Tensor]:
-    """Local attention under a part of a mask.
+    """Compute the attention of this rank's queries to the keys that it has.
 
     Args:
         q: (B, m, H, D).
         k, v: (B, p, K, D).
-        part: what these queries see of these keys.
+        part: which of these keys each of these queries sees (LocalMasks.part).
         scores: how attention scores become weights.
 
     Returns:
-        (out, the log-sum-exp (B, H, m)); 0 and -inf for queries that see nothing.
+        (out (B, m, H, D), log-sum-exp (B, H, m)); out is 0 and the log-sum-exp -inf for queries that see no key.
     """
     if isinstance(part, Mask):
         return attention_forward(q, k, v, mask=part, **scores.options, **scores.dropped)
@@ -107,7 +107,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tupl
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scores: Scores
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) of `forward`, given out and lse over all keys; dk and dv may be in summing_dtype."""
+    """Compute the gradients (dq, dk, dv) of `forward`; dk and dv may be in summing_dtype.
+
+    Args:
+        dout: the gradient of the output, (B, m, H, D).
+        q, k, v, part, scores: as in `forward`.
+        out, lse: the output and the log-sum-exp of these queries over ALL keys, those of other ranks included.
+    """
     if isinstance(part, Mask):
         return attention_backward(dout, q, k, v, out, lse, mask=part, **scores.options, **scores.dropped)
     if len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1]):
@@ -123,5 +129,5 @@ def backward(
 
 
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which partial results are summed: at least float32."""
+    """Return the dtype in which partial results are summed: at least float32."""
     return torch.promote_types(dtype, torch.float32)

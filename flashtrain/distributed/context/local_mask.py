@@ -1,10 +1,10 @@
 """The part of a mask that one rank computes, in the form that the kernels compute fastest.
 
-For a plain causal, full or window mask this is a band, which is faster than the same mask as data. A rank that holds a
-few runs of neighbouring tokens has such bands: each run sees all keys before it, and itself causally.
+A plain causal, full or window mask is a band, which the kernels compute faster than a mask in memory. A rank that holds
+a few runs of neighbouring tokens needs one band a run: the run sees all keys before it, and itself causally.
 
-Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys held (of the ranks that divide the heads), in
-ascending order.
+Shapes: Bm rows of a mask, Bl rows of a layout, S sequence, m queries and p keys on this rank (or on the ranks that
+divide the heads with it), in ascending order.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NOWHERE = 2**30 - 1  # the position of a padding key: past every interval (posit
 
 
 class BandCall(NamedTuple):
-    """One call of the kernels without a mask.
+    """The part of an attention that one kernel call computes with a window instead of a mask.
 
     Attributes:
-        queries: which of the queries that are held.
-        keys: how many of the keys that are held, from the first on.
-        window: flash-attn's (left, right), aligned to the last query and the last key.
+        queries: the slice of this rank's queries.
+        keys: the number of keys, counted from this rank's first key.
+        window: flash-attn's window_size (left, right), aligned to the last query and the last key.
     """
 
     queries: slice
@@ -40,15 +40,15 @@ Part = Mask | tuple[BandCall, ...]
 
 
 class LocalMasks:
-    """Makes the parts of one mask that ranks compute, ready for the kernels of every layer.
+    """Makes this rank's parts of a mask of the whole sequence, planned once for the kernels of all layers.
 
     Args:
         mask: the mask of the whole sequence.
         batch: the number of rows, B.
         head_dim: the head dimension, D.
         dtype: the dtype of q, k and v.
-        dropout: whether weights are dropped.
-        softcap: whether scores are bounded.
+        dropout: whether attention weights are dropped.
+        softcap: whether scores are bounded by a softcap.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class LocalMasks:
         self._sizes, self._dropout, self._softcap = (head_dim, dtype), dropout, softcap
 
     def part(self, queries: Tensor | None, keys: Tensor | None) -> Part:
-        """The part of the mask that some queries and keys have.
+        """Return the mask between some of the queries and some of the keys.
 
         Args:
-            queries: (Bl, m) positions in the sequence, ascending, then -1 for padding, which sees nothing; None: all.
-            keys: (Bl, p) likewise; padding is seen by nothing.
+            queries: (Bl, m) positions in the sequence, ascending, then -1 for padding, which sees no key; None: all.
+            keys: (Bl, p) positions likewise; no query sees padding; None: all.
 
         Returns:
-            A few calls without a mask, where there are such; queries in none of them see nothing. Otherwise a mask.
+            BandCalls, where a few calls with windows suffice (queries in none of them see no key); otherwise a Mask.
         """
         mask, calls = self._mask, None
         if mask.band is not None and mask.queries.shape[2] == mask.seqlen_k:

@@ -1,10 +1,10 @@
 """The context-parallel methods, and the automatic choice among them.
 
-ulysses      every rank computes all tokens for some heads
-all-gather   every rank computes its tokens against all keys, gathered some heads at a time; under masks such as
-             packed documents only the keys that it sees
-ring         keys and values go from rank to rank, partial results are merged: the least memory
-hybrid       heads divided over some ranks, rings over the rest: 12 heads on 8 ranks as 4 x 2
+ulysses      every rank computes some of the heads, for all tokens
+all-gather   every rank computes its own queries against all keys, which it gathers some heads at a time; with packed
+             documents it gathers only the keys that its queries see
+ring         keys and values go from rank to rank, and partial results are merged: the least memory
+hybrid       ulysses within groups of ranks, rings between them: 12 heads on 8 ranks as groups of 4, rings of 2
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MAX_FETCHED = 0.75
 
 @dataclass(frozen=True)
 class Choice:
-    """A method and why it was chosen.
+    """A context-parallel method and why it was chosen.
 
     Attributes:
-        method: its name.
+        method: the method's name.
         sizes: the sizes of the attention.
-        heads_degree: the ranks that divide the heads.
-        traffic: what the busiest rank sends for a layer.
+        heads_degree: the number of ranks that divide the heads.
+        traffic: the bytes that the busiest rank sends for one layer.
         why: the reason, in words.
     """
 
@@ -47,15 +47,15 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """The method, why, and its traffic, in one line."""
+        """One line with the method, the reason for it and its traffic, for the log."""
         return f"{self.method}: {self.why}, {_size(self.traffic.total)} a rank, layer and step"
 
 
 def choose_method(method: str, sizes: Sizes) -> Choice:
-    """The named method, or for "auto" the one with the least traffic (on two ranks the ring, the fastest measured).
+    """Return the named method, for "auto" the one with the least traffic (on two ranks the ring, measured as fastest).
 
     Args:
-        method: the method's name, or "auto".
+        method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
         sizes: the sizes of the attention.
 
     Raises:
@@ -95,18 +95,18 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
 
 
 def gather_needed(usual: Choice, requested: str, mask: Mask, layout: Layout) -> tuple[Choice, Needed | None]:
-    """Choose again for one mask: gather only the keys that are seen, if these are few and it sends the least.
+    """Choose whether to gather only the keys that a mask makes visible, where they are few and need the least traffic.
 
     The choice is the same on every rank.
 
     Args:
-        usual: the choice for any mask.
+        usual: the choice without regard to the mask (choose_method).
         requested: the requested method, or "auto".
         mask: the mask of the whole sequence.
         layout: which rank holds which tokens.
 
     Returns:
-        (the choice, the keys to gather; None unless only these are gathered).
+        (the choice, the keys to gather), or (usual, None) where the usual method is used.
     """
     sizes = usual.sizes
     # Under a plain mask nearly all keys are seen.

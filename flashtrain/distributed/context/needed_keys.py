@@ -17,15 +17,15 @@ Needed = Sequence[Sequence[np.ndarray]]
 
 
 def needed_keys(layout: Layout, mask: Mask) -> Needed:
-    """The keys that each rank must fetch from each other rank.
+    """Find the keys that each rank must fetch from each other rank.
 
     Args:
         layout: which rank holds which tokens.
         mask: the mask of the whole sequence; it is read on the host.
 
     Returns:
-        [rank][other]: the indices, among the n tokens of the other rank, of those that the rank's queries see in any
-        row. Empty for the rank's own part.
+        result[rank][other]: ascending indices, among the n tokens of rank `other`, of the keys that any query of `rank`
+        sees in any row of the batch. Empty where both are the same rank.
     """
     rows = mask.queries.cpu().numpy()
     intervals = [(LOW, HIGH), (LOW2, HIGH2)][: 1 if len(rows) == 5 else 2]
@@ -47,6 +47,6 @@ def needed_keys(layout: Layout, mask: Mask) -> Needed:
 
 
 def fetched_share(needed: Needed, held: int) -> float:
-    """The largest share, 0 to 1, of the other ranks' tokens that a rank must fetch; `held` is n."""
+    """Return the largest share (0 to 1) of the other ranks' tokens that any rank must fetch; `held` is n."""
     others = max(1, (len(needed) - 1) * held)
     return max(sum(len(places) for places in mine) for mine in needed) / others

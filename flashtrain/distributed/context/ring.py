@@ -1,7 +1,7 @@
 """The ring: keys and values go from rank to rank, and partial results are merged.
 
-B batch, m tokens that a rank of the ring holds (with the ranks that divide the heads with it), H query heads, K
-key/value heads, D head dimension.
+Shapes: B batch, m tokens of one rank of the ring (in hybrid: of its whole group that divides the heads), H query heads,
+K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEYS, _GRADIENTS = 1, 2  # tags: both streams are under way between the same tw
 
 
 class Ring:
-    """Ranks among which keys and values go around while each computes on what it has.
+    """Ring attention: keys and values go from rank to rank while every rank computes with those that it has.
 
     Ring attention is that of LightSeq / DistFlashAttn (Li et al. 2023, arXiv 2310.03294) and Liu et al. (2023, arXiv
     2310.01889). Partial results are merged by their log-sum-exp in float32. In the backward the gradients of keys and
@@ -40,7 +40,7 @@ class Ring:
         self.rank = dist.get_rank(group) if self.size > 1 else 0
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """(out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries over all keys of the ring."""
+        """Return (out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries over all keys of the ring."""
         if self.size == 1:
             out, lse = local_attention.forward(q, k, v, self.parts[0], scores)
             return scores.with_sinks(out, lse)
@@ -63,7 +63,7 @@ class Ring:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) of this rank's tokens, given what `forward` returned; partial sums are in float32."""
+        """Return (dq, dk, dv) of this rank's tokens; out and lse are those of `forward`. Sums are in float32."""
         scores.add_sink_gradients(dout, out, lse)
         if self.size == 1:
             return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores)

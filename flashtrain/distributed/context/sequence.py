@@ -27,20 +27,20 @@ MAX_PREPARED = 4  # prepared masks in memory: layers of one model rarely use mor
 
 
 class ContextSequence(ShardedSequence):
-    """A batch sharded by a layout, with the methods that models call.
+    """The sharded sequences of one batch, with the methods that models call (ShardedSequence).
 
     Args:
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
         method: the context-parallel method.
         whole: the unsharded tensors (B, S, ...) of the batch, by name.
-        counted: labels that are not ignored, on this rank and on all R.
-        tokens: of the whole batch, B * S.
+        counted: the numbers of labels that are not ignored, on this rank and on all R ranks.
+        tokens: the number of tokens of the whole batch, B * S.
 
     Attributes:
-        weight: the factor of this rank's mean loss with which the mean over ranks is the mean over all labels.
+        weight: the factor for this rank's mean loss, such that the mean over ranks is the mean over all labels.
         is_weighted: whether the step weighted a mean itself, even if only to log it.
-        refuses_own_part: False if the user says that attention to a device's own part is meant.
+        refuses_own_part: whether attention to only this device's tokens is an error (check_attention).
     """
 
     def __init__(
@@ -164,11 +164,11 @@ class ContextSequence(ShardedSequence):
         return loss * self.weight
 
     def has_weighted(self, loss: Any) -> bool:
-        """Whether the step made this loss from a mean that it weighted itself, and did not only log that mean."""
+        """Return whether the step weighted this loss itself, rather than a mean that it only logged."""
         return self._unweighted is not None and self._unweighted() is not loss
 
     def is_own_part(self, tokens: int) -> bool:
-        """Whether this number of tokens is that of this rank's part, of one row (give or take a token) or of all."""
+        """Return whether `tokens` is the number that this rank holds, of one row (give or take 1) or of all rows."""
         held, rows = self.layout.held, max(1, self.tokens // self.layout.seqlen)
         return abs(tokens - held) <= 1 or tokens == rows * held
 

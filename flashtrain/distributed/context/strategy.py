@@ -56,15 +56,16 @@ class ContextParallelStrategy(ShardedCheckpoints):
     Args:
         context_parallel_size: devices that share a sequence; None: all. Other devices hold other samples.
         method: the context-parallel method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
-        layout: who holds which tokens: "balanced", "zigzag" or "contiguous".
+        layout: which device holds which tokens: "balanced", "zigzag" or "contiguous".
         documents: the name of the batch's document ids, by which the work is balanced; None: ignore documents.
-        timeout_seconds: after which a stuck rank ends the job; a dead one ends it within a minute. None: no watchdog.
+        timeout_seconds: seconds without progress after which the job ends; a dead rank ends it within a minute. None:
+            no watchdog.
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.
         save_distributed_checkpoint: as in ShardedCheckpoints. Either kind can be resumed on another number of devices
             and at another degree, and cannot run code.
         check_attention: in the first step of training, validation, test and prediction, reject a step without shared
-            attention, or with attention to one device's own part. False for a model whose tokens need not see each
-            other, or only those of their device.
+            attention, or with attention to one device's own part. False for a model whose tokens need not see tokens
+            on other devices.
 
     Raises:
         UserError: an unknown name; a degree that does not fit the devices, before anything is built; in the first
@@ -144,7 +145,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Ranks that share a sequence get the same samples."""
+        """The distributed sampler's arguments, with which ranks that share a sequence get the same samples."""
         return {"num_replicas": self.data_ranks, "rank": self._data_rank}
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -157,7 +158,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         super().teardown()
 
     def on_exception(self, exception: BaseException) -> None:
-        """After a broken collective, wait for the failed rank's name; report other failures to the other ranks."""
+        """Handle a failure: after a broken collective wait for the failed rank's name, else report to the others."""
         if _broke_off(exception):
             self.watchdog.await_verdict()
         self.watchdog.stop(first_line(exception))
@@ -169,7 +170,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         return self.lightning_module
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """This rank's part of the batch, on its device: the rest is never copied there."""
+        """Return this rank's part of the batch, on `device`; the rest is never copied there."""
         self.watchdog.mark("a batch")
         assert self.context is not None
         if BATCH not in self._checked:

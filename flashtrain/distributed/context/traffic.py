@@ -9,14 +9,14 @@ GRADIENT_BYTES = 4  # gradients of keys and values that are summed on the way ar
 
 
 class Sizes(NamedTuple):
-    """The sizes of one attention that ranks share.
+    """The sizes of a layer's attention over a sequence that is sharded among ranks.
 
     Attributes:
         degree: R, the ranks that share a sequence.
         heads: H, the query heads.
         kv_heads: K, the key/value heads.
         head_dim: D, the head dimension.
-        held: n, the tokens that a rank holds of all rows of its batch.
+        held: n, the tokens that a rank holds, over all rows of the batch.
         bytes_each: bytes of an element of q, k and v.
     """
 
@@ -29,14 +29,14 @@ class Sizes(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes that the busiest rank sends for one layer, in the forward and in the backward pass."""
+    """The bytes that the busiest rank sends for one layer, in the forward and in the backward pass."""
 
     forward: int
     backward: int
 
     @property
     def total(self) -> int:
-        """Bytes of both passes."""
+        """The bytes of the forward and the backward pass together."""
         return self.forward + self.backward
 
 
@@ -45,9 +45,9 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
 
     Args:
         sizes: the sizes of the attention.
-        heads_degree: ranks that divide the heads (ulysses: the degree; ring: 1; hybrid: between). The others form
-            rings.
-        gathers: whether all keys and values are gathered instead.
+        heads_degree: how many ranks divide the heads: for ulysses `degree`, for a ring 1, for hybrid between (rings of
+            degree / heads_degree ranks).
+        gathers: whether all keys and values are gathered (all-gather); heads_degree is then ignored.
     """
     # The backward sends all of it again, and the gradients back, those of keys and values in float32 if they are summed
     # on the way.

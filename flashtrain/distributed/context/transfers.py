@@ -14,7 +14,7 @@ MAX_PIECES = 4  # of the key/value heads: two pieces are in memory at a time, an
 
 
 class Piece(NamedTuple):
-    """Some key/value heads, and the query heads that read them."""
+    """The slice of the key/value heads that one transfer carries, and that of the query heads that read them."""
 
     keys: slice
     queries: slice
@@ -32,9 +32,9 @@ class Transfer:
     """A communication that is under way.
 
     Args:
-        received: the tensor that it fills.
-        sent: the tensor that it reads, which must live until it is over.
-        works: torch.distributed's handles.
+        received: the tensor that the communication fills.
+        sent: the tensor that it reads, which must stay in memory until the communication is over.
+        works: torch.distributed's work handles.
         finish: makes the result from `received`; None: `received` is the result.
     """
 
@@ -46,20 +46,20 @@ class Transfer:
         self._finish = finish
 
     def wait(self) -> None:
-        """Wait until the communication is over (on a GPU: what is launched from now on waits), and free `sent`."""
+        """Wait until the communication is over, and free `sent`; on a GPU only later kernels wait, not the host."""
         if self._waiting is not None:
             for work in self._waiting[1]:
                 work.wait()
             self._waiting = None
 
     def result(self) -> Any:
-        """The result, after waiting for it."""
+        """Wait until the communication is over, and return its result."""
         self.wait()
         return self._received if self._finish is None else self._finish(self._received)
 
 
 def overlapped(pieces: Sequence[Piece], start: Callable[[Piece], Transfer]) -> Iterator[tuple[Piece, Any]]:
-    """Yield each piece with the result of its transfer, while the transfer of the next piece is under way."""
+    """Yield (piece, result of its transfer) for each piece of heads, while the next piece's transfer is under way."""
     coming = start(pieces[0])
     for index, piece in enumerate(pieces):
         result = coming.result()

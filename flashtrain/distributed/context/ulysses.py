@@ -26,16 +26,16 @@ from flashtrain.distributed.context.transfers import Piece, Transfer, overlapped
 
 
 class Ulysses:
-    """Divides the heads over `heads_degree` neighbouring ranks, and passes keys and values around a ring of the others.
+    """Context parallelism by ulysses, ring, or hybrid: heads divided over ranks, rings between those groups.
 
-    The hybrid of both is USP's (Fang and Zhao 2024, arXiv 2405.07719): 12 heads on 8 ranks as 4 x 2. With heads_degree
-    1 it is the ring alone.
+    hybrid is USP's (Fang and Zhao 2024, arXiv 2405.07719): 12 heads on 8 ranks as groups of 4, rings of 2. With
+    heads_degree R it is ulysses alone, with heads_degree 1 the ring alone.
 
     Args:
         layout: which rank holds which tokens.
         group: the ranks that share the sequence.
-        local_masks: of the mask of the whole sequence.
-        heads_degree: the ranks that divide the heads, U.
+        local_masks: makes this rank's part of the mask of the whole sequence.
+        heads_degree: the number U of neighbouring ranks that divide the heads.
     """
 
     def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, heads_degree: int) -> None:
@@ -60,7 +60,7 @@ class Ulysses:
         self.ring = Ring(ring_group, [local_masks.part(held[mine], keys) for keys in held])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """(out (B, n, H, D) of this rank's queries, log-sum-exp (B, H / U, m) of its heads) over the whole sequence."""
+        """Return (out (B, n, H, D) of this rank's tokens, log-sum-exp (B, H / U, m) of the heads that it computes)."""
         if self.degree == 1:
             return self.ring.forward(q, k, v, scores)
         k, v = self._repeated(k, v)
@@ -77,7 +77,7 @@ class Ulysses:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(dq, dk, dv) of this rank's tokens, in the shapes and dtypes of q, k and v."""
+        """Return (dq, dk, dv), the gradients of this rank's tokens, in the shapes and dtypes of q, k and v."""
         if self.degree == 1:
             return self.ring.backward(dout, q, k, v, out, lse, scores)
         kv_heads = k.shape[2]

@@ -29,13 +29,13 @@ VERDICT = "verdict"
 
 
 class Beat(NamedTuple):
-    """A sign of life, as a rank writes it into the store.
+    """A heartbeat: what a rank regularly writes into the store that all ranks read.
 
     Attributes:
-        state: ALIVE, FAILED or GONE.
-        beats: how often it has written.
-        progress: how many marks it has passed.
-        doing: the latest mark, or why the rank failed.
+        state: ALIVE, FAILED, or GONE (the rank stopped watching).
+        beats: the number of heartbeats that the rank has written.
+        progress: the number of calls of Watchdog.mark so far.
+        doing: the text of the latest mark, or why the rank failed.
     """
 
     state: str = ALIVE
@@ -45,13 +45,13 @@ class Beat(NamedTuple):
 
 
 class Record:
-    """The latest signs of life of all ranks, and the verdict on them.
+    """The latest heartbeats of all ranks, from which it is decided whether a rank is dead or stuck.
 
     Args:
         size: the number of ranks.
-        silence: seconds without a sign after which a rank is dead.
-        timeout: seconds without progress of any rank after which the job is stuck.
-        now: the current time in seconds, as in all methods.
+        silence: seconds without a heartbeat after which a rank counts as dead.
+        timeout: seconds without progress of any rank after which the job counts as stuck.
+        now: the current time in seconds, on the clock that the methods' `now` uses too.
     """
 
     def __init__(self, size: int, silence: float, timeout: float, now: float) -> None:
@@ -62,7 +62,7 @@ class Record:
         self._failure: float | None = None
 
     def note(self, rank: int, beat: Beat, now: float) -> None:
-        """Record a rank's latest beat."""
+        """Record the latest heartbeat of a rank, read at time `now`."""
         before = self.latest[rank]
         if beat == before:
             return
@@ -74,7 +74,7 @@ class Record:
         self.latest[rank] = beat
 
     def verdict(self, now: float) -> str | None:
-        """The line that ends the job; None if no rank has a problem."""
+        """Return the message with which the job ends, naming the dead or stuck rank; None if no rank has a problem."""
         if self._failure is not None and now - self._failure > min(GRACE, self.silence):
             return next(self.failure(rank) for rank, beat in self.latest.items() if beat.state == FAILED)
         alive = {rank: beat for rank, beat in self.latest.items() if beat.state == ALIVE}
@@ -95,7 +95,7 @@ class Record:
         )
 
     def failure(self, rank: int) -> str:
-        """The line that names a rank which no longer writes."""
+        """Return the message about a rank that failed or no longer writes heartbeats."""
         state, _, _, doing = self.latest[rank]
         how = f"failed: {doing}" if state == FAILED else f"died, last at {doing}"
         return f"rank {rank} of {self.size} has {how}"
@@ -104,14 +104,14 @@ class Record:
 class Watchdog:
     """Watches all ranks of the job from `start` to `stop`; `mark` reports progress of this one.
 
-    When a rank has a problem, every rank prints the line that names it and exits at once, because a thread that waits
+    When a rank has a problem, every rank prints a message that names it and exits at once, because a thread that waits
     in a collective cannot be interrupted.
 
     Args:
         timeout: seconds without progress of any rank after which the job is stuck: more than the longest time between
-            two marks (a step, a checkpoint, an evaluation). A rank without a sign of life for this time, or for a
-            minute, is dead. None: never watch.
-        on_failure: called with the line before the process exits.
+            two marks (a step, a checkpoint, an evaluation). A rank without a heartbeat for this time, or for a minute,
+            counts as dead. None: never watch.
+        on_failure: called with the message before the process exits.
     """
 
     def __init__(self, timeout: float | None, *, on_failure: Callable[[str], None] | None = None) -> None:
@@ -141,7 +141,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self, failure: str | None = None) -> None:
-        """Stop watching. Other ranks then expect no more signs of this one; given a failure, they end and name it."""
+        """Stop watching: the others expect no more heartbeats of this rank. With `failure` they end, and name it."""
         if self._thread is None:
             return
         self._state, self._doing = (GONE, self._doing) if failure is None else (FAILED, failure)
@@ -152,7 +152,7 @@ class Watchdog:
             self._outstay(3 * self.silence / BEATS if failure is not None else self.silence)
 
     def await_verdict(self) -> None:
-        """Wait until it is known which rank broke a collective off; then this does not return."""
+        """Wait until the watchdogs know which rank broke off a collective; the process then exits with its name."""
         if self._thread is not None:
             self._thread.join(2 * self.silence + GRACE)
 

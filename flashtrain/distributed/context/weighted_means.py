@@ -13,7 +13,7 @@ from flashtrain.distributed.context.sequence import ContextSequence
 
 
 def weighted_output(sequence: ContextSequence | None, output: Any) -> Any:
-    """Weight what a training step returns, unless the step did so itself.
+    """Weight the loss that a training step returns by the rank's share of the labels, unless the step did so itself.
 
     Args:
         sequence: the step's sharded sequence; None if its batch was not sharded.

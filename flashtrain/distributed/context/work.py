@@ -14,7 +14,7 @@ from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, Mask
 
 
 def visible_keys(mask: Mask) -> Tensor:
-    """How many keys each query sees, (Bm, S) int64, counted from the intervals of a mask in sequence order."""
+    """Return how many keys each query sees, (Bm, S) int64, from the mask of a whole sequence."""
     rows = mask.queries.to(torch.int64).clamp(0, mask.seqlen_k)
     first = (rows[HIGH] - rows[LOW]).clamp(min=0)
     if rows.shape[0] == 5:
@@ -27,11 +27,11 @@ def visible_keys(mask: Mask) -> Tensor:
 
 
 def attention_work(layout: Layout, costs: Tensor) -> np.ndarray:
-    """The work of each rank, (R,) int64: its pairs of a query and a visible key, summed over the rows.
+    """Return the work of each rank, (R,) int64: its pairs of a query and a visible key, summed over the rows.
 
     Args:
         layout: which rank holds which tokens.
-        costs: the visible keys of each query, of `visible_keys`.
+        costs: the number of keys that each query sees, (Bm, S), from `visible_keys`.
     """
     real = layout.tokens >= 0
     rows = max(layout.tokens.shape[0], costs.shape[0])
@@ -41,6 +41,6 @@ def attention_work(layout: Layout, costs: Tensor) -> np.ndarray:
 
 
 def imbalance(work: np.ndarray) -> float:
-    """The largest work of a rank divided by the mean; 1 is a perfect partition."""
+    """Return the largest work of a rank divided by the mean work; 1 is a perfect partition."""
     mean = float(work.mean())
     return float(work.max()) / mean if mean > 0 else 1.0
