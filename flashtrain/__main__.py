@@ -45,7 +45,7 @@ from flashtrain.settings.settings import Settings  # noqa: E402
 
 
 def main() -> None:
-    """The command. A program of your own that registers components calls this to have the same command."""
+    """Run the command line, and exit with its status. A program that registers components calls this as its command."""
     end_with_parent()
     with contextlib.suppress(OSError, RuntimeError):  # standard error is no file, as in a notebook
         faulthandler.enable()  # whatever ends this process in native code is reported with Python's own place in it

@@ -41,13 +41,13 @@ def say(line: str, level: int = logging.INFO) -> None:
 
 
 def is_quiet() -> bool:
-    """Whether progress and tables are switched off, by `quietly`."""
+    """Return whether `quietly` has switched off progress bars and tables."""
     return _quiet
 
 
 @contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-    """A context in which is_quiet() returns `quiet`."""
+    """Within the context, let is_quiet() return `quiet`."""
     global _quiet
     before, _quiet = _quiet, quiet
     try:
@@ -57,14 +57,14 @@ def quietly(quiet: bool = True) -> Iterator[None]:
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the only one, or rank 0, which writes shared files."""
+    """Return whether this process is the only one, or rank 0, which writes shared files."""
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def quieten() -> None:
     """Silence Lightning's greetings, the warnings IGNORED, and the kernels' lines on every rank but the first.
 
-    For the command, not for the library.
+    Called where flashtrain runs a whole job, not when a program imports its parts.
     """
     if getattr(rank_zero_only, "rank", 0):
         logging.getLogger("flashtrain_kernels").setLevel(logging.ERROR)

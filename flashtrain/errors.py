@@ -16,7 +16,7 @@ MAX_LINE = 2000  # characters of a UserError, which may quote a line of a file
 class UserError(ValueError):
     """A mistake in the user's input. Its text is one line: what was given, what is expected, what to do.
 
-    `status` is a command's exit status.
+    `status` is the exit status of a command that ends with this error.
     """
 
     status = 2
@@ -27,7 +27,7 @@ class UserError(ValueError):
 
 
 def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[str] | None = None) -> UserError:
-    """The error for a name that does not exist, with similar existing names. It is returned, for the caller to raise.
+    """Return (not raise) the error for a name that does not exist; it suggests similar names.
 
     Args:
         kind: what the name stands for, in the singular ("recipe", "model size").
@@ -45,27 +45,27 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
 
 
 def first_line(error: BaseException, longest: int = 300) -> str:
-    """The first line of an exception's text, without a period at its end; its type if it has no text."""
+    """Return the first line of an exception's text, without a period at its end; its type if it has no text."""
     words = str(error).strip().split("\n", 1)[0].split()
     return " ".join(words)[:longest].rstrip(".") or type(error).__name__
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and its causes, the latest first."""
+    """Yield an exception and its causes, the last raised one first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 class RunFailed(Exception):
-    """A run failed through no mistake of the user's: one line without a traceback, and exit status 1."""
+    """The error of a run that failed through no mistake of the user's: one line, no traceback, exit status 1."""
 
     status = 1
 
 
 @contextmanager
 def needs_package(what: str, package: str, extra: str) -> Iterator[None]:
-    """Raise UserError where an import inside the `with` block fails.
+    """Raise UserError if an import inside the `with` block fails.
 
     Args:
         what: What needs the package: a setting with its value, or words.

@@ -9,11 +9,11 @@ from typing import Any
 
 
 def import_when_used(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` (PEP 562) of a package that imports each of its names on first use.
+    """Return a package's `__getattr__` (PEP 562), which imports each of its public names on first use.
 
     Args:
         package: the package's `__name__`.
-        homes: each name, and the module in the package that has it.
+        homes: for each public name, the module inside the package that defines it.
     """
 
     def get(name: str) -> Any:

@@ -65,10 +65,10 @@ _components: dict[str, dict[str, Callable[..., Any]]] = {group: {} for group in 
 
 
 def register(group: str, name: str) -> Callable[[Builder], Builder]:
-    """Decorator that makes a builder available to configurations as `name` in `group`.
+    """Return a decorator that makes a builder available to configurations as `name` in `group`.
 
     Args:
-        group: one of GROUPS, whose values say what the builder is called with and returns.
+        group: one of GROUPS, whose values say how the builder is called and what it returns.
         name: what configurations call the component.
 
     Raises:
@@ -89,13 +89,13 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
 
 
 def registered(group: str) -> list[str]:
-    """The names that a configuration may use in `group`: those that ship in their order, then all others, sorted."""
+    """Return the names that a configuration may use in `group`: flashtrain's own in their order, then others."""
     ours = list(_shipped(group))
     return [*ours, *sorted({*_components[group], *_entry_points(group)} - set(ours))]
 
 
 def component(group: str, name: str) -> Callable[..., Any]:
-    """What is registered as `name` in `group`. Raises UserError with the near match for an unknown name."""
+    """Return the builder or class registered as `name` in `group`. Raises UserError, with similar names, if unknown."""
     if name not in _components[group]:
         shipped = _shipped(group)
         if name in shipped:

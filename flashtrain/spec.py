@@ -1,4 +1,4 @@
-"""The interfaces by which a run uses what it does: a task, or a mode such as a benchmark.
+"""The interfaces between a run and what it does: a Task (a kind of training), or a Mode such as a benchmark.
 
 Tasks and modes are classes registered under their names (flashtrain/registry.py). Nothing else branches on these names.
 Their methods import torch when they are called, so that settings are checked before it is loaded.
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class StageContext:
-    """A training that is one of several of its run, such as a stage of a curriculum."""
+    """The settings and files of one training among several of a run, such as a stage of a curriculum."""
 
-    settings: Settings  # in place of the run's
+    settings: Settings  # of this training, in place of the run's
     resumed: Path | None  # the checkpoint to resume from, of the same model; None to start anew
     logs: Path  # the folder of the loggers
     # Another training starts from where this one ends: its end is a checkpoint too, and a signal that comes while that
@@ -42,7 +42,7 @@ class StageContext:
 
 @dataclass
 class TrainedModel:
-    """A trained model, read back from a checkpoint. It stands for its checkpoint wherever a path is taken."""
+    """A trained model, read back from a checkpoint. It can be passed wherever the checkpoint's path can."""
 
     model: Any  # a torch module in evaluation mode
     tokenizer: Any  # a Tokenizer; None for data that are no text
@@ -58,7 +58,7 @@ class TrainedModel:
 
 @dataclass
 class TrainingSetup:
-    """What a task makes of the settings for one training."""
+    """All that a task builds from the settings for one training."""
 
     data: pl.LightningDataModule
     task: pl.LightningModule
@@ -80,13 +80,13 @@ class TrainingSetup:
 
 
 def imported(where: str) -> Any:
-    """Return a method that imports its function, such as "package.module:name", when it is first called."""
+    """Return a method that calls the function at `where` ("package.module:name"), importing it when first called."""
     module, _, name = where.partition(":")
     return lambda self, *arguments: getattr(importlib.import_module(module), name)(*arguments)
 
 
 class Task(ABC):
-    """One kind of training, such as task=language_model. Methods raise UserError for mistakes in the settings."""
+    """A kind of training, such as task=language_model. Methods raise UserError for mistakes in the settings."""
 
     settings: type[Settings] = Settings  # its schema: every run's settings and its own
     shards = True  # whether its models' weights may be sharded among devices
@@ -98,7 +98,7 @@ class Task(ABC):
     same: tuple[str, ...] = ()  # settings and groups of its own: what is another training if it differs
 
     def check(self, settings: Settings) -> None:
-        """Raise UserError for what this task cannot do, on any machine."""
+        """Raise UserError for settings that this task does not support, whatever the machine."""
         if settings.mode in OF_A_CHECKPOINT and settings.mode not in self.modes:
             has = ", ".join(("train", "plan", *self.modes))
             raise UserError(
@@ -117,16 +117,16 @@ class Task(ABC):
             )
 
     def fit_demo(self, demo: Settings, given: Collection[str]) -> None:  # noqa: B027 - few tasks have one
-        """Make the recipe's demo fit the settings that the command line names (`given`)."""
+        """Change the demo's settings in place to suit those that the command line names (`given`)."""
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:
-        """Make the settings fit the `weights` to start from, as far as the command line leaves them open.
+        """Change the settings in place to suit the `weights` to start from, except for those in `given`.
 
         Args:
-            given: the settings that the command line names.
+            given: the names of the settings on the command line.
 
         Returns:
-            The lines to print about it.
+            Lines to print about the changes.
 
         Raises:
             UserError: `given` contradicts the weights.
@@ -134,14 +134,14 @@ class Task(ABC):
         return ()
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:  # noqa: B027 - as fit_demo
-        """Raise UserError for settings that cannot be trained on this machine; `given`: those of the command line."""
+        """Raise UserError for settings that cannot be trained on this machine; `given`: names on the command line."""
 
     @abstractmethod
     def columns(self, settings: Settings) -> dict[str, Any]:
-        """Return the columns of the summary row that are known before the training."""
+        """Return the columns of the summary row that are known before the training, such as "model" and "context"."""
 
     def prepare(self, settings: Settings, hardware: Hardware) -> TrainingSetup:
-        """Build data, model and task of one training; the random generators are seeded.
+        """Build data module, model and LightningModule of one training. The random generators are seeded before.
 
         Raises:
             UserError: a mistake that the user can correct.
@@ -151,11 +151,11 @@ class Task(ABC):
     def trainings(
         self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
     ) -> Iterator[TrainingSetup]:
-        """Yield the trainings of a run, each when the one before has ended: one, or the stages of a curriculum.
+        """Yield the setups of a run's trainings, each after the previous one's end: one, or one a curriculum's stage.
 
         Args:
-            folder: the run's.
-            overrides: the words of the command.
+            folder: the run's folder.
+            overrides: the command line's words.
         """
         yield self.prepare(settings, hardware)
 
@@ -165,39 +165,44 @@ class Task(ABC):
 
     @abstractmethod
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        """Print the results of a finished training, their folder, and a command to try next."""
+        """Print the results of a finished training (its summary `row`), its folder, and a command to try next."""
 
     def run_mode(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
         """Run a mode of this task's checkpoints, such as mode=evaluate, and print the results.
 
         Returns:
-            The results by name: of evaluate the metrics, of generate "text", of export "folder".
+            The results by name: the metrics of evaluate, "text" of generate, "folder" of export.
         """
         raise NotImplementedError  # in a task without such modes
 
     def load(self, settings: Settings, hardware: Hardware) -> TrainedModel:
         """Load the model of settings.checkpoint, on the machine's device in evaluation mode."""
-        raise UserError(f"task={settings.task} has no model to load. Use mode=evaluate or mode=export on its runs.")
+        raise UserError(f"flashtrain.load does not support task={settings.task}. Use mode=evaluate checkpoint=FOLDER.")
 
     @abstractmethod
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        """Return the line that says what the demo trains; `where` says how to train the recipe in full."""
+        """Return the line that says what the demo trains; it ends with `where`, how to train the recipe in full."""
 
     def of_checkpoint(self, settings: Settings) -> Settings:
-        """Return a run's settings as the modes of its checkpoint use them."""
+        """Return a run's saved settings, changed where the modes that use its checkpoint need other values."""
         return settings
 
     def for_weights(self, words: Sequence[str], given: dict[str, Override]) -> Settings | None:
-        """Return the settings of mode=evaluate weights=FILE without a run; None if this task's weights have none."""
+        """Return settings for mode=evaluate weights=FILE without a run; None if this task cannot evaluate such weights.
+
+        Args:
+            words: the command line's words.
+            given: the parsed words, by the name of their setting.
+        """
         return None
 
     def is_carried(self, resume: str) -> bool:
-        """Return whether resume= names a checkpoint from which a run in a new folder starts."""
+        """Return whether `resume` names a checkpoint outside of any run, which a run in a new folder continues."""
         return False
 
 
 class Mode:
-    """What a run does other than training, such as mode=benchmark."""
+    """An activity of a run other than training, such as mode=benchmark."""
 
     measures = False  # whether it chooses attention and dtypes itself, not by the machine
     study = False  # whether it runs other commands: it takes the command line's words, and no folder
@@ -205,19 +210,19 @@ class Mode:
     own = ""  # the group of settings that only this mode has
 
     def uses(self, settings: Settings) -> str | None:
-        """Return the settings and groups that it uses, a space between two; None: a training's, and its own."""
+        """Return the names of the settings and groups that this mode uses, separated by spaces; None: as a training."""
         return self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:
-        """Return the contexts that it compares; none if settings.context is the only one."""
+        """Return the context lengths that this mode compares; empty if it uses settings.context only."""
         return ()
 
     def is_requested(self, settings: Settings) -> bool:
-        """Return whether the settings request this mode, so that their mode=plan plans it."""
+        """Return whether mode=plan with these settings plans this mode, and not a training."""
         return False
 
     def check(self, settings: Settings) -> None:
-        """Raise UserError if the settings request what this mode cannot do."""
+        """Raise UserError for settings with which this mode cannot run."""
 
     if TYPE_CHECKING:  # a mode has run, run_study or run_checkpoint; plan and demo_line where a recipe is of it
 
@@ -230,22 +235,22 @@ class Mode:
             """Run the mode in `folder`, and return the summary row."""
 
         def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
-            """Run a study, and return the exit status."""
+            """Run a study, which starts a command for each of its trainings, and return the exit status."""
 
         def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
-            """Run a mode of checkpoints, print the results and return them by name."""
+            """Run this mode on settings.checkpoint, print the results and return them by name."""
 
         def demo_line(self, demo: Settings, where: str) -> str:
-            """Return the line that says what the demo does; `where` says how to run the recipe in full."""
+            """Return the line that says what the demo does; it ends with `where`, how to run the recipe in full."""
 
 
 def task_of(settings: Settings) -> Task:
-    """Return the task that the settings name."""
+    """Return the Task that the settings name."""
     return cast(Task, component("task", settings.task)())
 
 
 def mode_of(settings: Settings) -> Mode | None:
-    """Return the mode that the settings name; None for train, plan, evaluate, generate and export, which tasks have."""
+    """Return the Mode that the settings name; None for train, plan, evaluate, generate and export, the task's own."""
     return cast(Mode, component("mode", settings.mode)()) if settings.mode in registered("mode") else None
 
 
@@ -256,14 +261,14 @@ def is_of_checkpoint(mode: str) -> bool:
 
 
 def work_of(settings: Settings) -> str:
-    """Return the name of the mode or, of mode=plan, of what it plans: "train", or the name of a mode."""
+    """Return the name of what is run: settings.mode or, for mode=plan, the planned "train" or registered mode."""
     if settings.mode != "plan":
         return settings.mode
     return next((name for name, mode in modes().items() if mode.is_requested(settings)), "train")
 
 
 def working_mode(settings: Settings) -> Mode | None:
-    """Return the mode that is run or planned; None if a task does it."""
+    """Return the Mode that is run or planned; None if it is a training or another mode of the task's."""
     return modes().get(work_of(settings))
 
 
@@ -278,14 +283,14 @@ def modes() -> dict[str, Mode]:
 
 
 def contexts_words(settings: Settings) -> str:
-    """Return the context in words, or the contexts that a study compares."""
+    """Return the context as text, such as "context 1024"; for a study the range of contexts that it compares."""
     mode = mode_of(settings)
     compared = () if mode is None else mode.contexts(settings)
     return f"contexts {min(compared)} to {max(compared)}" if compared else f"context {settings.context}"
 
 
 def measured_words(row: dict[str, Any]) -> str:
-    """Return MFU and peak memory of a summary row in words; "" if they were not measured."""
+    """Return MFU and peak memory of a summary row as text; "" if they were not measured."""
     mfu = "" if row.get("mfu") is None else f", MFU {row['mfu']:.1%}"
     return mfu + ("" if row.get("peak_memory_gib") is None else f", peak memory {row['peak_memory_gib']:.2f} GiB")
 
@@ -300,10 +305,11 @@ def say_finished(
     """Print the results of a run, its folder, and a command to try next.
 
     Args:
+        folder: the run's folder.
         headline: the results in one line.
         lines: further lines on the results.
-        files: the files in the folder that are named.
-        then: the overrides of the next command; None: mode=evaluate.
+        files: the names of the files in the folder, as printed.
+        then: the command's words to try next; None: mode=evaluate of this run.
     """
     from flashtrain.announce import say
 

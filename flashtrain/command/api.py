@@ -54,9 +54,11 @@ _OF_WRITING = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended. It stands for its folder wherever a path is taken: flashtrain.evaluate, Path, ...
+    """A run that has ended. It can be passed wherever the path of its folder can, as to flashtrain.evaluate or Path.
 
-    summary: the row of summary.json. Its "status" is "finished", or "stopped" where trainer.max_minutes were over.
+    Attributes:
+        folder: the run's folder.
+        summary: the row of summary.json; its "status" is "finished", or "stopped" if trainer.max_minutes ended the run.
     """
 
     folder: Path
@@ -67,17 +69,17 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The best checkpoint, or the last one. UserError: the run has left none."""
+        """The path of the run's best checkpoint, else of its last one. Raises UserError if the run left none."""
         return find_checkpoint(str(self.folder), prefer=BEST)[1]
 
     @property
     def settings(self) -> Settings:
-        """What was trained, resolved: the run's config.yaml."""
+        """The settings that the run used, read from its config.yaml."""
         return read_settings(self.folder)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics.jsonl: what was logged at a step, by name."""
+        """The rows of metrics.jsonl, one for each logged step: metric names and their values."""
         return read_metrics(self.folder / METRICS)
 
 
@@ -86,20 +88,20 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
 def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
-    """Train as `python -m flashtrain recipe=...` does, or measure where the recipe is a benchmark.
+    """Train a model as `python -m flashtrain recipe=NAME` does; if the recipe is a benchmark, measure.
 
-    With several trainer.devices the run is a process of its own, as is every run of the command. SIGTERM is handled as
-    Ctrl-C is, and then as the program handles it. The process's random generators are seeded.
+    With several trainer.devices the run is a process of its own. SIGTERM, like Ctrl-C, lets the step finish and saves a
+    checkpoint; it is then raised again for the program's own handler. The process's random generators are seeded.
 
     Args:
-        recipe: its name.
-        quiet: print warnings alone and draw no progress; all of it is in the folder's flashtrain.log.
+        recipe: the recipe's name, such as "gpt2".
+        quiet: print warnings only and draw no progress; the folder's flashtrain.log has every line.
         settings: as on the command line; logger is "none" unless given.
 
     Raises:
-        UserError: the caller can mend the cause (memory that ran out is one).
+        UserError: the caller can correct the cause: a wrong setting, or too little memory.
         RunFailed: the run failed otherwise.
-        KeyboardInterrupt: Ctrl-C. The step is finished and the checkpoint saved; resume="auto" or FOLDER continues.
+        KeyboardInterrupt: Ctrl-C, once the checkpoint is saved; resume="auto" or resume=FOLDER continues the run.
     """
     began = time.time()
     words = plain_words([f"recipe={recipe}", *words_of({"logger": "none", **settings})])
@@ -124,12 +126,13 @@ def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
 
 
 def evaluate(run: Trained, *, quiet: bool = True, **settings: Any) -> dict[str, Any]:
-    """The measures of a run's best checkpoint on held-out data, or of the checkpoint named: {"validation_loss": ...}.
+    """Evaluate a run's best checkpoint, or the checkpoint given, on held-out data; return {"validation_loss": ...}.
 
     Args:
-        run: a Run, its folder, a checkpoint in one, a transformers model's folder, or a classifier's .safetensors.
-        settings: those that differ from the run's (of a folder: from recipe="hf"'s), such as data={"path": OTHER}.
-            mode="passkey" tests passkeys instead.
+        run: a Run, a run folder, a checkpoint in one, a transformers model's folder, or a classifier's .safetensors.
+        quiet: print warnings only and draw no progress.
+        settings: settings that differ from the run's (from recipe="hf"'s for a transformers model), such as
+            data={"path": OTHER}. mode="passkey" tests passkeys instead.
 
     Raises:
         UserError: there is no such checkpoint, or a setting does not apply to it.
@@ -143,17 +146,18 @@ def generate(run: nn.Module, prompt: Tensor, max_new_tokens: int, **options: Any
 @overload
 def generate(run: Trained, prompt: Prompt = "", max_new_tokens: int | None = None, **options: Any) -> str: ...
 def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **options: Any) -> Any:
-    """What a language model writes after a prompt: a text of a run, tokens of a model.
+    """Return what a language model writes after a prompt: a text for a run, tokens for a torch module.
 
     Args:
-        run: as in evaluate; or a TrainedModel of flashtrain.load, whose model is used as it is now; or a model.
-        prompt: a text; or a conversation, which is a list of messages, {"messages": [...], "tools": [...]}, or a text
-            where the run's data are conversations. Of a model: tokens (B, S) int64.
-        max_new_tokens, options: temperature, top_k and seed as in flashtrain.models.generation.generate, by
-            default the run's settings. Of a path other settings too, such as context.
+        run: as in `evaluate`; a TrainedModel of flashtrain.load, which is used as it is now; or a torch module.
+        prompt: a text, or a conversation: a list of messages, {"messages": [...], "tools": [...]}, or a text if the
+            run was trained on conversations. For a torch module: tokens (B, S) int64.
+        max_new_tokens: how many tokens to write; by default the run's generate.max_new_tokens.
+        options: temperature, top_k and seed (see flashtrain.models.generation.generate), by default the run's. For a
+            path also other settings, such as context.
 
     Returns:
-        The prompt with what follows it, of a conversation the answer alone; of a model tokens (B, S + new) int64.
+        The prompt and its continuation; for a conversation the answer alone; for a torch module tokens (B, S + new).
 
     Raises:
         UserError: the model cannot generate text, or an option does not exist.
@@ -171,10 +175,10 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
 
 
 def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
-    """Write a run's best checkpoint, or the one named, for other programs (transformers, where it knows the model).
+    """Export a run's best checkpoint, or the one given, for other programs (transformers, if it knows the model).
 
     Returns:
-        The new folder, in the run's own.
+        The new folder, inside the run's folder.
 
     Raises:
         UserError: there is no such checkpoint.
@@ -184,11 +188,11 @@ def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
 
 
 def load(run: Trained, **settings: Any) -> TrainedModel:
-    """The model of a run's best checkpoint, or of the one named, with its tokenizer and the run's settings.
+    """Load the model of a run's best checkpoint, or of the checkpoint given, with its tokenizer and the run's settings.
 
     Args:
-        run: as in evaluate.
-        settings: those that differ, such as attention="sdpa", a longer context, or hardware="cpu".
+        run: as in `evaluate`.
+        settings: settings that differ from the run's, such as attention="sdpa", a longer context, or hardware="cpu".
 
     Returns:
         The model in evaluation mode, on the machine's device.
@@ -202,14 +206,14 @@ def load(run: Trained, **settings: Any) -> TrainedModel:
 
 
 def plan(recipe: str, **settings: Any) -> str:
-    """What `train` would do here: parameters, memory, time. Nothing is started. Raises UserError."""
+    """Return a text on what `train` would do: parameters, memory and time. Nothing is started. Raises UserError."""
     words = plain_words([f"recipe={recipe}", "mode=plan", *words_of({"logger": "none", **settings})])
     with preserve_process_state(quiet=True):
         return job.plan(settings_of(words), words)
 
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as Python has them in the command's words. Raises UserError for a value that no setting has."""
+    """Return the command-line words (key=value) of settings given in Python. Raises UserError for other types."""
     words: list[str] = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and not key.endswith(("options", "mixture")):

@@ -75,7 +75,7 @@ EXAMPLES = {
 
 
 def help_text() -> str:
-    """The help, with the recipes and modes found now."""
+    """Return the text of --help, with the recipes and modes that are registered now."""
     files = recipe_files()
     width = max(len(name) for name in files) + 2 if files else 0
     recipes = "\n".join(f"  recipe={name:<{width}}{recipe_description(path)}" for name, path in sorted(files.items()))

@@ -1,4 +1,4 @@
-"""A command line's words composed by Hydra to checked settings, with one readable line about a mistake.
+"""Composes a command line's words to checked settings with Hydra; a mistake in them becomes one readable line.
 
 Hydra composes conf/config.yaml, its groups and a recipe. Recipes are not a folder on Hydra's search path: each file of
 recipes/ (and of a user's own folders) is put into Hydra's ConfigStore as the group `recipe`, placed at the top level,
@@ -46,10 +46,10 @@ _recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}  # of each the file, 
 
 
 def register_configs(words: Sequence[str]) -> str:
-    """Put every recipe, and conf/config.yaml with the groups of the words' task, where Hydra finds them.
+    """Register with Hydra every recipe, and conf/config.yaml with the config groups of the task that `words` choose.
 
     Returns:
-        The configuration's name for Hydra, which is the task's.
+        The name of the configuration to compose, which is the task's name.
 
     Raises:
         UserError: a word names a setting that the task does not have.
@@ -83,10 +83,10 @@ def _task_of(recipe: str) -> str:
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """Compose the settings of these command-line words with Hydra, and check them.
+    """Compose the settings of these command-line words (key=value) with Hydra, and check them.
 
     Raises:
-        UserError: something cannot be composed, or the settings cannot work.
+        UserError: the words cannot be composed, or the settings cannot work.
     """
     task = register_configs(overrides)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -95,7 +95,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 
 
 def checked_settings(config: DictConfig) -> Settings:
-    """Settings from a composed configuration; Hydra's own section is left out."""
+    """Return the checked settings of a composed configuration, without Hydra's own section. Raises UserError."""
     with readable_errors(str(config.get("task"))):
         plain = OmegaConf.to_container(config, resolve=True)
     own = {key: value for key, value in cast(dict[str, Any], plain).items() if key != "hydra"}
@@ -105,7 +105,7 @@ def checked_settings(config: DictConfig) -> Settings:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise UserError for the first setting that cannot work, alone, with another, or with the mode."""
+    """Raise UserError for the first setting that cannot work: by itself, with another setting, or with the mode."""
     settings.check()
     task_of(settings).check(settings)
     if mode := mode_of(settings):
@@ -113,7 +113,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """The command line's `key=value` words, parsed by Hydra's grammar.
+    """Parse the command line's `key=value` words with Hydra's grammar.
 
     Raises UserError for a word that the grammar refuses, or an older name of a setting.
     """
@@ -126,12 +126,12 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
 
 
 def as_value(text: str) -> str:
-    """Any text as a value in Hydra's grammar: as it is where Hydra reads it so, and quoted elsewhere."""
+    """Return a text as a value in Hydra's grammar, in quotes only if Hydra would otherwise read it differently."""
     return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT else quoted(text)
 
 
 def quoted(text: str) -> str:
-    """Any text as a value in Hydra's grammar, in quotes."""
+    """Return a text as a value in Hydra's grammar, in quotes."""
     text = literal(text)  # OmegaConf would look for a setting of that name
     # In Hydra's quoted text a backslash escapes only before a quote, the closing one included.
     escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
@@ -139,12 +139,12 @@ def quoted(text: str) -> str:
 
 
 def override_keys(words: Sequence[str]) -> set[str]:
-    """The settings and groups that these overrides name, without +, ++ or ~."""
+    """Return the names of the settings and groups that command-line words set, without +, ++ or ~."""
     return {key_of(override) for override in parse_overrides(words)}
 
 
 def key_of(override: Override) -> str:
-    """The setting or group that an override names, without +, ++ or ~."""
+    """Return the name of the setting or group that an override sets, without +, ++ or ~."""
     return override.get_key_element().lstrip("+~").split("@")[0]
 
 
@@ -165,7 +165,7 @@ def check_given_once(words: Sequence[str]) -> None:
 
 
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
-    """Return the settings with the recipe's demo in them, except for settings that the command line names."""
+    """Return the settings with the values of the recipe's demo, except for settings that the command line names."""
     given, known = override_keys(overrides), set(setting_names(settings.task))
     unchanged = given | settings.kept_in_demo()
     changed = settings_config(settings)
@@ -183,7 +183,7 @@ def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
 
 @contextmanager
 def readable_errors(task: str = Settings.task) -> Iterator[None]:
-    """Turn exceptions of Hydra and OmegaConf about a task's settings into a UserError of one line."""
+    """Within the context, turn exceptions of Hydra and OmegaConf about a task's settings into a one-line UserError."""
     try:
         yield
     except MissingConfigException as error:

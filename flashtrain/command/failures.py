@@ -1,4 +1,4 @@
-"""What the command says of an exception, in one line, and the status that it exits with."""
+"""The line that the command prints about an exception, and the exit status that follows from it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _MAX_MESSAGE = 500  # characters of a library's message
 
 
 def note_log(error: BaseException, log: Path) -> None:
-    """Let say_failure name the file that has the exception's traceback."""
+    """Store the log file's path on the exception, so that say_failure can name the file with its traceback."""
     setattr(error, _NOTED, log)
 
 
 def say_failure(error: BaseException) -> int:
-    """Print the line, and return the exit status: 2 for a mistake of the user's, 3 where memory ran out, 130 after
-    Ctrl-C, 1 for anything else."""
+    """Print one line about the exception on standard error, and return the command's exit status.
+
+    The status is 2 for a user's mistake, 3 if memory ran out, 130 after Ctrl-C, and 1 for anything else.
+    """
     if any(isinstance(one, KeyboardInterrupt) for one in causes(error)):  # which libraries raise other errors over
         message = str(error) if isinstance(error, KeyboardInterrupt) else ""
         return _say(message or "stopped by Ctrl-C", INTERRUPTED)

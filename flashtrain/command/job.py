@@ -1,4 +1,4 @@
-"""One job from settings to exit status: what the machine gives it, and whatever happens a summary row that says so."""
+"""One job, from composed settings to the exit status. However it ends, summary.json has a row about it."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ LOG_FILE = "flashtrain.log"
 
 
 def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False) -> tuple[Settings, Hardware]:
-    """Adapt the settings to this machine: the recipe's demo without a GPU, precision, attention.
+    """Adapt composed settings to this machine: the recipe's demo if there is no GPU, precision, attention.
 
     Args:
-        settings: as composed.
-        overrides: the command line's words, which the demo never replaces.
+        settings: the composed settings.
+        overrides: the command line's words; a setting that they name is not replaced by the demo's.
         quiet: print no lines about what was decided.
 
     Returns:
-        The settings to run, and the machine.
+        The settings to run, and the machine's hardware.
 
     Raises:
-        UserError: the settings cannot be run here.
+        UserError: the settings cannot be run on this machine.
     """
     say = (lambda *_, **__: None) if quiet else announce.say
     hardware = detect_hardware(settings.hardware.accelerator)
@@ -157,7 +157,7 @@ def _name(hardware: Hardware) -> str:
 
 
 def plan(settings: Settings, overrides: Sequence[str]) -> str:
-    """Return what mode=plan prints: what the command would do here. Nothing is started. Raises UserError."""
+    """Return the text of mode=plan: what the command would do on this machine. Nothing is started. Raises UserError."""
     quieten()
     settings, hardware = settle(settings, overrides)
     planned = working_mode(settings)
@@ -168,7 +168,7 @@ def plan(settings: Settings, overrides: Sequence[str]) -> str:
 
 
 def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
-    """Return the folder that the words name, that of the run to resume, or a new one.
+    """Return the run's folder: the one that the words name (hydra.run.dir), that of the run to resume, or a new one.
 
     Raises:
         UserError: the settings cannot be run here (no folder is made), or there is no run to resume.
@@ -186,7 +186,7 @@ def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; remove it afterwards if it is empty. Raises UserError if it is in use."""
+    """Lock the folder for this process; afterwards unlock it, and remove it if it is empty. UserError: it is in use."""
     try:
         hold(folder)
         yield
@@ -199,13 +199,13 @@ def run(settings: Settings, folder: Path, *, overrides: list[str], started: floa
     """Train, measure or preview in `folder`, and return the summary row, which summary.json also has after a failure.
 
     Args:
-        settings: as composed.
-        folder: of the run; this process holds it until the end.
+        settings: the composed settings.
+        folder: the run's folder, which this process locks until the run ends.
         overrides: the command line's words.
         started: when the command began, as time.time().
 
     Raises:
-        UserError: the user can mend the cause (OutOfMemory is one), or another process uses the folder.
+        UserError: the user can correct the cause (OutOfMemory is one), or another process uses the folder.
         RunFailed: the run failed otherwise.
         Stopped: a signal came, or trainer.max_minutes are over.
         KeyboardInterrupt: a second Ctrl-C.
@@ -287,7 +287,7 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
 
 
 def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
-    """Write the folder's report.html; if that fails, print one line (row: the summary, if it is not written yet)."""
+    """Write the folder's report.html; if that fails, print a line. `row`: the summary, if summary.json is missing."""
     from flashtrain.report.page import write_page
 
     try:

@@ -27,13 +27,13 @@ NOT_TRAINED = {"checkpoint": "a training takes weights= or resume=", "export_pre
 def check_used(settings: Settings, words: Sequence[str]) -> None:
     """Raise UserError for the first setting that these command-line words name and their mode does not use.
 
-    settings: what the words compose to. Raises it also where a recipe that measures is to be trained or evaluated.
+    It is also raised if a benchmark's recipe is to be trained or evaluated. `settings`: what the words compose to.
     """
     work, task = work_of(settings), task_of(settings)
     measuring = next((name for name, one in modes().items() if one.measures and one.is_requested(settings)), work)
     if work != measuring:
         raise UserError(
-            f"mode={work}: recipe={settings.recipe} measures, and trains nothing. Expected mode={measuring} or plan."
+            f"mode={work}: recipe={settings.recipe} is a benchmark and trains nothing. Use mode={measuring} or plan."
         )
     mode = modes().get(work)
     used = f"{USED[work]} {task.modes[work]}" if work in USED else None if mode is None else mode.uses(settings)

@@ -20,13 +20,13 @@ def run_mode(settings: Settings) -> int:
 
 
 def of_checkpoint(settings: Settings) -> dict[str, Any]:
-    """Run a mode that uses a checkpoint, and return its results (Task.run_mode)."""
+    """Run a mode that uses a checkpoint, and return its results by name (see Task.run_mode)."""
     settings, hardware = on_this_machine(settings)
     return task_of(settings).run_mode(settings, hardware)
 
 
 def on_this_machine(settings: Settings) -> tuple[Settings, Hardware]:
-    """Return the settings of a mode that uses a trained model, adapted to this machine, and the machine."""
+    """Adapt the settings of a mode that uses a trained model to this machine; return them and its hardware."""
     quieten()
     settings.hardware.demo = "never"  # the model is the one that was given, on whatever machine
     return settle(settings, ())

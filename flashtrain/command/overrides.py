@@ -32,7 +32,7 @@ _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
-    """The command line's words as Hydra is to read them.
+    """Return the command line's words in Hydra's form: known names in their own case, 1e6 as 1000000, paths quoted.
 
     Raises:
         UserError: a word is neither a flag of Hydra's nor a setting, or a group's value is no name.

@@ -1,4 +1,4 @@
-"""A call of the command's in somebody's program: what it prints, and what a second call would stumble over."""
+"""The state of somebody's program around a call of the command: what is printed, Hydra's state, process groups."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from flashtrain import announce
 
 @contextmanager
 def preserve_process_state(*, quiet: bool) -> Iterator[None]:
-    """Within it Hydra is free to compose, also where the caller is a Hydra program; process groups end with it.
+    """Run the command inside another program; afterwards restore Hydra and the logger, and end new process groups.
 
-    quiet: what a run says is not printed, and no progress drawn; warnings are.
+    Args:
+        quiet: print warnings only, and draw no progress bars.
     """
     log, propagates, had_ranks = announce.log, announce.log.propagate, torch.distributed.is_initialized()
     of_caller = GlobalHydra.instance().hydra

@@ -11,7 +11,7 @@ from flashtrain.spec import is_of_checkpoint
 
 
 def settings_of(words: Sequence[str]) -> Settings:
-    """Return the checked settings of these words: composed from the recipe, or a checkpoint's with the words on top.
+    """Return the checked settings of command-line words: the recipe's, or a trained run's, with the words on top.
 
     Raises:
         UserError: a word names no setting, its value cannot be used, or the mode does not use the setting.

@@ -50,7 +50,7 @@ Jobs = list[list[str]]
 
 
 def expand(words: Sequence[str]) -> Jobs:
-    """The override lists of every job: the product of all values listed, in the order given.
+    """Return the overrides of every job of a sweep: the product of all listed values, in the order given.
 
     Raises UserError for a sweep over an interval or a glob, which name no finite list here.
     """
@@ -69,11 +69,11 @@ def expand(words: Sequence[str]) -> Jobs:
 
 
 def run_sweep(words: Sequence[str]) -> int:
-    """Run every job of the sweep, report, and return the exit status: 0 unless a job crashed, 128 + the number of a
-    signal that ended it (the table then holds the jobs so far).
+    """Run every job of a sweep, write its table and figure, and return the exit status. Raises UserError.
 
-    resume=auto, or resume=FOLDER of a sweep, goes on with a sweep of the same words: what is done is not run again.
-    Every job's settings are checked before the first one starts. Raises UserError.
+    The status is 0, 1 if a job crashed, or 128 + the number of the signal that ended the sweep (the table then holds
+    the jobs so far). resume=auto, or resume=FOLDER of a sweep, continues a sweep of the same words: finished jobs are
+    not run again. Every job's settings are checked before the first job starts.
     """
     words, resume = _without_resume(words)
     jobs = expand(words)
@@ -207,9 +207,11 @@ def _wait_for_orphan(folder: Path) -> None:
 
 
 def note_failure(folder: Path, job: list[str], status: int, *, stopped_by: str | None = None) -> None:
-    """A job that could not write how it ended (killed, or dead before it began) gets a row that says so.
+    """Write the summary row of a job that could not write its own, because it was killed or ended before it began.
 
-    stopped_by: the signal that ended the whole command.
+    Args:
+        status: the job's exit status; negative: the number of the signal that killed it.
+        stopped_by: the name of the signal that ended the whole sweep, such as SIGINT; None if only this job ended.
     """
     row = read_summary(folder)
     if row.get("status", RUNNING) != RUNNING:

@@ -1,9 +1,11 @@
-"""Names that settings do not have here, with ours: older ones, and those of other programs."""
+"""Older names of settings and names of other programs' settings, with the name that each has here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
+
+from flashtrain.settings.options import ActivationCheckpointing
 
 # Older names of settings ("memory" stands for a value given to the group itself), and older values. A command line or a
 # recipe that has one is told ours; the saved configuration of an older run is read with ours in their place.
@@ -73,22 +75,28 @@ OTHERS = {
 
 
 def renamed(name: str, value: Any = None) -> str | None:
-    """The line about an older name of a setting, or an older value of one; None if both are ours.
+    """Return a line with the present name of a renamed setting or value, "trainer.context_way is now ..."; else None.
 
     Args:
-        name: a dotted name, a group (`model`, whose value chooses its `name`), or a name in an entry of a list.
-        value: what the setting is given, if it is known.
+        name: the given name: dotted, a config group such as `model`, or a key inside a list's entry.
+        value: the value that the setting is given, if known; for a config group the name of its choice.
     """
     given = [value] if isinstance(value, str) else value if isinstance(value, Sequence) else []
     texts = [one for one in given if isinstance(one, str)]
     if name in RENAMED and (name != "memory" or texts):
-        return f"{name} is now {RENAMED[name]}."
+        choice = f"={texts[0]}" if name == "memory" and texts[0] in get_args(ActivationCheckpointing) else ""
+        return f"{name}{choice} is now {RENAMED[name]}{choice}."
     values = RENAMED_VALUES.get(name) or RENAMED_VALUES.get(f"{name}.name", {})
     return next((f"{name}={text} is now {name}={values[text]}." for text in texts if text in values), None)
 
 
 def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """A saved configuration, or a `group.` of one, with our names and values in the place of older ones."""
+    """Return a saved configuration with present names and values in place of older ones.
+
+    Args:
+        content: the configuration, or one of its groups.
+        group: the prefix of the group's settings with a dot at its end, such as "trainer."; "" for a whole one.
+    """
     made = {}
     for key, value in content.items():
         name = f"{group}{key}"
@@ -105,5 +113,5 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 
 def current_value(setting: str, value: Any) -> Any:
-    """The value of a setting that an older run saved, as it is called now."""
+    """Return the present name of a value that an older run saved for this setting; any other value unchanged."""
     return RENAMED_VALUES.get(setting, {}).get(value, value) if isinstance(value, str) else value

@@ -40,7 +40,7 @@ OF_A_PART = (
 
 @dataclass
 class DataSettings:
-    """conf/data: where text comes from, how it becomes tokens, and how tokens become samples."""
+    """Where text comes from, how it becomes tokens, and how tokens become samples (conf/data)."""
 
     source: str = "stdlib"
     path: str | None = None  # of data=files, tokens, chat: a file or a folder
@@ -80,7 +80,7 @@ class DataSettings:
 
     @property
     def first_words(self) -> str:
-        """How a sample begins where no prompt is given: as the text that was trained on may begin."""
+        """The prompt to use if none is given, which resembles the beginning of a training document."""
         if self.tokenizer == "none":
             return "0"  # a token's id
         return {"stdlib": "import ", "chat": "Hello!"}.get(self.source, "The ")
@@ -122,7 +122,7 @@ class DataSettings:
         at_least("data.workers", self.workers, 0)
 
     def parts(self) -> dict[str, tuple[DataSettings, float]]:
-        """The settings of each source of a mixture, with the tokenizer of all, and its weight. Raises UserError."""
+        """Return the settings and the weight of each source of data.mixture, by name. Raises UserError."""
         found = {}
         for name, given in (self.mixture or {}).items():
             where = f"data.mixture.{name}"

@@ -12,7 +12,7 @@ from flashtrain.settings.options import Logger, LoggerMode, option
 
 @dataclass
 class LoggerSettings:
-    """conf/logger: every run writes metrics.jsonl; wandb adds Weights & Biases, online when a key is configured."""
+    """The loggers of metrics (conf/logger). Every run writes metrics.jsonl; wandb is online if a key is configured."""
 
     name: str = "wandb"  # none (older: csv), tensorboard or wandb; or several: logger=[tensorboard,wandb]
     project: str = "flashtrain"  # of Weights & Biases
@@ -22,11 +22,11 @@ class LoggerSettings:
 
     @property
     def kinds(self) -> list[str]:
-        """The loggers by name; `name` holds several with commas between them."""
+        """The names of the loggers; `name` holds several with commas between them."""
         return [kind.strip() for kind in self.name.split(",")]
 
     def check_installed(self) -> None:
-        """Raise UserError where a logger's package is not there."""
+        """Raise UserError if the package of a chosen logger is not installed."""
         for kind in self.kinds:
             if kind in ("tensorboard", "wandb") and find_spec(kind) is None:
                 raise UserError(

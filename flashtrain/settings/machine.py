@@ -10,14 +10,14 @@ from flashtrain.settings.options import Accelerator, ActivationCheckpointing, At
 
 @dataclass
 class AttentionSettings:
-    """conf/attention: flash (our kernels), sdpa (torch's), standard (the S x S matrix, the paper's baseline)."""
+    """The attention (conf/attention): flash (own kernels), sdpa (torch's), standard (the S x S matrix, a baseline)."""
 
     name: str = option("flash", Attention)
 
 
 @dataclass
 class MemorySettings:
-    """What is done to need less memory for activations. Losses and gradients stay the same; a step takes longer."""
+    """Ways to need less memory for activations. Losses and gradients stay the same; a step takes longer."""
 
     # What of a block is saved for its backward: none everything, selective its input and attention's output, full its
     # input; auto takes the fastest that is estimated to fit.
@@ -39,7 +39,7 @@ class MemorySettings:
 
 @dataclass
 class HardwareSettings:
-    """conf/hardware: what to run on. `demo` auto trains a recipe's small demo where there is no GPU."""
+    """The hardware to run on (conf/hardware). demo=auto trains a recipe's small demo where there is no GPU."""
 
     accelerator: str = option("auto", Accelerator)
     precision: str | None = option(None, Precision)  # 64-true: of whole weights; null: what the device does best

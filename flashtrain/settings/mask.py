@@ -23,7 +23,7 @@ class MaskSettings:
 
     @property
     def label(self) -> str:
-        """The mask in words, such as "window 1024 within documents"."""
+        """A short name of the mask, such as "window 1024 within documents"."""
         own = {"window": self.window, "chunked": self.chunk, "prefix": self.prefix}.get(self.name)
         words = [self.name, *([] if own is None else [str(own)])]
         return " ".join([*words, *(["within documents"] if self.documents and self.name != "document" else [])])

@@ -17,7 +17,7 @@ _OF_OUR_DECODERS = ("size", "positions", "dropout", "vocab_rows", "interpolate_p
 
 @dataclass
 class ModelSettings:
-    """The registered model that is trained, and its size (conf/model)."""
+    """The decoder that is trained, its size and its adapter (conf/model)."""
 
     name: str = "gpt2"
     size: str = option("124m", DecoderSize, others=True)  # of flashtrain's own decoders
@@ -40,12 +40,12 @@ class ModelSettings:
 
     @property
     def label(self) -> str:
-        """The model in a word: family and size, such as gpt2-124m, or a transformers model's folder, name or type."""
+        """A short name: family and size, such as gpt2-124m, or a transformers model's folder, name or type."""
         given = self.path or self.config
         return f"{self.name}-{self.size}" if given is None else Path(given.removesuffix("/config.json")).name
 
     def target_names(self) -> list[str]:
-        """Return adapter_targets as a list; UserError if it is no list of names, nor one text with commas."""
+        """Return adapter_targets as a list of layer names. Raises UserError unless it is a list or a text."""
         given = self.adapter_targets
         names = given.split(",") if isinstance(given, str) else given
         if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):

@@ -52,15 +52,18 @@ SampleUnit = Literal["sentence", "paragraph", "document"]
 
 
 def option(default: str | None, kind: Any, *, others: bool = False) -> Any:
-    """A field that has one of the values of `kind`, a Literal or a tuple, or None where that is its default.
+    """Return a dataclass field whose value is one of the names in `kind`, or None if that is the default.
 
-    others: it may have other values too.
+    Args:
+        default: the field's default.
+        kind: a Literal, or a tuple of names.
+        others: whether other values are allowed too.
     """
     return field(default=default, metadata={"options": get_args(kind) or kind, "others": others})
 
 
 def check_options(name: str, group: Any) -> None:
-    """Raise UserError for the first field of `option` with a value that it may not have. name: the group's."""
+    """Raise UserError for the first field made by `option` whose value is not allowed. `name`: the settings group's."""
     for one in fields(group):
         given = getattr(group, one.name)
         if "options" in one.metadata and not one.metadata["others"] and given is not None:

@@ -29,16 +29,16 @@ _structured: Callable[[Any], DictConfig] = cache(OmegaConf.structured)
 
 @cache
 def schema_of(task: str) -> type[Settings]:
-    """The settings of a task as a dataclass.
+    """Return the dataclass of a task's settings, with the groups that modes and programs registered.
 
-    Raises UserError for an unknown task, and where a registered group has the name of one of its settings.
+    Raises UserError for an unknown task, and if a registered group has the name of one of the task's settings.
     """
     own: type[Settings] = cast(Any, component("task", task)()).settings
     names = registered("settings")
     taken = {one.name for one in fields(own)} & set(names)
     if taken:
         raise UserError(
-            f"the registered settings '{taken.pop()}' have the name of settings of task={task}. Rename them."
+            f"the registered group of settings '{taken.pop()}' has the name of a setting of task={task}. Rename it."
         )
     groups = [(name, component("settings", name)) for name in names]
     made: list[Any] = [(name, group, field(default_factory=group)) for name, group in groups]
@@ -48,7 +48,7 @@ def schema_of(task: str) -> type[Settings]:
 
 
 def typed_settings(config: DictConfig) -> Settings:
-    """The composed configuration as the settings of its task, each value converted to its declared type.
+    """Return a composed configuration as the settings of its task, each value converted to its declared type.
 
     Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
     """
@@ -67,7 +67,7 @@ def typed_settings(config: DictConfig) -> Settings:
 
 
 def settings_config(settings: Settings) -> DictConfig:
-    """Settings as a configuration that can be changed; `${...}` in a text is that text and asks for nothing."""
+    """Return settings as a configuration that can be changed; a `${...}` in a text stays a text."""
     config = OmegaConf.merge(_structured(type(settings)), literal(asdict(settings)))
     if not isinstance(config, DictConfig):
         raise TypeError(f"expected a DictConfig, built {type(config).__name__}")
@@ -76,12 +76,12 @@ def settings_config(settings: Settings) -> DictConfig:
 
 @cache
 def setting_names(task: str) -> tuple[str, ...]:
-    """Every dotted setting name of a task, groups' own settings included."""
+    """Return the dotted names of all settings of a task, including those inside groups."""
     return tuple(name for name, _, _ in _walk(schema_of(task), ""))
 
 
 def all_settings() -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, dataclass field, type) of every setting of every task."""
+    """Yield (dotted name, dataclass field, type) of every setting of every task."""
     for task in registered("task"):
         yield from _walk(schema_of(task), "")
 
@@ -95,7 +95,7 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def unknown_setting(given: str, task: str) -> UserError:
-    """The error for a setting that the task does not have: near matches from all, a list of those in its group."""
+    """Return the error for a setting that the task does not have: similar names, and all names in the same group."""
     group, _, last = given.rpartition(".")
     names = [name for name in setting_names(task) if name not in INTERNAL]
     if group.endswith(".options") and group in names:
@@ -113,7 +113,7 @@ def unknown_setting(given: str, task: str) -> UserError:
 
 
 def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> UserError:
-    """The error for a value that OmegaConf refuses. key: the setting, where OmegaConf's error does not name it."""
+    """Return the error for a value that OmegaConf refuses. `key`: the setting, if OmegaConf does not name it."""
     if isinstance(error, (ConfigKeyError, ConfigAttributeError)) and error.full_key:
         return unknown_setting(str(error.full_key), task)
     key = str(error.full_key or key)

@@ -26,9 +26,9 @@ MAX_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
 
 @dataclass
 class Settings:
-    """Everything that a run of any task is configured by.
+    """All settings of a run that every task has.
 
-    demo: dotted settings that replace a recipe's where there is no GPU.
+    demo: dotted names of settings, with the values that replace the recipe's where there is no GPU.
     """
 
     recipe: str = "gpt2"  # which file of recipes/, or of your own folders
@@ -56,40 +56,40 @@ class Settings:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def having(self, **values: Any) -> Settings:
-        """The same settings with these values, of any group."""
+        """Return a copy of the settings in which these groups or settings are replaced."""
         return replace(cast(Any, self), **values)
 
     def kept_in_demo(self) -> set[str]:
-        """Settings that the recipe's demo leaves as they are."""
+        """Return the dotted names of settings that the recipe's demo does not replace."""
         return set()
 
     def named(self, label: str) -> str:
-        """The model in a word: its label, or the folder's name where training starts from given weights."""
+        """Return a short name of the model: `label`, or the file or folder name of `weights` if those are given."""
         return label if self.weights is None else Path(self.weights).name
 
     @property
     def strategy(self) -> str:
-        """trainer.strategy, or what other settings make of auto."""
+        """The training strategy: trainer.strategy, or the one that a task's other settings choose if it is auto."""
         return self.trainer.strategy
 
     @property
     def shards_weights(self) -> bool:
-        """Whether the strategy divides weights, gradients and optimiser states among the devices."""
+        """Whether the strategy shards weights, gradients and optimiser states over the devices."""
         return self.strategy in ("fsdp", CONTEXT)
 
     @property
     def shares_sequences(self) -> bool:
-        """Whether devices share each sequence."""
+        """Whether each sequence is sharded over several devices (context parallelism)."""
         return self.strategy == CONTEXT
 
     @property
     def context_degree(self) -> int:
-        """Devices that share a sequence; 1 where each has its own."""
+        """The number of devices over which a sequence is sharded; 1 without context parallelism."""
         return 1
 
     @property
     def data_ranks(self) -> int:
-        """Groups of devices that read different samples."""
+        """The number of groups of devices that read different samples; a group is the devices that share a sequence."""
         return self.trainer.ranks // self.context_degree
 
     def check(self) -> None:
@@ -129,10 +129,10 @@ class Settings:
 
 
 def mode_names() -> list[str]:
-    """What mode= may be."""
+    """Return the values that `mode` may have: the tasks' modes, then the registered ones."""
     return [*TASK_MODES, *registered("mode")]
 
 
 def divisors(number: int) -> list[int]:
-    """The divisors of a positive whole number, ascending."""
+    """Return the divisors of a positive whole number, ascending."""
     return [candidate for candidate in range(1, number + 1) if number % candidate == 0]

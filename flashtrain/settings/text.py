@@ -17,7 +17,7 @@ class ContextSettings(Settings):
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of an optimiser step, over all devices."""
+        """The number of samples of an optimiser step, over all devices."""
         return self.trainer.tokens_per_step // self.context
 
     def check(self) -> None:
@@ -27,7 +27,7 @@ class ContextSettings(Settings):
     def check_step(self) -> None:
         """Raise UserError unless a step is whole samples that divide over devices and micro-batches.
 
-        Apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first.
+        check() leaves this out: without a GPU the recipe's demo may still replace these settings.
         """
         tokens, context = self.trainer.tokens_per_step, self.context
         if tokens % context:

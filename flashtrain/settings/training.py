@@ -20,7 +20,7 @@ from flashtrain.settings.options import (
 
 
 def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collection[str]) -> None:
-    """Raise UserError where one of our own components is given options, which those of a program alone read."""
+    """Raise UserError if `options` are given to a component of flashtrain's (`ours`): only registered ones use them."""
     if options and name in ours:
         raise UserError(
             f"{group}.options={dict(options)} is used by registered {group}s alone, not by {name}. Remove it."
@@ -29,7 +29,7 @@ def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collecti
 
 @dataclass
 class OptimizerSettings:
-    """conf/optimizer: what updates the weights."""
+    """The optimiser, which updates the weights (conf/optimizer)."""
 
     name: str = "adamw"  # adamw, lamb or muon, or one that your program registered
     learning_rate: float = 6e-4  # at the schedule's peak
@@ -59,7 +59,7 @@ class OptimizerSettings:
 
 @dataclass
 class ScheduleSettings:
-    """conf/schedule: the learning rate's course."""
+    """The schedule of the learning rate (conf/schedule)."""
 
     name: str = "cosine"  # cosine, linear or constant, or one that your program registered
     warmup_steps: int | None = None  # null: 5% of the steps, at least one
@@ -74,7 +74,7 @@ class ScheduleSettings:
 
 @dataclass
 class TrainerSettings:
-    """conf/trainer: how long, how much a step, on how many devices, and how often to log, validate and save."""
+    """How long to train, tokens a step, devices, and how often to log, validate and save (conf/trainer)."""
 
     steps: int = 500  # optimiser steps
     tokens_per_step: int = 65536  # over all devices
@@ -106,7 +106,7 @@ class TrainerSettings:
 
     @property
     def ranks(self) -> int:
-        """Processes over all nodes, one a device."""
+        """The number of processes over all nodes, one for each device."""
         return self.devices * self.nodes
 
     def check(self) -> None:

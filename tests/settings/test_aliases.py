@@ -31,7 +31,7 @@ def test_the_names_that_are_answered_are_no_settings_and_their_answers_are() -> 
     ("words", "answer"),
     [
         ("recipe=gpt2 trainer.context_way=ring", "trainer.context_way is now trainer.context_parallel_method."),
-        ("recipe=gpt2 memory=full", "memory is now memory.activation_checkpointing."),
+        ("recipe=gpt2 memory=full", "memory=full is now memory.activation_checkpointing=full."),
         ("recipe=gpt2 model=modern", "model=modern is now model=llama."),
         ("recipe=gpt2 model.name=modern", "model.name=modern is now model.name=llama."),
         ("recipe=finetune", "recipe=finetune is now recipe=bert-finetune."),
