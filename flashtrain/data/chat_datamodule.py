@@ -29,7 +29,7 @@ LOOK_AHEAD = 128
 
 
 class ChatDataModule(TextDataModule):
-    """Batches (ChatBatch) of conversations, for training on what the assistant says in them.
+    """The LightningDataModule of conversations, to train on what the assistant says; its batches are ChatBatches.
 
     Validation reads `validation`, or the files that are named for validation, or else conversations held out at random.
 

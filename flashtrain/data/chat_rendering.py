@@ -40,7 +40,7 @@ class ChatRendering:
         return self._rendered(messages, tools, add_generation_prompt=prompt)[0][0]
 
     def marks(self, tools: Tools) -> bool:
-        """Tell whether the template marks what the assistant says ({% generation %})."""
+        """Return whether the template marks what the assistant says ({% generation %})."""
         return MARKS_ANSWERS.search(self._template(tools)) is not None
 
     def marked(self, messages: Messages, tools: Tools) -> list[tuple[int, int]]:

@@ -116,7 +116,7 @@ class ResumableDataModule(pl.LightningDataModule):
 
 
 class TextDataModule(ResumableDataModule):
-    """Packed batches (flashtrain.data.packing.Batch) of a corpus for next-token training.
+    """The LightningDataModule of a corpus for next-token training; its batches are flashtrain.data.packing.Batch.
 
     A run is one Lightning epoch of total_steps * accumulate micro-batches: use Trainer(max_epochs=1), or max_steps. A
     checkpoint resumes with exactly the next sample, on any number of devices. train_dataloader() also works without a
@@ -127,14 +127,14 @@ class TextDataModule(ResumableDataModule):
             TokenSource.
         tokenizer: "bytes", "bpe" (trained on the corpus), "gpt2", path of a Hugging Face folder, a TokenizerSpec, or a
             Tokenizer.
-        context: S, in tokens.
+        context: S, tokens of a row.
         batch_size: B, rows of a micro-batch on each device.
         validation: Source of the held-out text (None: files named for validation, else validation_fraction applies).
         total_steps: Optimizer steps of the run.
         accumulate: Micro-batches of a step, as Trainer(accumulate_grad_batches=).
         seed: Seed of the order of samples.
         document_mask: Whether positions and labels respect document boundaries (see PackedSamples).
-        validation_fraction: Share of the documents that is held out, by a draw independent of `seed`; 0: none.
+        validation_fraction: Share (0 to 1) of the documents to hold out, drawn independently of `seed`; 0: none.
         split_context: Tokens of a sample for which the split is made (None: `context`). The split depends a little on
             the context: to compare runs of several contexts, set the longest of them in every run.
         validation_samples: Maximum number of rows to read at each validation, over all devices.
@@ -190,7 +190,7 @@ class TextDataModule(ResumableDataModule):
 
     @cached_property
     def cache(self) -> OpenTokens:
-        """The open token file."""
+        """The tokens of the source, opened for reading."""
         found = open_split(self.source, self.tokenizer_spec, self.cache_dir, self.validation)
         if self.document_mask and not found.has_documents:
             raise UserError(
@@ -230,7 +230,7 @@ class TextDataModule(ResumableDataModule):
         return 0 if held_out is None else min(self.validation_samples, len(self._samples(held_out)))
 
     def scored(self) -> dict[str, int]:
-        """Count the tokens that a validation reads, and its documents if it reads all of them whole."""
+        """Count the tokens that a validation reads, and the documents if it reads every document whole."""
         held_out = self.split.validation if self.validation_fraction == 1 else None
         if isinstance(held_out, Spans):
             return {"documents": len(held_out.begins), "tokens": held_out.tokens}
@@ -257,7 +257,7 @@ class TextDataModule(ResumableDataModule):
         return self._once(self._samples(held_out), self.validation_samples, self.validation_batch or self.batch_size)
 
     def epochs_of_parts(self, samples: int) -> str | None:
-        """Describe how many epochs of each source of a mixture `samples` samples are; None for a single source."""
+        """Describe how many epochs of each source of a mixture `samples` samples make; None for a single source."""
         if getattr(self.cache, "samples", None) is None:
             return None
         mixed: Any = self._samples(self.split.training)

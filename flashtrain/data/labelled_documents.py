@@ -62,7 +62,7 @@ class LabelledTexts:
 
 
 class ClassificationBatch(TypedDict, total=False):
-    """Documents between [CLS] and [SEP], cut to the context, as arguments of models.SequenceClassifier.loss."""
+    """A batch of documents, [CLS] tokens [SEP], with labels: arguments of SequenceClassifier.loss, and counts."""
 
     tokens: Tensor  # packed (T,) or padded (B, S) int64, filled up with [PAD], which is not scored
     cu_seqlens: Tensor  # (B + 1,) int32, of packed documents: 0, then the end of each

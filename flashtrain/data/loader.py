@@ -1,4 +1,4 @@
-"""Batches in an order that can be resumed: which samples a step reads is a function of the step alone."""
+"""Load batches in an order that can be resumed: which samples a step reads is a function of the step alone."""
 
 from __future__ import annotations
 

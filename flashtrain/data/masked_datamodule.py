@@ -29,7 +29,7 @@ VALIDATION_SEED = 2**32  # no training run has this seed: theirs are smaller
 
 
 class MaskedTextDataModule(TextDataModule):
-    """Batches for masked-language training on a corpus (flashtrain.data.masking.MaskedBatch).
+    """The LightningDataModule of masked-language training; its batches are flashtrain.data.masking.MaskedBatch.
 
     Args:
         source: As in TextDataModule, but not a TokenSource.

@@ -18,7 +18,7 @@ MASK_SHARE, RANDOM_SHARE = 0.8, 0.1  # of the chosen tokens: become [MASK], beco
 
 
 class MaskedBatch(TypedDict, total=False):
-    """Samples with some tokens masked, packed or padded, as arguments of models.Bert.loss.
+    """A batch of samples with some tokens masked, packed or padded: arguments of models.Bert.loss, and counts.
 
     Packed batches all have the same shapes.
     """
@@ -86,7 +86,7 @@ def mask_tokens(
         special: The special tokens. [CLS], [SEP] and [PAD] are never chosen.
         keys: Random keys, integers or (T,) arrays, such as a seed, each token's epoch and its sample's number. The
             choice follows from them and a token's place in its sample.
-        share: Share of a sample's tokens to choose.
+        share: Share (0 to 1) of a sample's tokens to choose.
     """
     tokens = tokens.astype(np.int64)
     index = np.arange(len(tokens))

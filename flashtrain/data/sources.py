@@ -31,7 +31,7 @@ class TextSource(Protocol):
         """Return a text that changes whenever the documents change. Must be cheap: every start of a run calls this."""
 
     def documents(self) -> Iterator[str]:
-        """Yield the documents, always in the same order. Empty ones are left out of the corpus."""
+        """Yield the documents, always in the same order. Empty documents are left out of the corpus."""
 
     def approximate_bytes(self) -> int | None:
         """Estimate the bytes of UTF-8 text, for progress lines and plans; None if unknown."""
@@ -58,7 +58,7 @@ class TokenSource(Protocol):
 
 @dataclass
 class StandardLibrarySource:
-    """The source code of this machine's Python standard library, one document per .py file.
+    """A TextSource: the source code of this machine's Python standard library, one document per .py file.
 
     It is real text with nothing to download: about 30 MB with its tests, 13 MB without. Installed packages are left
     out, and so are files that are not UTF-8 (a few of the tests are broken on purpose). Raises UserError if the
@@ -123,6 +123,6 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str | None:
 
 
 def held_out(source: Any) -> Any:
-    """Return a source of the files that are named for validation; None if the given source has none."""
+    """Return a source that reads the files of `source` named for validation; None if it has no such files."""
     own = getattr(source, "held_out", None)
     return own() if callable(own) else None

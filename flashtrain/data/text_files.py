@@ -177,7 +177,7 @@ def _table_rows(path: Any, column: str | None) -> Iterator[Row]:
 
 @dataclass
 class FilesSource(SplitFiles):
-    """A file, or all readable files below a folder, in the order of their paths.
+    """A TextSource: a file, or all readable files below a folder, in the order of their paths.
 
     Hidden files are left out, and so are the files that are named for another split (split_names).
 

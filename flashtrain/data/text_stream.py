@@ -53,7 +53,7 @@ def shards_of(source: TextSource) -> list[Shard]:
 
 @dataclass
 class TextStream:
-    """The endless stream of one device's documents."""
+    """An endless stream of documents for one device, in a random order that follows from the seed."""
 
     shards: list[Shard]  # of the source
     tokenizer: Tokenizer

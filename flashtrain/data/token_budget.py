@@ -44,7 +44,7 @@ class TokenBudgetPlan:
     state: PlanState = field(default_factory=PlanState)  # the place in the stream, which may be set
 
     def next_step(self) -> list[tuple[int, ...]]:
-        """Return the samples of each row of the next step, as epoch * samples + sample, and advance the state."""
+        """Plan the next step: return the samples of each row, as epoch * samples + sample, and advance the state."""
         numbers, places = self._window()
         shared = share_out(
             self._sizes(places),

@@ -32,7 +32,7 @@ TOKENS_CHUNK = 2**24  # tokens that are checked at once
 
 @dataclass
 class TokenFiles(SplitFiles):
-    """A file of tokens, or every .npy and .bin file below a folder in the order of their paths.
+    """A TokenSource: a file of tokens, or all .npy and .bin files below a folder, in the order of their paths.
 
     In a folder, files named for validation are held out, and those named for a test are not read (split_names).
 

@@ -1,4 +1,4 @@
-"""The tokenizer of token files without one: a text is ids separated by spaces."""
+"""The tokenizer for token files that come without a tokenizer: a text is ids separated by spaces."""
 
 from __future__ import annotations
 

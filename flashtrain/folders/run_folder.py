@@ -169,7 +169,7 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
 
 
 def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> Path | None:
-    """Return the newest run folder in `parent` with the same training, a last.ckpt and no end yet; None if none.
+    """Return the newest folder in `parent` of an unfinished run of the same training, with a last.ckpt; else None.
 
     Args:
         parent: the folder of the runs.

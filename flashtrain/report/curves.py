@@ -1,4 +1,4 @@
-"""The curves of a run's metrics.jsonl (loss, learning rate, tokens/s and others) as SVG pictures."""
+"""Draw the curves of a run's metrics.jsonl (loss, learning rate, tokens/s and others) as SVG pictures."""
 
 from __future__ import annotations
 

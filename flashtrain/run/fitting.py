@@ -53,12 +53,12 @@ def fit(
 
     Args:
         prepared: the task, its data, batching and callbacks.
-        settings: of the run, or of a stage of it.
+        settings: the settings of the run, or of one of its stages.
         hardware: the device to train on.
         folder: the run's folder.
         resumed: the checkpoint to resume from; None: begin anew.
         started: time.time() at the command's start.
-        finish: makes the summary row.
+        finish: makes the summary row after the last validation.
 
     Raises:
         Stopped: after a signal, or after trainer.max_minutes.

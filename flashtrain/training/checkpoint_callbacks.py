@@ -50,8 +50,8 @@ class BestCheckpoint(ModelCheckpoint):
     """Writes best.ckpt, the weights with the best validation so far, without the optimiser's states.
 
     Unlike ModelCheckpoint with save_weights_only, it also saves the score to beat, and calls the hooks of callbacks
-    (StopOnNonFinite checks the weights). A resumed run reads the score to beat from best.ckpt, since
-    last.ckpt can be older: it was written before the validation that follows the fit.
+    (StopOnNonFinite checks the weights). A resumed run reads the score to beat from best.ckpt, since last.ckpt can be
+    older: it is written before the validation that follows the fit.
     """
 
     def __init__(self, folder: str | Path, monitor: str = "validation_loss", mode: str = "min") -> None:
@@ -163,7 +163,7 @@ class SaveLast(ModelCheckpoint):
                 say(f"no checkpoint of step {step} was saved: {first_line(problem)}")
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write last.ckpt now, unless it holds this optimiser step already. Every rank must call it."""
+        """Write last.ckpt now, unless it holds this optimiser step already. Every rank must call this."""
         if not trainer.fast_dev_run and self._last_global_step_saved != trainer.global_step:  # type: ignore[attr-defined]
             self._save_topk_checkpoint(trainer, {})
 

@@ -1,4 +1,4 @@
-"""Clipping of gradients by their norm over all parameters, also sharded and under loss scaling."""
+"""Clip gradients by their norm over all parameters, also if they are sharded or scaled with the loss."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
 class RatesOfThisRun(pl.Callback):
     """Gives a resumed run the learning rates of its own schedule, not those of the run that saved the checkpoint.
 
-    If that run was shorter, its schedule is at its end. The new
-    schedule is therefore stepped to the checkpoint's step, unless it follows a metric (ReduceLROnPlateau).
+    If that run was shorter, its schedule is at its end. The new schedule is therefore stepped to the checkpoint's step,
+    unless it follows a metric (ReduceLROnPlateau).
     """
 
     _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimiser's groups

@@ -143,7 +143,7 @@ def whole(folder: Path, plain: Mapping[str, Any], parts: tuple[str, ...] = PARTS
 
 
 def numbered(optimizer_state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimiser's state with parameters by number, as in torch's optimisers, from one with names."""
+    """Return an optimiser's state with parameters numbered, as torch has it, from a state with parameters named."""
     groups = optimizer_state["param_groups"]
     names = [name for group in groups for name in group["params"]]
     number = {name: index for index, name in enumerate(names)}

@@ -55,7 +55,7 @@ def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: 
     """Return the number of samples that each validation reads.
 
     Args:
-        requested: the number that was set; None: as many as cost SHARE of the training's FLOPs.
+        requested: the number that was set; None: as many as cost a tenth of the training's FLOPs.
         every: optimiser steps between two validations.
         batch: samples of an optimiser step.
         maximum: an upper bound if `requested` is None.
