@@ -1,7 +1,7 @@
-"""transformers' names of tensors and configuration entries for the decoders that our models can be.
+"""The names of tensors and configuration entries under which transformers stores the decoders that GPT2 can be.
 
-model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2; model=llama is its Llama. Those two store
-separately what our models compute as one product (q, k, v; gate and value).
+model=gpt2 is transformers' GPT-2, and with rotary positions its Starcoder2; model=llama is its Llama. The latter two
+store the matrices of q, k, v (and of gate and value) separately, which flashtrain's models join into one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows
 
 
 class Layout(NamedTuple):
-    """One of transformers' decoders.
+    """The layout in which transformers stores one kind of decoder: names of tensors and of config.json's entries.
 
     Args:
-        ours: Its fields in GPT2Config.
-        prefix, layer: Before the names of all tensors but the head's, and of a layer's.
-        names: Our modules, each with the tensors that it consists of.
-        sizes: Fields of GPT2Config, each with its entry in config.json.
-        absent: Values of entries that a config.json leaves out.
-        computation: Accepted values of further entries, the first where one is left out.
-        transposed: Endings of the matrices that are stored (in, out).
-        ignored: Endings of constants in older files.
+        architecture: transformers' class.
+        ours: GPT2Config's fields with the values that a model of this kind has.
+        prefix, layer: The prefix of all tensors' names but the head's, and that of a layer's tensors.
+        names: For each of our modules the names of transformers' modules that it joins, in order.
+        sizes: For each size in GPT2Config the name of its entry in config.json.
+        absent: Values to use for entries that config.json leaves out.
+        computation: Accepted values of further entries; the first also applies where the entry is missing.
+        biases: Entries of config.json that say whether layers have biases.
+        transposed: Endings of the names of matrices that are stored as (in, out).
+        ignored: Endings of the names of constants in older files, which are not read.
     """
 
     architecture: str
@@ -42,12 +44,12 @@ class Layout(NamedTuple):
     ignored: tuple[str, ...] = ()
 
     def holds(self, config: GPT2Config) -> bool:
-        """Whether this layout can store a model of this shape."""
+        """Return whether this layout can store a model of this configuration."""
         same = all(getattr(config, field) == value for field, value in self.ours.items())
         return same and ("kv_heads" in self.sizes or config.kv_heads == config.heads)
 
     def parts(self, name: str, rows: int, config: GPT2Config) -> list[Part]:
-        """The tensors, without prefix, that our tensor of this name and number of rows consists of."""
+        """Return the (name without prefix, rows) of transformers' tensors whose concatenation is our tensor `name`."""
         module, kind = name.rsplit(".", 1)
         if not module.startswith("blocks."):
             return [(f"{self.names[module][0]}.{kind}", config.vocab_size if module in WITH_VOCABULARY else rows)]

@@ -30,17 +30,17 @@ from flashtrain.models.gpt2_config import GPT2Config
 
 
 def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = None) -> str:
-    """Save a decoder in the first of transformers' layouts that can store it (GPT-2, Llama, Starcoder2), else in ours.
+    """Save a decoder for transformers as GPT-2, Llama or Starcoder2 where possible, else in flashtrain's own layout.
 
     Args:
-        end_of_text: The token's id, for the configuration (None: none).
+        end_of_text: The id of the token that ends a text, for the configuration (None: no such token).
 
     Returns:
-        The layout, in words.
+        The name of the layout, in words.
 
     Raises:
-        UserError: A model that is not flashtrain's.
-        OSError: An unwritable folder.
+        UserError: The model is not flashtrain's.
+        OSError: The folder cannot be written.
     """
     kind = None
     if isinstance(model, GPT2):
@@ -68,11 +68,11 @@ def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -
 
     Args:
         folder_or_file: A folder, or a safetensors file next to its config.json.
-        vocab_rows: Rows of the embedding table for transformers' weights, the added ones zero (None: tokens rounded
-            up to a multiple of 64; GPT-2's 50,257 become 50,304).
+        vocab_rows: Rows of the embedding table for transformers' weights; added rows are zero (None: the number of
+            tokens rounded up to a multiple of 64; GPT-2's 50,257 become 50,304).
 
     Raises:
-        UserError: Nothing there, another architecture, a computation that GPT2 lacks, or tensors that do not fit.
+        UserError: There are no weights, or they are of another architecture, or GPT2 cannot compute the same.
     """
     content, tensors = read_folder(folder_or_file)
     own = own_config(content, "gpt2", folder_or_file)

@@ -24,12 +24,12 @@ _calls: dict[tuple[type, str], int | None] = {}  # by class and configuration
 
 
 def refuse_other_architectures(name: str) -> None:
-    """Make transformers raise UserError for a model that has attention of its own and is built for, or set to, a name.
+    """Make transformers raise UserError for attn_implementation=name where a model does not use registered attention.
 
-    Other models are prepared for sequences sharded over devices.
+    Models that use it are prepared for sequences sharded over devices (context parallelism).
 
     Args:
-        name: Of a registered attention.
+        name: The name under which our attention is registered.
     """
     from transformers import PreTrainedModel
 
@@ -40,15 +40,15 @@ def refuse_other_architectures(name: str) -> None:
 
 
 def attention_calls(model_class: Any, config: Any) -> int | None:
-    """Count the calls of a registered attention in a forward, from a trial without weights.
+    """Count how often a model's forward calls the registered attention, by running it on the meta device.
 
     Args:
-        model_class: One of transformers' models.
-        config: Its configuration.
+        model_class: A model class of transformers.
+        config: The model's configuration.
 
     Returns:
-        The number of calls. None where the model has no attention, or where its forward needs more than tokens and the
-        shapes of weights and transformers reports that the model accepts a registered attention.
+        The number of calls. None where the model has no attention, or where its forward cannot run on the meta device
+        and transformers reports that the model accepts a registered attention.
     """
     key = model_class, config.to_json_string()
     if key not in _calls:
@@ -61,8 +61,8 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str) -> No
 
     Args:
         model: The decoder.
-        layers: Its layers.
-        path: Where it was read from, for the message.
+        layers: The decoder's layers.
+        path: Where the model was read from, for the message.
     """
     calls = attention_calls(type(model), model.config)
     if calls is not None and (calls == 0 or calls % len(layers)):

@@ -76,24 +76,24 @@ def attention(
 
     Args:
         module: The layer.
-        query: (B, H, Sq, D). Where the dtypes of the three differ (float32 rotary embeddings with bf16 values), all
-            become value's, and under autocast float32 becomes autocast's.
+        query: (B, H, Sq, D). Where query, key and value differ in dtype (float32 rotary embeddings with bf16 values),
+            they are cast to value's dtype; under autocast float32 is cast to autocast's.
         key: (B, K, Sk, D).
         value: (B, K, Sk, Dv), Dv at most D.
-        attention_mask: From our mask function; or the caller's own 4-D tensor, bool or to be added; or None.
-        dropout: Probability.
-        scaling: Of the scores (None: D**-0.5).
-        is_causal: Used where attention_mask is None (None: the module's).
-        softcap: As in Gemma 2.
+        attention_mask: The result of our mask function; or a caller's 4-D tensor, bool or additive; or None.
+        dropout: Probability of dropping an attention weight.
+        scaling: Factor of the scores (None: D**-0.5).
+        is_causal: Whether attention is causal, used where attention_mask is None (None: module.is_causal).
+        softcap: Bound of the scores: softcap * tanh(score / softcap), as in Gemma 2 (None: no bound).
         position_bias: (B or 1, H, Sq, Sk), added to the scores and differentiable, as in T5.
         s_aux: (H,) learnable sinks, one more score per query, whose value is zero, as in gpt-oss.
-        others: cu_seq_lens_q and cu_seq_lens_k, or position_ids, describe packed documents.
+        others: Further arguments of the layer; cu_seq_lens_q and cu_seq_lens_k, or position_ids, mark packed documents.
 
     Returns:
         ((B, Sq, H, Dv), None).
 
     Raises:
-        UserError: Arguments that these kernels do not support.
+        UserError: The kernels do not support an argument.
     """
     if others.get("output_attentions"):
         raise UserError(

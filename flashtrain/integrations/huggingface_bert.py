@@ -75,7 +75,7 @@ def load_bert(folder_or_file: str | Path) -> tuple[BertConfig, dict[str, Tensor]
         folder_or_file: A folder, or a safetensors file next to its config.json.
 
     Raises:
-        UserError: Nothing there, another architecture, a computation that Bert lacks, or tensors that do not fit.
+        UserError: There are no weights, or they are of another architecture, or Bert cannot compute the same.
     """
     content, tensors = read_folder(folder_or_file)
     own = own_config(content, "bert", folder_or_file)
@@ -88,16 +88,16 @@ def load_bert(folder_or_file: str | Path) -> tuple[BertConfig, dict[str, Tensor]
 
 
 def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
-    """Save a BERT as transformers' class with its heads, and the modern family in our own layout.
+    """Save a Bert for transformers with the heads that it has; the modern family in flashtrain's own layout.
 
     Args:
-        pad_token: The token's id, for config.json.
+        pad_token: The id of the padding token, for config.json.
 
     Returns:
-        The layout, in words.
+        The name of the layout, in words.
 
     Raises:
-        OSError: An unwritable folder.
+        OSError: The folder cannot be written.
     """
     config = model.config
     kinds = {(True, True, True): "BertForPreTraining", (True, False, False): "BertForMaskedLM"}
@@ -111,12 +111,12 @@ def save_bert(model: Bert, folder: str | Path, *, pad_token: int = 0) -> str:
 
 
 def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str) -> dict[str, Tensor]:
-    """The tensors of a Bert, or of a classifier on its encoder, under transformers' names.
+    """Return the tensors of a Bert, or of a classifier on Bert's encoder, under transformers' names.
 
     Args:
         state: The model's state dict.
-        config: Of the encoder.
-        prefix: Before the names of the encoder and the pooler.
+        config: The encoder's configuration.
+        prefix: The prefix of the encoder's and the pooler's names in the result, such as "bert.".
     """
     tensors = {}
     for name, tensor in state.items():
@@ -129,7 +129,7 @@ def bert_tensors(state: Mapping[str, Tensor], config: BertConfig, *, prefix: str
 
 
 def bert_content(config: BertConfig, architecture: str, pad_token: int, dtype: torch.dtype) -> dict[str, Any]:
-    """transformers' config.json of a model of this shape."""
+    """Return the content of transformers' config.json for a model of this configuration."""
     return {
         "architectures": [architecture],
         "model_type": "bert",
@@ -150,7 +150,7 @@ def bert_content(config: BertConfig, architecture: str, pad_token: int, dtype: t
 
 
 def differences_from_bert(config: BertConfig) -> list[str]:
-    """The properties of an encoder that transformers' BERT cannot represent, in words."""
+    """Return the properties of an encoder that transformers' BERT cannot represent, in words; [] if it can."""
     differences = {
         f"norm_place={config.norm_place}": config.norm_place != "post",
         f"positions={config.positions}": config.positions != "learned",

@@ -21,15 +21,15 @@ def save_bert_classifier(
     """Save a classifier as model.safetensors and config.json for transformers.
 
     Args:
-        label_names: Of the outputs, in their order.
-        pad_token: The token's id, for config.json.
+        label_names: The names of the labels, in the order of the model's outputs.
+        pad_token: The id of the padding token, for config.json.
 
     Returns:
-        The class that loads it, BertForSequenceClassification or BertForTokenClassification.
+        The name of the class that loads the folder, BertForSequenceClassification or BertForTokenClassification.
 
     Raises:
-        UserError: A model that transformers' class cannot represent.
-        OSError: An unwritable folder.
+        UserError: transformers' class cannot represent the model.
+        OSError: The folder cannot be written.
     """
     config, pooling = model.encoder.config, getattr(model, "pooling", "first")
     differences = [*differences_from_bert(config), *([f"pooling={pooling}"] if pooling != "first" else [])]

@@ -20,11 +20,11 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
 
     Args:
         path: A folder, a config.json, or a model type ("llama") for its default configuration.
-        changes: Entries that replace the file's; rotary entries that they leave out stay the model's.
-        setting: The path's setting, for messages.
+        changes: Entries that replace the configuration's; of nested rotary entries only those given are replaced.
+        setting: The name of the setting that gave `path`, for messages.
 
     Raises:
-        UserError: A model that is not a decoder of transformers, or a change of an unknown entry.
+        UserError: The model is not a decoder of transformers, or `changes` names an unknown entry.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS

@@ -1,7 +1,7 @@
-"""Hooks by which transformers' models compute with a shard of a sequence as with the whole (context parallelism).
+"""Hooks that make a transformers model correct on one device's shard of a sequence (context parallelism).
 
-By itself a model would count positions from 0, search packed documents and the largest position (dynamic rotary
-scaling) among this device's tokens alone, and shift labels within them. Without a sharded sequence hooks do nothing.
+Without them a model would count positions from 0, search packed documents and the largest position (dynamic rotary
+scaling) among this device's tokens alone, and shift labels within these. Whole sequences are not affected by them.
 
 Shapes: B batch, S sequence, n tokens of it on this device.
 """
@@ -32,7 +32,7 @@ BY_TOKEN = ("ForMaskedLM", "ForTokenClassification")  # losses that shift nothin
 
 
 class Inputs(NamedTuple):
-    """The latest inputs of a model, of the whole sequence."""
+    """Positions and padding of the whole sequence, from a model's latest call."""
 
     positions: Tensor | None  # (B or 1, S); None: 0, 1, ...
     padding: Tensor | None  # (B, S), 0 for padded keys; None: not passed
@@ -45,12 +45,12 @@ _CHECKED: WeakSet[nn.Module] = WeakSet()
 
 
 def inputs_of(sequence: ShardedSequence) -> Inputs | None:
-    """The latest model's inputs; None where no model was called since the batch was sharded."""
+    """Return the whole sequence's inputs in the latest call of a model; None where no model has been called with it."""
     return _INPUTS.get(sequence)
 
 
 def whole_of(sequence: ShardedSequence, part: Tensor) -> Tensor | None:
-    """Gather the shards (B, n) of all devices as (B, S); None for positions 0, 1, ..."""
+    """Gather a tensor's shards (B, n) from all devices as (B, S), once; None for the default positions 0, 1, ..."""
     known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
     if part not in known:
         known[part] = sequence.gathered(part)
@@ -58,14 +58,14 @@ def whole_of(sequence: ShardedSequence, part: Tensor) -> Tensor | None:
 
 
 def share_inputs(model: nn.Module) -> None:
-    """Let a transformers model compute with this device's shard of a sequence as with the whole sequence."""
+    """Add hooks to a model that give its forward the positions and padding of a sharded sequence, and check inputs."""
     if _share not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_share, with_kwargs=True)
         model.register_forward_hook(_leave, always_call=True)
 
 
 def share_sequences() -> None:
-    """Make transformers shift labels and search documents in whole sequences."""
+    """Replace transformers' label shift and document search, so that both regard whole sequences, not shards."""
     from transformers import masking_utils
     from transformers.loss import loss_utils
 
@@ -167,7 +167,7 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
 
 
 def other_mixers(model: nn.Module) -> str:
-    """The layers by which a transformers model mixes tokens besides attention, in words; "" where there are none."""
+    """Return the names of layers other than attention that mix tokens (convolutions, recurrences); "" if none."""
     from transformers import PreTrainedModel
 
     parts = list(model.modules())

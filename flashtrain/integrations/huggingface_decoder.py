@@ -40,8 +40,8 @@ class HuggingFaceDecoder(Trainable):
 
     Args:
         module: The model, on the meta device where its weights are not yet read.
-        origin: Folder or hub name of the weights (None: they are in the module, or drawn at random).
-        residual: See GPT2; "compute" casts the embeddings.
+        origin: Folder or hub name of the weights (None: they are in the module, or initialized at random).
+        residual: "weights", or "compute": the embeddings, and so the residual stream, have autocast's dtype.
         quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
     """
 
@@ -70,12 +70,12 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def config(self) -> Any:
-        """transformers' configuration, the text model's where there are several."""
+        """transformers' configuration; of a model that also reads images or sound, the text model's."""
         return self.module.config.get_text_config()
 
     @property
     def adapters(self) -> list[tuple[str, Any]]:
-        """peft's layers by name; empty where the model itself is trained."""
+        """peft's adapter layers as (name, layer); empty where the model has no adapters."""
         return [(name, one) for name, one in self.module.named_modules() if hasattr(one, "lora_A")]
 
     @property
@@ -133,7 +133,7 @@ class HuggingFaceDecoder(Trainable):
                 one.data = one.data.to(dtype)
 
     def materialise(self, device: torch.device) -> None:
-        """Load the weights of a model without any onto this device, or draw them; UserError where they do not fit."""
+        """Load the weights of a model on the meta device, or initialize them; UserError where they do not fit."""
         if not any(one.device.type == "meta" for one in self.parameters()):
             return
         # Earlier draws differ with the number of devices; here the weights depend on the seed alone.
@@ -182,7 +182,7 @@ class HuggingFaceDecoder(Trainable):
         cache: Any = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits (B, S, V) for the token after each of tokens (B, S); for the other arguments see GPT2."""
+        """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see GPT2.forward."""
         options = {} if positions is None else {"position_ids": positions}
         return self.module(
             input_ids=tokens,
@@ -199,10 +199,10 @@ class HuggingFaceDecoder(Trainable):
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
-        """Mean cross-entropy as in Trainable.loss, equal to transformers' own.
+        """Return the mean cross-entropy as in Trainable.loss, which equals transformers' own.
 
-        In training it includes the routers' balancing loss where the configuration has output_router_logits. UserError
-        for a mask other than the causal one of the documents in positions.
+        In training it includes the routers' balancing loss where the configuration has output_router_logits. A mask
+        must be the causal mask of the documents that positions mark, else UserError.
         """
         if mask is not None:
             _check_mask(mask, positions)
@@ -240,7 +240,7 @@ class HuggingFaceDecoder(Trainable):
         return flops_per_token(self.module, self.shape.context if context is None else context)
 
     def save(self, folder: Path) -> str:
-        """Save the model for from_pretrained, adapters merged; returns how to load the folder, in words."""
+        """Save the model for from_pretrained, with adapters merged; return in words how to load the folder."""
         adapted = self.adapters
         for one in adapted:
             if self.quantize is not None and _size_in_4_bits(one):  # merge into the quantized values used in training
@@ -265,7 +265,7 @@ class HuggingFaceDecoder(Trainable):
         folders.save_folder(self.module, folder, None)
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Load a checkpoint's weights, on the CPU; frozen ones that the checkpoint lacks are read from the origin."""
+        """Load a checkpoint's weights (CPU tensors); frozen weights that it lacks are read from `origin`."""
         cpu = torch.device("cpu")
         if self.keeps_part:
             self.materialise(cpu)

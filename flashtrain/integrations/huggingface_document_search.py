@@ -1,4 +1,4 @@
-"""transformers' search for packed documents in positions, once a forward at most, since it synchronizes the device.
+"""transformers' search for packed documents in positions, at most once per forward, since it synchronizes the device.
 
 Shapes: B batch, S sequence.
 """
@@ -32,23 +32,23 @@ _running = _Running()
 
 
 def begin_forward(model: nn.Module, counts: bool) -> None:
-    """Note that a model's forward begins in this thread.
+    """Record that a model's forward begins in this thread.
 
     Args:
         model: The model.
-        counts: Whether the model makes its positions 0, 1, 2, ... itself.
+        counts: Whether the model makes its own positions 0, 1, 2, ..., in which there are no packed documents.
     """
     _running.forwards.append(_Forward(model, counts))
 
 
 def end_forward(model: nn.Module) -> None:
-    """Note that a model's forward ends, also by an exception."""
+    """Record that a model's forward has ended, with or without an exception."""
     if _running.forwards and _running.forwards[-1].model is model:  # a hook before ours may have failed
         _running.forwards.pop()
 
 
 def documents_of(positions: Tensor) -> Tensor | None:
-    """The ids (B, S) of the documents that transformers finds in positions (B, S); None where each row is one."""
+    """Return the document ids (B, S) that transformers finds in positions (B, S); None if every row is one document."""
     from transformers.masking_utils import find_packed_sequence_indices as found
 
     whole: Any = getattr(found, "of_whole", found)
@@ -56,7 +56,7 @@ def documents_of(positions: Tensor) -> Tensor | None:
 
 
 def holds_no_documents(positions: Tensor) -> bool:
-    """Whether positions (B or 1, S) are known to be of one document per row without reading them, or are on meta."""
+    """Return whether each row of positions (B or 1, S) is known to be one document, without reading the device."""
     if positions.is_meta:
         return True
     forwards = _running.forwards
@@ -66,11 +66,11 @@ def holds_no_documents(positions: Tensor) -> bool:
 
 
 def found_once(positions: Tensor, find: Callable[[Tensor], Tensor | None]) -> Tensor | None:
-    """The result of find(positions), computed once per forward; None for meta tensors.
+    """Return find(positions), computed once per forward; None for meta tensors.
 
     Args:
         positions: (B, S).
-        find: transformers' search.
+        find: transformers' search for documents, which returns their ids or None.
     """
     if positions.is_meta:
         return None

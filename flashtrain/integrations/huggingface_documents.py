@@ -39,7 +39,7 @@ _latest: tuple[TensorWeakRef, Any, AttentionMask] | None = None  # source, key a
 
 
 def document_lengths(position_ids: Tensor) -> dict[str, Any]:
-    """Make the arguments that separate the documents of packed rows in any model; this synchronizes the device.
+    """Make the arguments by which any transformers model separates packed documents; this synchronizes the device.
 
         model(input_ids, position_ids=position_ids, **document_lengths(position_ids))
 
@@ -64,12 +64,12 @@ def with_documents(requested: AttentionMask, query: Tensor, others: dict[str, An
 
     Args:
         requested: The layer's mask.
-        query: A tensor of the layer's head dimension and dtype.
+        query: A tensor with the layer's head dimension and dtype; its values are not read.
         others: The layer's further arguments: cu_seq_lens_q with cu_seq_lens_k, else position_ids (not used with a
             padding mask).
 
     Raises:
-        UserError: Lengths with a cache.
+        UserError: cu_seq_lens with a key/value cache.
     """
     if requested.settled:
         return requested
@@ -91,15 +91,15 @@ def with_documents(requested: AttentionMask, query: Tensor, others: dict[str, An
 
 
 def settled(given: Any, hidden: Tensor, others: dict[str, Any], *, head_dim: int) -> Any:
-    """Put the documents into the mask of a causal model's layer before the compiled layer runs.
+    """Return the mask of a causal model's layer, restricted to packed documents, before the compiled layer runs.
 
-    torch.compile cannot search for documents: every layer would make a document mask, whatever the positions.
+    Compiled code cannot search for documents: every layer would make a document mask, whatever the positions.
 
     Args:
         given: The layer's attention_mask. Masks of other types, and those of sharded sequences, are returned unchanged.
         hidden: The layer's input, (B, S, E).
         others: The layer's further arguments, as in with_documents.
-        head_dim: Of the layer.
+        head_dim: The layer's head dimension.
     """
     if sharded_sequence() is not None or not isinstance(given, AttentionMask | None):
         return given

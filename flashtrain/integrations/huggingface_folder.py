@@ -1,7 +1,7 @@
 """Reading and writing a transformers model's folder, on this machine or on the hub.
 
-A model is built on the meta device, sharded or not, and then filled: each rank reads its shards tensor by tensor. No
-code of a folder is run, and no pickle is read.
+A model is built on the meta device, sharded or not; then each rank reads its own shards, tensor by tensor. No code of a
+folder is run, and no pickle is read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ HUB_TIMEOUT = 3  # seconds
 
 
 def folder_of(path: str, *weights: str) -> Path:
-    """A model's local folder: the path itself, or the downloaded files of a name on the hub.
+    """Return a model's local folder: the path itself, or where the files of a hub name were downloaded to.
 
     Args:
         path: Folder, or name on the hub.
         weights: Patterns of further files to download, such as "*.safetensors".
 
     Raises:
-        UserError: No such folder or name.
+        UserError: There is no such folder, nor such a name on the hub.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -50,14 +50,14 @@ def folder_of(path: str, *weights: str) -> Path:
 
 
 def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
-    """The tokenizer of a model's folder or hub name; for begin_of_text see huggingface_tokenizer."""
+    """Load the tokenizer of a model's folder or hub name; for begin_of_text see huggingface_tokenizer."""
     if path is None:
         raise UserError("data.tokenizer=huggingface is the tokenizer of model.path. Set model.path=FOLDER_OR_HUB_NAME.")
     return huggingface_tokenizer(folder_of(path), begin_of_text=begin_of_text)
 
 
 def end_ids(folder: Path) -> list[int]:
-    """The token ids that end a model's text, from generation_config.json, or from config.json where that has none."""
+    """Read the token ids that end a model's text from generation_config.json, else from config.json."""
     for file in (folder / GENERATION, folder / CONFIG):
         given = read_json(file).get("eos_token_id") if file.is_file() else None
         if given is not None:
@@ -66,7 +66,7 @@ def end_ids(folder: Path) -> list[int]:
 
 
 def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
-    """Add token ids at which transformers and vLLM end the text of a model that was exported to the folder."""
+    """Add token ids that end generated text (in transformers and vLLM) to the configuration of an exported model."""
     file = folder / GENERATION
     if ids and file.is_file():  # an export for transformers
         content = read_json(file)
@@ -77,7 +77,7 @@ def add_end_ids(folder: Path, ids: Sequence[int]) -> None:
 
 @contextmanager
 def opened_weights(folder: Path) -> Iterator[dict[str, Any]]:
-    """Open a folder's safetensors, by tensor names, without reading them; UserError for missing or truncated files."""
+    """Open a folder's safetensors files as {tensor name: lazy tensor}; UserError for missing or truncated files."""
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for file in files_of_weights(folder):
@@ -93,12 +93,12 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
     """Read a folder's weights into a transformers model on the meta device, in the model's dtypes.
 
     Args:
-        model: Of sharded parameters only this device's shards are read.
-        folder: With safetensors.
-        device: Of the read weights.
+        model: The model; of its sharded parameters only this device's shards are read.
+        folder: A folder with safetensors files.
+        device: The device to put the weights on.
 
     Raises:
-        UserError: Weights of another model.
+        UserError: The weights are of another model.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
@@ -128,7 +128,7 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
 
 @torch.no_grad()
 def fill_buffers(model: Any, device: torch.device) -> None:
-    """Compute the buffers that files lack (such as rotary angles), by transformers' own code."""
+    """Compute the buffers that files do not store (such as rotary frequencies) by transformers' own code."""
     _make_buffers(model, device)
     marked = [one for one in model.parameters() if not getattr(one, "_is_hf_initialized", False)]
     for parameter in marked:
@@ -148,7 +148,7 @@ def _make_buffers(model: nn.Module, device: torch.device) -> None:
 def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device) -> None:
     """Initialize a transformers model on the meta device as its class does.
 
-    The weights are drawn layer by layer, the same for the same seed, however they are sharded.
+    Layers are initialized one by one; the same seed gives the same weights, however the model is sharded.
     """
     done: set[int] = set()
     _make_buffers(model, device)
@@ -164,7 +164,7 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide transformers' progress bars."""
+    """Hide transformers' progress bars within a `with` block."""
     from transformers.utils import logging
 
     shown_before = logging.is_progress_bar_enabled()
@@ -178,11 +178,11 @@ def without_bars() -> Iterator[None]:
 
 @contextmanager
 def allocated(unit: nn.Module, device: torch.device) -> Iterator[None]:
-    """Allocate the meta parameters of a module within a `with` block, to give them values.
+    """Allocate the meta parameters of a module, so that a `with` block can give them values.
 
     Args:
-        unit: Its parameters are whole within the block; afterwards each is sharded as it was before.
-        device: Of the parameters.
+        unit: The module; its parameters are unsharded within the block, and sharded as before afterwards.
+        device: The device to allocate the parameters on.
     """
     slots = [
         (one, name, old)
@@ -220,9 +220,9 @@ def save_folder(model: Any, folder: Path, origin: Path | None) -> None:
 
     Args:
         model: The model.
-        folder: Receives the files.
-        origin: The folder that the model was read from (None: none), whose tokenizer, chat template and
-            generation_config.json are copied.
+        folder: The folder to write to.
+        origin: The folder that the model was read from, whose tokenizer, chat template and generation_config.json
+            are copied (None: copy nothing).
     """
     with without_bars():
         model.save_pretrained(folder)

@@ -22,14 +22,14 @@ FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")  # its 
 
 
 def body_of(module: Any) -> tuple[str, nn.Module]:
-    """The name and the module of the child that computes lm_head's input: the one with the embeddings."""
+    """Return (name, module) of the model's child that computes lm_head's input: the one with the embeddings."""
     # base_model_prefix names it in most models, but not in Llama 4's text decoder.
     embeddings = module.get_input_embeddings()
     return next((name, body) for name, body in module.named_children() if embeddings in body.modules())
 
 
 def decoder_layers(module: Any) -> list[nn.Module]:
-    """The layers of a transformers model, in order; UserError where they are not found."""
+    """Return the layers of a transformers model, in order; UserError where they are not found."""
     count = module.config.get_text_config().num_hidden_layers
     for one in module.base_model.modules():
         if isinstance(one, nn.ModuleList) and len(one) == count:
@@ -38,13 +38,13 @@ def decoder_layers(module: Any) -> list[nn.Module]:
 
 
 def feed_forward_of(layer: nn.Module) -> nn.Module | None:
-    """The feed-forward of a layer, which can compute its tokens in chunks; None where none is found."""
+    """Return a layer's feed-forward module, found by its name; None where there is none."""
     found = (getattr(layer, name, None) for name in FEED_FORWARD)
     return next((part for part in found if isinstance(part, nn.Module)), None)
 
 
 def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
-    """(gate, up, down) of the usual gated feed-forward, which chunked_feed_forward computes; None for any other."""
+    """Return (gate, up, down) of a SwiGLU feed-forward, as chunked_feed_forward computes it; None for other kinds."""
     parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     act = type(getattr(module, "act_fn", None)).__name__
     usual = act in ("SiLU", "SiLUActivation") and len(list(module.children())) == 4
@@ -53,7 +53,7 @@ def gated_matrices(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] 
 
 
 class Layer:
-    """Replaces the forward of a layer by the same computation under the current memory savings."""
+    """Replaces a layer's forward by the same computation under the model's memory options (MemorySavings)."""
 
     # In compiled layers, maps (mask, hidden_states, arguments) to the mask with its packed documents.
     settle: Callable[..., Any] | None = None
@@ -74,7 +74,7 @@ class Layer:
         layer.forward = self
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these memory savings from now on."""
+        """Use these memory options from now on."""
         self.savings = savings
         if self.feed_forward is not None:
             self.feed_forward.chunk, self.feed_forward.plain = savings.ffn_chunk, {}
@@ -83,7 +83,8 @@ class Layer:
         """Compile the layer by torch.compile with these options.
 
         Args:
-            settle: See the class's attribute.
+            settle: Maps (mask, hidden_states, arguments) to the mask with its packed documents, before the compiled
+                code runs; None: the mask is passed on as it is.
         """
         self.compute, self.settle = torch.compile(self.eager, **options), settle
         if self.feed_forward is not None:
@@ -107,11 +108,11 @@ class Layer:
 
 
 class ChunkedFeedForward:
-    """Replaces a feed-forward's forward by one that computes a chunk of tokens at a time and stores nothing inside.
+    """Replaces a feed-forward's forward by one that computes a chunk of tokens at a time and stores only its input.
 
     Attributes:
-        chunk: Tokens of a chunk (None: all).
-        routes: Whether its router's logits are read outside.
+        chunk: The number of tokens in a chunk (None: all tokens at once).
+        routes: Whether the feed-forward has a router whose logits the balancing loss reads.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -129,7 +130,7 @@ class ChunkedFeedForward:
         self.by_itself = torch.compile(self.compute, **options)
 
     def expect(self, tokens: int) -> None:
-        """Prepare the next call, which is for this many tokens."""
+        """Choose how the next call, which is for `tokens` tokens, is computed; call this outside compiled code."""
         # A compiled layer must not contain the loop over chunks: torch.compile would unroll it, and the chunks'
         # activations would be in memory together.
         whole = self.chunk is None or tokens <= self.chunk or gated_matrices(self.module) is not None
@@ -149,7 +150,7 @@ class ChunkedFeedForward:
 
     @torch.compiler.disable
     def in_chunks(self, x: Tensor, *rest: Any, **named: Any) -> Any:
-        """Compute any feed-forward chunk by chunk."""
+        """Compute the feed-forward of x (..., E) chunk by chunk, for any kind of feed-forward."""
         if self.chunk is None or x.shape[:-1].numel() <= self.chunk:
             return self.compute(x, *rest, **named)
         flat = x.reshape(1, -1, x.shape[-1])
@@ -168,7 +169,7 @@ class ChunkedFeedForward:
         return _joined(found, x)
 
     def trained(self) -> list[nn.Parameter]:
-        """The parameters with gradients."""
+        """Return the feed-forward's parameters that have gradients."""
         return [one for one in self.module.parameters() if one.requires_grad]
 
     def _is_plain(self, token: Tensor) -> bool:

@@ -20,7 +20,7 @@ _MODULE = "transformers.masking_utils"
 
 
 class Rules(NamedTuple):
-    """Conditions on a visible pair, in absolute positions; all must hold."""
+    """The conditions under which a query sees a key, in absolute positions; all must hold, None is no condition."""
 
     left: int | None = None  # key >= query - left
     right: int | None = None  # key <= query + right
@@ -31,7 +31,7 @@ class Rules(NamedTuple):
 
 
 def read(mask_function: Callable[..., Any]) -> Rules | None:
-    """The rules of a transformers mask function; None where it has an unknown part."""
+    """Return the rules that describe a transformers mask function; None where it has an unknown part."""
     if getattr(mask_function, "__module__", None) != _MODULE:
         return None
     part = mask_function.__qualname__.removesuffix(".<locals>.inner_mask").removesuffix(".<locals>.and_mask")
@@ -60,17 +60,17 @@ def read(mask_function: Callable[..., Any]) -> Rules | None:
 
 
 def intervals(rules: Rules, query: Tensor, first_key: int, keys: int, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The interval of keys that each query sees, and the start of its document, as indices into the keys.
+    """Compute the interval of keys that each query sees, and the first key of the query's document.
 
     Args:
-        rules: The conditions.
+        rules: The conditions under which a query sees a key.
         query: Absolute positions of the queries, (Sq,) int64.
         first_key: Absolute position of key 0.
-        keys: Sk.
-        batch: B.
+        keys: The number of keys, Sk.
+        batch: The number of rows, B.
 
     Returns:
-        Begins and ends of the intervals, and starts, each (B, Sq) int32.
+        (begin, end, document start), each (B, Sq) int32, as indices of keys; `end` is exclusive.
     """
     position = query - first_key
     low, high = torch.zeros_like(position)[None], torch.full_like(position, keys)[None]

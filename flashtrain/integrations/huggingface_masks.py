@@ -25,7 +25,7 @@ MaskFunction = Callable[..., Any]
 
 
 class AttentionMask(NamedTuple):
-    """A layer's mask in place of a 4-D tensor; a model that computes with it fails."""
+    """The mask that our mask function gives to layers in place of a 4-D tensor; only our attention can read it."""
 
     batch: int
     seqlen_q: int
@@ -66,7 +66,7 @@ def attention_mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> AttentionMask | None:
-    """Make the mask of one kind of layer; the arguments are those of transformers' sdpa_mask.
+    """Make the mask of one kind of layer (full, sliding, ...); the arguments are those of transformers' sdpa_mask.
 
     Where padding is passed, the device is synchronized once to find on which sides it is. Under torch.compile the graph
     breaks here.
@@ -76,7 +76,7 @@ def attention_mask(
             returned as it is (generation with a static cache makes masks in advance).
 
     Returns:
-        The mask. None means what it means to sdpa: a layer whose is_causal is True with Sq == Sk is causal; a single
+        The mask. None means the layer's default, as for sdpa: causal where is_causal is True and Sq == Sk; a single
         query sees every key.
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
@@ -185,7 +185,7 @@ def _of_rules(
 
 
 def dense_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A 4-D mask of transformers, bool (True: visible) or additive, as a bias of this dtype with -inf for hidden."""
+    """Convert a 4-D mask of transformers, bool (True: visible) or additive, to a bias with -inf for hidden pairs."""
     # transformers hides by the dtype's lowest number. -inf hides fully, and adding a score to it cannot overflow.
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))

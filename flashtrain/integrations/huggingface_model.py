@@ -43,16 +43,16 @@ def transformers_decoder(
     Args:
         path: Folder, or name on the hub.
         config: In place of path, a config.json, its folder, or a model type ("llama"); weights are then random.
-        changes: Entries that replace the configuration's, or experts_implementation.
+        changes: Entries that replace those of the configuration; experts_implementation may be among them.
         attention: "flash", "sdpa" or "standard".
-        context: Tokens of a sequence (None: any).
-        residual: See GPT2.
-        rope_base, rope_factor: For rotary positions, as in GPT2Config.
-        lora: Arguments of peft's LoraConfig, to train adapters alone.
-        quantize: "nf4" to store the base matrices of adapters in 4 bits.
+        context: The longest sequence in tokens (None: not checked).
+        residual: Dtype of the residual stream under autocast, "weights" or "compute": see GPT2.
+        rope_base, rope_factor: New base and factor of rotary positions, as in GPT2Config (None: the model's).
+        lora: Arguments of peft's LoraConfig, to train adapters alone (None: train the model itself).
+        quantize: "nf4" to store the base matrices of adapters in 4 bits (None: as they are).
 
     Raises:
-        UserError: No such model, or one that cannot be trained with these options.
+        UserError: There is no such model, or it cannot be trained with these options.
     """
     import transformers
 
@@ -154,7 +154,7 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str = "flash") -> HuggingFaceDecoder:
-    """Build model=huggingface from its settings; vocab_size is the tokenizer's, at most the model's."""
+    """Build model=huggingface from its settings; vocab_size is the tokenizer's, which must not exceed the model's."""
     if settings.path is None and settings.config is None:
         raise UserError("model=huggingface needs model.path=FOLDER_OR_HUB_NAME.")
     lora = None

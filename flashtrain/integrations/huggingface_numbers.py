@@ -18,17 +18,17 @@ from flashtrain.models.trainable import DecoderShape
 
 @dataclass(frozen=True)
 class HuggingFaceShape(DecoderShape):
-    """The sizes of a transformers model from which memory and communication are estimated; further ones: DecoderShape.
+    """The sizes of a transformers model from which memory and communication are estimated; others: see DecoderShape.
 
     Args:
-        ffn: Inner width per token, summed over the experts that it is routed to.
-        activation: "swiglu" where two inner matrices read the input, else "gelu".
-        frozen: Parameters without gradients.
-        outside: Parameters outside of the layers.
-        quantized: Frozen parameters in 4 bits.
-        turned_alone: Whether only rotated queries and keys are stored for the backward: separate projections, no norm.
-        pieces_by_autograd: Whether autograd computes the feed-forward's chunks instead of our operator, which stores
-            less for a gated one.
+        ffn: Inner width of the feed-forward per token, summed over the experts that a token is routed to.
+        activation: "swiglu" for a gated feed-forward, else "gelu".
+        frozen: Number of parameters without gradients.
+        outside: Number of parameters outside of the layers.
+        quantized: Number of frozen parameters that are stored in 4 bits.
+        turned_alone: Whether the backward needs only the rotated queries and keys, not those before rotation too.
+        pieces_by_autograd: Whether autograd computes the feed-forward's chunks; otherwise our operator does, which
+            stores less.
     """
 
     vocab_size: int
@@ -50,7 +50,7 @@ class HuggingFaceShape(DecoderShape):
 
 
 def shape_of(module: Any) -> HuggingFaceShape:
-    """The sizes of a transformers decoder, from its configuration and its modules' names."""
+    """Return the sizes of a transformers decoder, read from its configuration and its modules' names."""
     config, layers = module.config.get_text_config(), decoder_layers(module)
     heads = config.num_attention_heads
     experts = getattr(config, "num_experts_per_tok", None)
@@ -83,16 +83,16 @@ def shape_of(module: Any) -> HuggingFaceShape:
 
 
 def learned_positions(module: Any) -> Tensor | None:
-    """The table of learned positions of a transformers model; None where positions are computed."""
+    """Return a transformers model's table of learned positions; None where positions are rotary or computed."""
     tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
     return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
 
 
 def flops_per_token(module: Any, length: int) -> float:
-    """FLOPs of forward and backward for one token in a sequence of `length` tokens, as GPT2.flops_per_token.
+    """Return the FLOPs of forward and backward for one token in a sequence of `length` tokens, as in GPT2.
 
-    Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix costs
-    two thirds, since it has no gradient.
+    Only the experts that a token is routed to and the keys in each layer's window are counted. A frozen matrix counts
+    4 FLOPs a weight instead of 6, since it has no gradient.
     """
     config = module.config.get_text_config()
     looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
@@ -129,11 +129,11 @@ class Balance(NamedTuple):
     top: int  # experts that a token is routed to
 
     def loss(self, router_logits: Sequence[Tensor], batch: int) -> Tensor:
-        """The product of experts' shares and mean probabilities over the tokens of all layers and devices, a scalar.
+        """Compute the balancing loss over the tokens of all layers and devices, a scalar without `coefficient`.
 
         Args:
-            router_logits: (tokens, experts) for each layer, or for each of its chunks in order.
-            batch: B.
+            router_logits: (tokens, experts) for each layer, or for each chunk of a layer in order.
+            batch: The number of rows, B.
         """
         sequence, sums, first = sharded_sequence(), [], 0
         if sequence is not None:  # 1 for this device's tokens, 0 for padding
@@ -153,7 +153,7 @@ class Balance(NamedTuple):
 
 
 def balance_of(module: Any) -> Balance | None:
-    """The balancing loss that transformers adds for a mixture of experts; None where it adds none."""
+    """Return the balancing loss that transformers adds for a mixture of experts; None where it adds none."""
     config, own = module.config.get_text_config(), vars(sys.modules[type(module).__module__])
     if "load_balancing_loss_func" not in own or not getattr(config, "output_router_logits", False):
         return None
@@ -162,7 +162,7 @@ def balance_of(module: Any) -> Balance | None:
 
 
 class Head(NamedTuple):
-    """What maps lm_head's output x to logits: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
+    """How lm_head's output x becomes logits: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
 
     scale: float
     softcap: float
@@ -170,9 +170,9 @@ class Head(NamedTuple):
 
 @torch.no_grad()
 def head_of(module: Any) -> Head | None:
-    """The scale and softcap that a model applies to lm_head's output, from a trial; None for any other function.
+    """Find the scale and softcap that a model applies to lm_head's output; None where it applies another function.
 
-    The trial runs the model's forward with fixed states in place of its body and without lm_head.
+    They are measured: the model's forward runs once with fixed states in place of its body, and without lm_head.
     """
     head, config = module.get_output_embeddings(), module.config.get_text_config()
     if not isinstance(head, nn.Linear) or head.bias is not None:

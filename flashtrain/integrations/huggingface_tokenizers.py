@@ -36,17 +36,17 @@ def save_tokenizer(
     """Save tokenizer.json and tokenizer_config.json, which flashtrain's load_tokenizer reads too.
 
     Args:
-        tokenizer: One of flashtrain's.
-        folder: Made where it is missing.
-        context: The model's longest text in tokens (None: any).
+        tokenizer: A tokenizer of flashtrain.
+        folder: The folder to write to, created where it is missing.
+        context: The model's longest text in tokens (None: not limited).
         special: A BERT's special tokens, which transformers then puts around a text (None: a decoder's tokenizer).
         segments: Whether the model takes token_type_ids.
 
     Returns:
-        Whether AutoTokenizer reads the result, in words.
+        A sentence that says whether AutoTokenizer can read the result.
 
     Raises:
-        OSError: An unwritable folder.
+        OSError: The folder cannot be written.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
         return NONE

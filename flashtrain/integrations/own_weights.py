@@ -21,11 +21,11 @@ def save_weights(model: Any, folder: str | Path) -> str:
     """Save a flashtrain model as model.safetensors (its state dict, in its dtype) and config.json.
 
     Returns:
-        The layout, in words. load_decoder and load_bert read it.
+        The name of the layout, in words; load_decoder and load_bert read it.
 
     Raises:
-        UserError: A model of an unknown kind.
-        OSError: An unwritable folder.
+        UserError: The model is of an unknown kind.
+        OSError: The folder cannot be written.
     """
     for name, (_, module) in MODELS.items():
         if isinstance(model, getattr(models, module)):
@@ -36,7 +36,13 @@ def save_weights(model: Any, folder: str | Path) -> str:
 
 
 def own_config(content: Mapping[str, Any], kind: str, where: str | Path) -> Any:
-    """The model configuration in save_weights' config.json, None for another program's; UserError for another kind."""
+    """Return the model configuration from a config.json of save_weights; None if another program wrote the file.
+
+    Args:
+        content: The content of config.json.
+        kind: The expected kind of model; UserError for another one.
+        where: The file or folder, for messages.
+    """
     if content.get("format") != FORMAT:
         return None
     if content["model"] != kind:

@@ -30,7 +30,7 @@ TORCHS = F.scaled_dot_product_attention
 # torch 2.13's own switch, torch.nn.attention.activate_flash_attention_impl, is for CUDA alone, reached only by calls in
 # 16 bits without attn_mask, and counts nothing.
 class route_sdpa:  # noqa: N801  (used like a function: with route_sdpa(): ...)
-    """Context within which scaled_dot_product_attention calls run on our kernels where these support them.
+    """Context manager within which scaled_dot_product_attention calls run on our kernels where these support them.
 
     The function in torch.nn.functional is replaced for all threads of the process; nn.MultiheadAttention calls it too.
     A name imported earlier (from torch.nn.functional import ...) stays torch's. Results equal torch's up to rounding,

@@ -34,8 +34,8 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
         folder_or_file: A folder with one weights file, or with shards and their index; or a weights file.
 
     Raises:
-        UserError: Nothing there, or a truncated file.
-        OSError: No config.json next to the weights.
+        UserError: There are no weights, or a file is truncated.
+        OSError: There is no config.json next to the weights.
     """
     path = Path(folder_or_file).expanduser()
     if not path.exists():
@@ -48,7 +48,7 @@ def read_folder(folder_or_file: str | Path) -> tuple[dict[str, Any], dict[str, T
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Every tensor of a safetensors file, on the CPU; UserError for a truncated file or another format."""
+    """Read every tensor of a safetensors file onto the CPU; UserError for a truncated file or another format."""
     # huggingface_hub 2.4's load_state_dict_from_file advises to read a truncated file as a pickle.
     try:
         return load_file(file)
@@ -57,7 +57,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def cut_off(file: Path, error: SafetensorError) -> UserError:
-    """The error for a truncated file, with the file's name, which safetensors' own lacks; returned, not raised."""
+    """Return (not raise) the UserError for a truncated file; unlike safetensors' own error it names the file."""
     return UserError(f"{file} is not a complete safetensors file ({error}). Copy or download it again.")
 
 
@@ -77,13 +77,13 @@ def write_folder(
     index, as in transformers.
 
     Args:
-        folder: Made where it is missing.
-        config: Content of config.json.
-        tensors: On any device.
-        end_of_text: A token's id, for generation_config.json (None: no such file).
+        folder: The folder to write to, created where it is missing.
+        config: The content of config.json.
+        tensors: The tensors by name, on any device.
+        end_of_text: The id of the token that ends a text, for generation_config.json (None: no such file).
 
     Raises:
-        OSError: An unwritable folder or a full disk; earlier files then stay as they were.
+        OSError: The folder cannot be written, or the disk is full; earlier files then stay as they were.
     """
     folder = Path(folder).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _compact(tensor: Tensor) -> Tensor:
 
 
 def files_of_weights(path: Path) -> list[Path]:
-    """The safetensors files of a folder, or the file itself; UserError for none, or for another format."""
+    """Return the safetensors files of a folder, or the file itself; UserError for none, or for another format."""
     if path.is_file():
         if path.suffix != ".safetensors":
             raise UserError(f"{path.name} is not a safetensors file: expected one, or a folder with one.")
@@ -135,9 +135,9 @@ def check_architecture(
     """Raise UserError for a transformers config.json of another architecture or another computation.
 
     Args:
-        content: Of config.json.
-        kinds: The supported model_types.
-        computation: Accepted values of further entries, the first where an entry is left out.
+        content: The content of config.json.
+        kinds: The supported values of model_type.
+        computation: Accepted values of further entries; the first also applies where an entry is missing.
         where: The file or folder, for messages.
     """
     given = content.get("model_type", "no model_type")
@@ -160,14 +160,14 @@ def converted(
     """Make the state dict of our model from transformers' tensors.
 
     Args:
-        tensors: By transformers' names.
-        make: Builds our model.
-        parts_of: Maps the name and the rows of one of our tensors to the tensors that it consists of, one below the
-            other. Further rows, of an embedding table, become zero.
+        tensors: The tensors under transformers' names.
+        make: Builds our model; it is called on the meta device, for the names and shapes.
+        parts_of: Maps (name, rows) of one of our tensors to the (name, rows) of transformers' tensors that are
+            concatenated to it. Missing last rows, of an embedding table, become zero.
         where: The file or folder, for messages.
 
     Raises:
-        UserError: A missing tensor (shape None), an unknown one, or one of another shape.
+        UserError: A tensor is missing, unknown, or of another shape.
     """
     with torch.device("meta"):  # takes no memory
         ours = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
