@@ -1,7 +1,7 @@
-"""The experiments: published results reproduced, and things measured. They stand on flashtrain.
+"""The experiments: reproductions of published results, and benchmarks. They are built on flashtrain.
 
-COMPONENTS is what they register with it (flashtrain/registry.py): "group.name" -> "module:object", imported when it is
-first used.
+COMPONENTS is what they register with flashtrain (flashtrain/registry.py): "group.name" -> "module:object", imported at
+its first use.
 """
 
 COMPONENTS = {

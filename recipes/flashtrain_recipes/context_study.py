@@ -1,4 +1,4 @@
-"""mode=lengths: a training for each of lengths.contexts, in a process of its own, and a comparison of them.
+"""mode=lengths: train at each of lengths.contexts, each in its own process, and compare the results.
 
 runs/RECIPE/2026-11-21_10-15-02/
   context-1024/, context-2048/, ...   the trainings, each a run folder like any other
@@ -6,7 +6,7 @@ runs/RECIPE/2026-11-21_10-15-02/
   result.json                         the rows, in the form of recipes/results
   *.png                               the study's figures
 
-A context that is finished there is not trained again, and one that was interrupted goes on from its checkpoint.
+A context that has finished in the folder is not trained again; an interrupted one resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware
 
-# Of the command line, settings of the comparison that a training does not get.
+# Settings of the comparison's command line that are not passed on to a training.
 NOT_FOR_TRAINING = ("mode", "resume", "data.split_context", "hydra.run.dir", "logger.group")
 
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -53,9 +53,9 @@ Start = Callable[[list[str]], int]
 
 
 def start_training(words: list[str]) -> int:
-    """Run the command with these words as a process, and return its exit status, 128 + N where signal N ended it.
+    """Run `python -m flashtrain WORDS` in a process, and return its exit status, 128 + N where signal N ended it.
 
-    A signal that ends this command is passed on, and waited for: the training writes its checkpoint.
+    A signal that ends this command is passed on to the process, which is waited for: it writes its checkpoint.
     """
     with JobProcesses() as processes:
         status = processes.run(words)
@@ -63,10 +63,15 @@ def start_training(words: list[str]) -> int:
 
 
 def run_study(settings: Settings, overrides: list[str], *, started: float, start: Start = start_training) -> int:
-    """Run the study of the settings' task, and return its exit status (ContextStudy.run).
+    """Run the comparison that belongs to the settings' task, and return its exit status (ContextStudy.run).
+
+    Args:
+        overrides: the command line's settings.
+        started: time.time() at the command's start.
+        start: runs one training, given its command line, and returns its exit status.
 
     Raises:
-        UserError: settings that cannot work, before anything is trained.
+        UserError: the settings are invalid; nothing has been trained.
     """
     quieten()
     settings, hardware = settle(settings, overrides)
@@ -75,17 +80,17 @@ def run_study(settings: Settings, overrides: list[str], *, started: float, start
 
 
 def study_plan(settings: Settings, hardware: Hardware) -> str:
-    """Return what mode=plan prints: what each context's training would take."""
+    """Return the text of mode=plan: the plan of the training at each context."""
     task, contexts = task_of(settings), sorted(settings.lengths.contexts or [])
     plans = (task.plan(settings.having(context=context), hardware) for context in contexts)
     return "\n".join(f"=== context {context:,}\n{plan}" for context, plan in zip(contexts, plans, strict=True))
 
 
 class ContextStudy(ABC):
-    """A comparison of contexts. Making it raises UserError for settings that no context could be trained with."""
+    """Base class of comparisons of contexts. Making one raises UserError for settings that cannot be trained."""
 
-    many_values: tuple[str, ...] = ("context",)  # columns of a training's summary row that differ between contexts
-    words: Sequence[str] = ()  # of every training's command line, in addition
+    many_values: tuple[str, ...] = ("context",)  # columns of summary.json that differ between the trainings
+    words: Sequence[str] = ()  # settings that are added to every training's command line
 
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
         self.settings, self.hardware, self.overrides = settings, hardware, overrides
@@ -98,24 +103,24 @@ class ContextStudy(ABC):
 
     @abstractmethod
     def rows(self, folder: Path) -> list[Row]:
-        """Return the rows of every context trained in the folder, by an earlier command too."""
+        """Return the result rows of every context that was trained in the folder, also by earlier commands."""
 
     @abstractmethod
     def show(self, rows: list[Row], folder: Path) -> list[Path]:
-        """Print the table, and return the figures drawn in the folder, the main one first; []: nothing was scored."""
+        """Print the table, draw figures into the folder, and return their paths, the main one first; [] if none."""
 
     @abstractmethod
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return the best score, by the columns of the summary row."""
+        """Return the columns of summary.json that name the best score."""
 
     def run(self, *, started: float, start: Start) -> int:
-        """Train what is not trained yet, score and report, and return the exit status: 0 unless a training failed.
+        """Train the contexts that have not finished, score all, and return the exit status: 0 unless one failed.
 
-        Running out of memory is a result, and no failure.
+        Running out of memory is a result, not a failure.
 
         Args:
             started: time.time() at the command's start.
-            start: runs the command with the words it is given, and returns its exit status.
+            start: runs one training, given its command line, and returns its exit status.
         """
         folder = self._folder()
         with held(folder):
@@ -201,11 +206,11 @@ class ContextStudy(ABC):
 
 
 def run_of(folder: Path, context: int) -> Path:
-    """Return the run folder of a context in a comparison's folder."""
+    """Return the run folder of one context, inside the comparison's folder."""
     return folder / f"context-{context}"
 
 
 def trained_contexts(folder: Path) -> list[int]:
-    """Return the contexts that have a folder in a comparison's folder, ascending."""
+    """Return the contexts that have a run folder inside the comparison's folder, ascending."""
     found = [path.name.removeprefix("context-") for path in folder.glob("context-*") if path.is_dir()]
     return sorted(int(name) for name in found if name.isdigit())

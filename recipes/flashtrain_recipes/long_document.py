@@ -1,4 +1,4 @@
-"""recipe=long-document: BERT fine-tuned at each context, at equal samples; its table, and its score against context."""
+"""recipe=long-document: fine-tune BERT at each context on the same number of texts; the table and the figure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DROPPED = ("device", "versions", "overrides", "date", "recipe", "devices")  # t
 
 
 class DocumentsStudy(ContextStudy):
-    """Documents classified at several contexts."""
+    """The comparison of contexts for BERT fine-tuned to classify documents."""
 
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
         super().__init__(settings, hardware, overrides)
@@ -62,10 +62,10 @@ class DocumentsStudy(ContextStudy):
 
 
 def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw the score (micro-F1, or accuracy) against context as a PNG, with the bound where it is known.
+    """Draw the test score (micro-F1, or accuracy) against context as a PNG, with the upper bound where it is known.
 
     Raises:
-        UserError: rows of another recipe.
+        UserError: the rows have no score by context, being of another recipe.
     """
     measure = next((key for key in ("micro_f1", "accuracy") if values_of(rows, key)), None)
     if measure is None or not values_of(rows, "context"):

@@ -1,4 +1,4 @@
-"""Synthetic documents whose labels only the whole text reveals, and the best score on a part of it.
+"""Synthetic documents with cues for their labels anywhere in the text, and the best score of reading only a part.
 
 n tokens of a document, c tokens that are read, L labels.
 """
@@ -23,7 +23,7 @@ _PRESENT, _PLACE, _FILLER = range(1, 4)  # keys that keep the three kinds of dra
 
 
 def build_source(own: FineTuningSettings, context: int) -> LabelledSource:
-    """Make the documents of a run, each split from a seed of its own, cut to the context."""
+    """Make a run's documents by the settings finetune.*, each split from its own seed, cut to `context` tokens."""
     documents = {
         name: SyntheticDocuments(getattr(own, name) or COUNTS[name], own.length, labels=own.labels, seed=number)
         for number, name in enumerate(SPLITS)
@@ -71,11 +71,11 @@ class SyntheticDocuments:
 
     @property
     def lengths(self) -> np.ndarray:
-        """(size,) int64: tokens of each document."""
+        """The tokens of each document, (size,) int64."""
         return np.full(self.size, self.length, dtype=np.int64)
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Make a document's tokens, (n,) int64, and labels, (L,) bool."""
+        """Make document `number`: its tokens, (n,) int64, and which labels are present, (L,) bool."""
         index = np.arange(self.labels)
         present = uniform(self.seed, _PRESENT, number, index) < self.presence
         draws = uniform(self.seed, _FILLER, number, np.arange(self.length))
@@ -94,11 +94,11 @@ class SyntheticDocuments:
 
 
 def best_micro_f1(length: int, read: int, presence: float) -> float:
-    """Return the highest expected micro-F1 of a reader of the first `read` tokens, over very many documents.
+    """Return the highest expected micro-F1, over many documents, of reading the first `read` of `length` tokens.
 
-    Let f = min(1, read / n) be the probability that a cue is read, and p the presence. A label whose cue is seen is
-    certain: p f of all labels. The others look alike: predicting none of them scores 2 f / (1 + f), predicting all
-    scores 2 p / (1 + p), and predicting some lies between.
+    Let f = min(1, read / length) be the probability that a cue is read, and p the presence: the probability that a
+    label is present. A label whose cue is seen is certain: p f of all labels. The others look alike: predicting none of
+    them scores 2 f / (1 + f), predicting all scores 2 p / (1 + p), and predicting some lies between.
     """
     seen = min(1.0, read / length)
     return max(2 * seen / (1 + seen), 2 * presence / (1 + presence))

@@ -1,4 +1,4 @@
-"""How fast text becomes tokens: flashtrain's token file and the tokenizers library's encode_batch, in turns.
+"""Tokenising speed: flashtrain's token file against the tokenizers library's encode_batch, in turns.
 
     python -m flashtrain_recipes.tokenising [ROUNDS] [FILE]
 
@@ -23,7 +23,7 @@ TRAINED_ON = 500  # documents
 
 
 def main(rounds: int = 7, path: str | None = None) -> None:
-    """Print the rates of each round, and write the result file where a path is given."""
+    """Print the tokens per second of each round, and write a result file to `path` where it is given."""
     source = StandardLibrarySource()
     texts = list(source.documents())
     size = sum(len(text.encode()) for text in texts)

@@ -1,1 +1,1 @@
-"""The Long Range Arena: its sequences, Pathfinder and Path-X, their curriculum, tables and figures."""
+"""The Long Range Arena: its tasks, Pathfinder and Path-X, their training in stages, tables and figures."""

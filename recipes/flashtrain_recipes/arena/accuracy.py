@@ -1,4 +1,4 @@
-"""Accuracies of the Long Range Arena: the interval of a measured one, and tables with the papers' next to it."""
+"""Accuracies on the Long Range Arena: the interval of a measured accuracy, and tables with the papers' accuracies."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Z95 = 1.959964
 
 
 def wilson(correct: int, count: int, z: float = Z95) -> tuple[float, float]:
-    """Return the interval of a share of `correct` out of `count` draws (Wilson 1927).
+    """Return the confidence interval (low, high) of a share of `correct` out of `count` draws (Wilson 1927).
 
     Args:
-        z: quantile of the normal distribution, Z95 for 95%.
+        z: quantile of the normal distribution; Z95 gives a 95% interval.
     """
     if count < 1:
         return 0.0, 1.0
@@ -31,7 +31,7 @@ def wilson(correct: int, count: int, z: float = Z95) -> tuple[float, float]:
 
 
 def accuracy_rows(rows: Rows) -> list[Row]:
-    """Return rows of mode=evaluate task by task, each task with the papers' rows and chance."""
+    """Return rows of mode=evaluate grouped by task; each task is followed by the papers' rows and a row of chance."""
     own = [{**row, "task": task_of(row)} for row in rows if row.get("accuracy") is not None and "task" in row]
     found: list[Row] = []
     for task in dict.fromkeys(row["task"] for row in own):
@@ -43,16 +43,16 @@ def accuracy_rows(rows: Rows) -> list[Row]:
 
 
 def accuracy_table(rows: Rows) -> Table:
-    """Return the table of accuracies by task: ours with the 95% interval, the papers' and chance.
+    """Return the table of accuracies by task: measured ones with 95% intervals, the papers' and chance.
 
-    A line below it names each task that is not the papers'.
+    A line below the table names each task that differs from the papers' task.
 
     Raises:
         UserError: the rows have no accuracies.
     """
     found = accuracy_rows(rows)
     if not found:
-        raise UserError("these rows have no accuracies: mode=evaluate of a classifier writes such.")
+        raise UserError("these rows have no accuracies: expected rows that mode=evaluate of a classifier wrote.")
     columns = ["task", "implementation", "accuracy", "accuracy_low", "accuracy_high", "samples", "seed", "parameters"]
     table = make_table(found, [key for key in columns if values_of(found, key)], "test accuracy, and the papers'")
     others = [f"{task}: {theirs}." for task in values_of(found, "task") if (theirs := papers_task(task))]

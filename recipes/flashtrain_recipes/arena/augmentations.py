@@ -1,4 +1,4 @@
-"""The positions in which a task's training images are shown, which change none of their labels.
+"""Random flips and rotations of a task's training images that do not change their labels.
 
 B images, S = side * side pixels in raster order.
 """
@@ -14,8 +14,7 @@ from flashtrain.tasks.classification import Augment
 
 
 def turned_and_mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Show each image (B, S) in one of the square's eight positions, drawn at random: for labels that belong to shapes,
-    such as Pathfinder's."""
+    """Return each image (B, S) in a random one of its eight rotations and reflections, for labels of shapes."""
     images = _square(pixels)
     across, down, over = torch.randint(2, (3, len(images), 1, 1), generator=generator, device=pixels.device).bool()
     images = torch.where(across, images.flip(2), images)
@@ -24,7 +23,7 @@ def turned_and_mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Show each image (B, S) as it is, or with left and right exchanged: for photographs of things."""
+    """Return each image (B, S) as it is, or at random with left and right exchanged: for photographs."""
     images = _square(pixels)
     across = torch.randint(2, (len(images), 1, 1), generator=generator, device=pixels.device).bool()
     return torch.where(across, images.flip(2), images).flatten(1)

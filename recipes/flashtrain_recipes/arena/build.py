@@ -1,4 +1,4 @@
-"""From a stage's settings to its model, data, micro-batches and task."""
+"""Building a stage's model, data, micro-batches and task from its settings."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ from flashtrain_recipes.arena.pathfinder.variation import varied
 from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
 from flashtrain_recipes.arena.stages import Stage
 
-# What each task's images may be turned into without changing their labels.
+# How each task's images are augmented where sequence.augment does not say.
 _OWN_AUGMENTATION = {"pathfinder": "turn", "image": "mirror"}
 TASK = "classification"  # what checkpoints and weights files call this task
-PARTS = ("seed", "train", "validation")  # of sequence.*: which of the generated expressions are left for testing
+PARTS = ("seed", "train", "validation")  # settings sequence.* that decide which generated expressions are for testing
 
 
 def make_data(
     settings: Settings, hardware: Hardware, source: SequenceSource, *, micro_batch: int, accumulate: int
 ) -> SequenceDataModule:
-    """Return the data module of a stage's settings."""
+    """Return the data module of a stage.
+
+    Args:
+        micro_batch: samples of a micro-batch on one device.
+        accumulate: micro-batches whose gradients are accumulated for a step.
+    """
     sequence = settings.sequence
     return SequenceDataModule(
         source,
@@ -51,10 +56,10 @@ def make_data(
 def classifier_config(
     settings: ClassifierSettings, shape: SequenceShape, *, predicts: bool = False
 ) -> ClassifierConfig:
-    """Return the configuration of a model that reads samples of this shape.
+    """Return the configuration of a model for samples of this shape.
 
     Args:
-        predicts: whether masked tokens are predicted; a model of images always has a head for them.
+        predicts: whether a head predicts masked tokens; a model of images always has one, for grey levels.
 
     Raises:
         UserError: the settings do not suit the samples.
@@ -84,24 +89,24 @@ def classifier_config(
 
 
 def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig:
-    """Return the configuration that a stage's settings train on samples of this shape, as `classifier_config`."""
+    """Return the configuration of the model that a stage trains on samples of this shape (classifier_config)."""
     return classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
 
 
 def pixels_read(settings: Settings, length: int) -> int:
-    """Return how many tokens of a sequence of `length` a training step reads."""
+    """Return how many tokens a training step reads of a sequence of `length` (sequence.training_pixels)."""
     return min(settings.sequence.training_pixels or length, length)
 
 
 def make_classifier(settings: Settings, hardware: Hardware, shape: SequenceShape) -> Classifier:
-    """Return the model of a stage's settings, with random weights."""
+    """Return a stage's model, with random weights."""
     return Classifier(trained_config(settings, shape), attention=hardware.attention)
 
 
 def make_task(
     settings: Settings, hardware: Hardware, model: Classifier, description: dict[str, Any]
 ) -> SequenceClassification:
-    """Return the task that trains this model as a stage's settings say."""
+    """Return the LightningModule that trains the model; checkpoints store `description` (describe_stage)."""
     sequence, masked = settings.sequence, settings.masked_pixels
     return SequenceClassification(
         model,
@@ -124,7 +129,7 @@ def _augmentations(settings: Settings) -> tuple[Augment, ...]:
 
 
 def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
-    """Return what a checkpoint says of its model and its stage, in plain values."""
+    """Return what checkpoints store about the model and its stage, in plain values."""
     settings = stage.settings
     return {
         "task": TASK,
@@ -143,7 +148,7 @@ def _parts(sequence: SequenceSettings) -> dict[str, int]:
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
-    """Choose the micro-batch in samples: as set, else the largest that fits a GPU, on a CPU a device's whole share."""
+    """Choose the micro-batch in samples: the set one, else the largest that fits a GPU; on a CPU a whole step."""
     settings = stage.settings
     share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels

@@ -1,4 +1,4 @@
-"""Sequences of bytes in memory: what the Arena's tasks that are read from files and datasets share."""
+"""Sequences of bytes in memory, and the base classes of the Arena's tasks that are read from files and datasets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SPACE = b" "  # for byte 0 in a text, which is the padding
 
 
 class ByteSequences:
-    """Texts and labels while they are read.
+    """Collects texts as bytes, with their labels.
 
     Args:
-        length: bytes of each text that are read.
+        length: the most bytes that are read of each text.
     """
 
     def __init__(self, length: int) -> None:
@@ -28,7 +28,7 @@ class ByteSequences:
         self._labels: list[int] = []
 
     def add(self, label: int, *texts: str | bytes) -> None:
-        """Add a sample of one or more texts."""
+        """Add a sample of one or more texts with its label."""
         for text in texts:
             encoded = text.encode("utf-8", "replace") if isinstance(text, str) else text
             self._bytes += encoded[: self.length].replace(b"\0", _SPACE)
@@ -36,13 +36,13 @@ class ByteSequences:
         self._labels.append(label)
 
     def finish(self) -> Sequences:
-        """Return what was added."""
+        """Return all added samples."""
         tokens = np.frombuffer(self._bytes, dtype=np.uint8)
         return Sequences(tokens, np.array(self._offsets, dtype=np.int64), np.array(self._labels, dtype=np.uint8))
 
 
 class ReadSource(ABC):
-    """A task whose parts are read, or made, when first used, and stay in memory."""
+    """Base class of a task whose splits are read, or generated, when first used, and stay in memory."""
 
     fixed = True  # see SequenceSamples
 
@@ -55,22 +55,22 @@ class ReadSource(ABC):
 
     @abstractmethod
     def read(self, part: str) -> dict[str, Sequences]:
-        """Return a part by its name, and those that are read with it."""
+        """Return the named split, with any others that are read together with it, as {name: sequences}."""
 
     def prepare(self) -> None:  # noqa: B027 - most have nothing to make
         """Do nothing: each process reads for itself."""
 
     def split(self, name: str) -> SequenceSamples:
-        """Return the samples of "train", "validation" or "test"."""
+        """Return the samples of the split "train", "validation" or "test"."""
         if name not in self._parts:
             self._parts |= self.read(name)
         return SequenceSamples(self._parts[name], self.shape.length, fixed=self.fixed)
 
 
 class FileSource(ReadSource):
-    """A task read from `path`, or, where that is None, from the dataset that `datasets` calls `name`."""
+    """A task that is read from the folder `path`, or, with path=None, from the dataset `name` through `datasets`."""
 
-    needs: str  # a message for whoever gave neither
+    needs: str  # the error message where neither is given
 
     def __init__(self, path: str | Path | None, name: str | None) -> None:
         super().__init__()
@@ -78,11 +78,11 @@ class FileSource(ReadSource):
 
     @property
     def where(self) -> str:
-        """The path or the dataset's name, in words."""
+        """The path or the dataset's name, in words for messages."""
         return str(self.path or self.name or f"a place that is not given yet: {self.needs}")
 
     def given(self) -> Path | str:
-        """Return the path, or the dataset's name. Raises UserError: there is neither, or no such folder."""
+        """Return the path, or the dataset's name. Raises UserError where neither is set, or there is no such folder."""
         if self.path is None and not self.name:
             raise UserError(self.needs)
         if self.path is not None and not self.path.is_dir():
@@ -91,10 +91,10 @@ class FileSource(ReadSource):
 
 
 def with_held_out(sequences: Sequences, size: int, seed: int) -> dict[str, Sequences]:
-    """Return the training samples in two parts: "train", and "validation" of `size` samples that the seed draws.
+    """Divide training samples at random into "train", and "validation" with `size` samples.
 
     Raises:
-        UserError: none would be left to train on.
+        UserError: no sample would be left to train on.
     """
     count = len(sequences.labels)
     if count <= size:

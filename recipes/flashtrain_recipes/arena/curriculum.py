@@ -1,7 +1,7 @@
-"""The curriculum of a classifier: stages, each a training of its own that starts from the weights of the one before.
+"""The training of a classifier in stages, each of which starts from the weights of the stage before.
 
 runs/pathx/2026-11-21_10-15-02/
-  config.yaml, summary.json, checkpoints/   as every run; last.ckpt says which stage it is of
+  config.yaml, summary.json, checkpoints/   as every run; last.ckpt stores which stage it belongs to
   learning_curve.jsonl                      a row at each validation, through all stages
   learning_curve.png                        at the end, of Pathfinder only: the same drawn
   result.json                               the same at the end, in the form of recipes/results
@@ -51,10 +51,10 @@ _ADVICE = "a smaller trainer.micro_batch=, memory.activation_checkpointing=full,
 
 
 def trainings(settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]) -> Iterator[TrainingSetup]:
-    """Yield every stage that is left to train, after the one before has ended; none of a finished run.
+    """Yield the setup of every stage left to train, each after the one before has ended; none of a finished run.
 
     Raises:
-        UserError: settings that the user can correct.
+        UserError: the settings are invalid.
     """
     stages = stages_of(settings)
     for stage in stages:

@@ -37,14 +37,16 @@ from flashtrain_recipes.long_context.evaluate import autocast_dtype
 
 
 def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Settings:
-    """Return the settings of mode=evaluate weights=FILE.safetensors: the file's recipe and data, the command line's.
+    """Return the settings of mode=evaluate weights=FILE.safetensors, given the command line's, as text and parsed.
+
+    The file's recipe and data are used where the command line does not set others.
 
     Raises:
         UserError: the file holds no classifier.
     """
     path = str(given["weights"].value())
     if not path.endswith(SUFFIX):
-        raise UserError("mode=evaluate weights=... takes a .safetensors file of a classifier; runs: checkpoint=...")
+        raise UserError("mode=evaluate weights=... expects a classifier's .safetensors file; for a run: checkpoint=...")
     notes = read_notes(path)
     data = notes.get("data", "pathfinder")
     taken = {"sequence.data": data, "pathfinder.contour": notes.get("contour", "hard")}
@@ -59,7 +61,7 @@ def settings_for_weights(words: Sequence[str], given: dict[str, Override]) -> Se
 
 
 def of_last_stage(settings: Settings) -> Settings:
-    """Return a run's settings with the side and contour that its last stage was trained on."""
+    """Return a run's settings with the side and contour of its last stage."""
     last = stages_of(settings)[-1].settings.pathfinder
     return settings.having(pathfinder=replace(settings.pathfinder, side=last.side, contour=last.contour))
 
@@ -70,9 +72,9 @@ def run_classifier_mode(settings: Settings, hardware: Hardware) -> dict[str, Any
 
 
 def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
-    """Measure the accuracy on test samples of the settings' seed, and return its row.
+    """Measure the accuracy on the settings' test samples, print and save it, and return its row.
 
-    Weights of another side than pathfinder.side are carried to it, as a curriculum's next stage would start from them.
+    Weights trained at another side than pathfinder.side are resized to it, as for a next stage.
     """
     saved, folder = _saved(settings)
     source = make_sequence_source(settings, fixed=compiles(settings, hardware), splits=("test",))
@@ -175,7 +177,7 @@ def _export(settings: Settings) -> dict[str, Any]:
 
 
 def load_classifier(settings: Settings, hardware: Hardware) -> TrainedModel:
-    """Return the classifier of settings.checkpoint."""
+    """Return the classifier of settings.checkpoint, ready to evaluate."""
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_classifier(path)
     model = Classifier(saved.config, attention=hardware.attention)

@@ -1,4 +1,4 @@
-"""Figures of classifiers: accuracies with the papers', the learning curve of a curriculum, grids of images."""
+"""Figures of classifiers: accuracies next to the papers', the learning curve through all stages, grids of images."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _BANDS = ("#f3f6f9", "#ffffff")  # behind one side of the images, and the next
 
 
 def accuracy_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw bars of accuracy for each task as a PNG: ours with its 95% interval, the papers', and chance as a line.
+    """Draw the accuracies of each task as bars in a PNG: measured ones with 95% intervals, the papers', and chance.
 
     Raises:
         UserError: the rows have no accuracies.
     """
     found = accuracy_rows(rows)
     if not found:
-        raise UserError("these rows have no accuracies: mode=evaluate of a classifier writes such.")
+        raise UserError("these rows have no accuracies: expected rows that mode=evaluate of a classifier wrote.")
     tasks = list(dict.fromkeys(row["task"] for row in found))
     bars = {task: [row for row in found if row["task"] == task and row["implementation"] != "chance"] for task in tasks}
     sizes = [len(bars[task]) for task in tasks]
@@ -68,16 +68,16 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     """Draw held-out accuracy against time as a PNG, a line for each stage of a training and a band for each side.
 
     Args:
-        rows: of a learning curve, in order: side, contour, validation_accuracy and gpu_minutes or minutes; also piece
-            and stage, where it has them.
+        rows: a learning curve's rows in order, with side, contour, validation_accuracy and gpu_minutes or minutes;
+            stages are told apart by contour, piece and stage.
 
     Raises:
-        UserError: rows of something else.
+        UserError: the rows lack such a column.
     """
     time = "gpu_minutes" if values_of(rows, "gpu_minutes") else "minutes"
     missing = [key for key in (time, "side", "contour", "validation_accuracy") if not values_of(rows, key)]
     if missing:
-        raise UserError(f"these rows have no {', '.join(missing)}: those of a learning curve have.")
+        raise UserError(f"these rows have no {', '.join(missing)}: expected the rows of a learning curve.")
     figure = Figure(figsize=(8.0, 3.8), layout="constrained")
     axis = figure.subplots()
     began, whole = 0.0, float(rows[-1][time])
@@ -121,7 +121,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
 
 
 def image_grid(images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str) -> Path:
-    """Draw images (N, side, side) uint8 in rows of six, with captions above them, as one PNG 1200 pixels wide."""
+    """Draw images (N, side, side) uint8 in rows of six, each below its caption, as one PNG that is 1200 pixels wide."""
     rows = math.ceil(len(images) / COLUMNS)
     cell = WIDTH_INCHES / COLUMNS
     figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.16) + 0.4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Image of the Long Range Arena: CIFAR-10 (Krizhevsky 2009) in grey, 1,024 pixels in raster order, ten classes."""
+"""The Arena's task Image: CIFAR-10 (Krizhevsky 2009) in grey, 1,024 pixels in raster order, ten classes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _BATCHES = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "te
 
 
 class GreyImages(FileSource):
-    """CIFAR-10 in grey.
+    """CIFAR-10's images in grey, read from files or a dataset.
 
     Args:
         path: a folder with CIFAR-10's binary version (data_batch_1.bin ... test_batch.bin), or one that holds
             cifar-10-batches-bin.
-        name: instead of path, a dataset that `datasets` loads, with `img` and `label`, such as uoft-cs/cifar10.
-        validation: how many training images are held out, drawn by `seed`.
+        name: instead of path, a dataset that `datasets` loads, with columns `img` and `label`, such as uoft-cs/cifar10.
+        validation: how many training images are held out for validation; None: 5,000.
+        seed: decides which images are held out.
     """
 
     needs = (

@@ -1,4 +1,4 @@
-"""How a stage of a curriculum goes and ends: its learning curve, and its best weights for the next stage."""
+"""The course of a training in stages: learning curve, early end of a stage, its best weights for the next one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flashtrain_recipes.arena.stages import Stage
 
 
 class LearningCurve(pl.Callback):
-    """Adds a row to `path`, a JSON object a line, after each validation of a training, through all stages of a run.
+    """Adds a row to the file `path`, a JSON object a line, after each validation, through all stages of a run.
 
-    It ends a stage that reached its `stop_at_accuracy`: such a row is the stage's last. Checkpoints hold the rows,
-    so that a resumed run writes the whole curve.
+    It also ends a stage whose held-out accuracy reached `stop_at_accuracy`. Checkpoints hold the rows, so that a
+    resumed run writes the whole curve.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,18 +39,18 @@ class LearningCurve(pl.Callback):
         self._images_before = max((row["images"] for row in self.rows if row["stage"] <= stage.number), default=0)
 
     def is_over(self, stage: Stage, step: int) -> bool:
-        """Whether the stage ends with this step: its last one, or one that reached `stop_at_accuracy`."""
+        """Return whether the stage ends with this step: its last step, or one that reached `stop_at_accuracy`."""
         accuracy = self._accuracy(stage, step)
         return accuracy is not None and (step >= stage.steps or self._reached(stage, step))
 
     def made(self) -> dict[str, int]:
-        """Return `steps` and `samples` of all stages so far, as of the last row; {} where there is none."""
+        """Return {steps, samples} of all stages up to the last row; {} before the first row."""
         last = {row["stage"]: row["step"] for row in self.rows}
         return {"steps": sum(last.values()), "samples": self.rows[-1]["images"]} if self.rows else {}
 
     @property
     def minutes(self) -> float:
-        """Minutes of fitting so far, by all commands of the run."""
+        """Minutes of training so far, over all commands of the run."""
         running = 0.0 if self._began is None else time.monotonic() - self._began
         return (self._seconds_before + running) / 60
 
@@ -111,7 +111,7 @@ class LearningCurve(pl.Callback):
         return stage.stop_at_accuracy is not None and accuracy is not None and accuracy >= stage.stop_at_accuracy
 
     def write(self) -> None:
-        """Write the file, a JSON object a line."""
+        """Write all rows to the file, a JSON object a line."""
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,13 +122,14 @@ class LearningCurve(pl.Callback):
 
 
 class BestOfStage(pl.Callback):
-    """Saves the weights of the best validation of a fit, from which the next stage starts.
+    """Stores the weights of the best validation of a stage, from which the next stage starts.
 
-    A stage whose learning rate stays high can fall back, even to chance. Checkpoints hold the weights, so that a
-    resumed run starts its next stage as an uninterrupted one.
+    A stage whose learning rate stays high can get worse again, even down to chance. Checkpoints hold the weights, so
+    that a resumed run starts its next stage as an uninterrupted one does.
 
     Args:
-        monitor: the name that is logged.
+        model: the model that is trained.
+        monitor: the name of the logged value that decides.
         mode: whether its "max" or "min" is best.
     """
 
@@ -150,7 +151,7 @@ class BestOfStage(pl.Callback):
             self._weights = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def restore(self) -> bool:
-        """Give the model its best weights, and return whether they differ from its latest."""
+        """Load the best weights into the model, and return whether they differ from its latest ones."""
         if self.score is None or self._latest is None or self.score == self._latest:
             return False
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""ListOps of the Long Range Arena: the value of a long nested expression, one of ten classes; generated here."""
+"""The Arena's task ListOps: the value, one of ten, of a long nested expression. Expressions are generated."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _CHUNK = 4096  # expressions that are generated at once
 
 
 class ListOps(ReadSource):
-    """Generated expressions, none of them twice.
+    """Randomly generated expressions, all different.
 
     Args:
-        counts: of train, validation and test, made in this order.
-        shortest, longest: symbols of an expression, neither included.
-        fixed: see SequenceSamples.
+        counts: {split: number of expressions}, generated in this order.
+        shortest, longest: bounds of an expression's symbols, both excluded.
+        fixed: whether every batch is padded to `longest` (SequenceSamples).
 
     Raises:
-        UserError: nothing fits the lengths, or, when they are made, numba is missing.
+        UserError: no length lies between the bounds; when read: numba is missing, or there are too few expressions.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""ListOps expressions (Nangia and Bowman 2018, arXiv 1804.06028), as long as the Long Range Arena's, made by numba.
+"""ListOps expressions (Nangia and Bowman 2018, arXiv 1804.06028) of the Long Range Arena's lengths, made by numba.
 
-An expression is a digit or an operator with its arguments: [MAX 2 9 [MIN 4 7 ] 0 ] is 9. Each symbol is a token: an
+An expression is a digit, or an operator with its arguments: [MAX 2 9 [MIN 4 7 ] 0 ] is 9. Each symbol is a token: an
 operator with its bracket, a digit, the closing bracket.
 """
 
@@ -90,9 +90,9 @@ def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
 def expressions(
     seed: int, first: int, shortest: int, longest: int, tokens: np.ndarray, lengths: np.ndarray, values: np.ndarray
 ) -> tuple[int, int]:
-    """Fill tokens (rows, longest), lengths and values (rows,) with expressions from number `first` on.
+    """Fill tokens (rows, longest), lengths and values (rows,) with expressions, from number `first` of the seed on.
 
-    Only those longer than shortest and shorter than longest are taken. Returns (rows filled, the next number).
+    Only expressions longer than `shortest` and shorter than `longest` are used. Returns (rows filled, the next number).
     """
     row, number = 0, first
     while row < len(lengths):

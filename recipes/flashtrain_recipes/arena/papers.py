@@ -1,4 +1,4 @@
-"""Retrieval of the Long Range Arena: does one of two papers cite the other (ACL Anthology Network; Radev et al. 2013)?
+"""The Arena's task Retrieval: does one of two papers cite the other? (ACL Anthology Network; Radev et al. 2013)
 
 One encoder reads both papers, byte by byte.
 """
@@ -18,11 +18,13 @@ _LABELS = {b"0": 0, b"0.0": 0, b"1": 1, b"1.0": 1}
 
 
 class PaperPairs(FileSource):
-    """Pairs of papers from files.
+    """Pairs of papers, read from files.
 
     Args:
-        path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or any names that end so. A line is a
-            label (0 or 1), two ids and two texts, separated by tabs.
+        path: a folder with new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or other names with these endings. A line
+            is a label (0 or 1), two ids and two texts, separated by tabs.
+        length: the most bytes that are read of each paper; None: 4,000.
+        fixed: whether every batch is padded to `length` (SequenceSamples).
     """
 
     needs = (

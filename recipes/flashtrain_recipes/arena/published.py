@@ -1,4 +1,4 @@
-"""Published accuracies of the Long Range Arena, in percent, and the tasks that they are of.
+"""Published accuracies on the Long Range Arena, in percent, and the tasks that they were measured on.
 
 Sources: FlashAttention (Dao et al. 2022, arXiv 2205.14135), tables 3 and 6; Amos et al. 2023 (arXiv 2310.02980), their
 Transformer with rotary positions, pre-trained on the task's own inputs or trained from scratch.
@@ -48,7 +48,7 @@ LENGTHS = {"listops": listops.MAX_LENGTH, "text": reviews.LENGTH, "retrieval": p
 def task_of(row: Mapping[str, Any]) -> str:
     """Return the name of a row's task in tables: Path-X and Path-256 are pathfinder at sides 128 and 256.
 
-    The name of a task that is not the papers' says why, as in "listops, length 128" or "pathx, blender images".
+    The name of a task that differs from the papers' says how, as in "listops, length 128" or "pathx, blender images".
     """
     task = str(row["task"])
     if task == "pathfinder":
@@ -62,7 +62,7 @@ def task_of(row: Mapping[str, Any]) -> str:
 
 
 def papers_task(task: str) -> str:
-    """Return what the papers' task is, for a name of `task_of` that says it is another; "" for all other names."""
+    """Return how the papers' task differs from a task named by `task_of`, in words; "" where it does not."""
     kind, _, difference = task.partition(", ")
     if difference and kind in PATHFINDERS.values() and difference.endswith(" images"):
         return "the papers' task has the images of its original program"
@@ -72,12 +72,12 @@ def papers_task(task: str) -> str:
 
 
 def chance_of(task: str) -> float | None:
-    """Return the accuracy of a guess in percent, for a name of `task_of`; None for an unknown task."""
+    """Return the accuracy of guessing, in percent, for a task named by `task_of`; None for an unknown task."""
     return CHANCE.get(task.partition(", ")[0])
 
 
 def paper_rows(task: str) -> list[dict[str, Any]]:
-    """Return the published accuracies of a task as rows: implementation, task, accuracy (0 to 1)."""
+    """Return the published accuracies of a task as rows with implementation, task and accuracy (0 to 1)."""
     return [
         {"implementation": f"{name} (paper)", "task": task, "accuracy": value / 100}
         for name, value in PAPER_ACCURACY.get(task, {}).items()

@@ -1,4 +1,4 @@
-"""The checkpoint that a training of classifiers goes on from."""
+"""The checkpoint from which a training of classifiers resumes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from flashtrain_recipes.arena.learning_curve import LearningCurve
 from flashtrain_recipes.arena.stages import Stage
 from flashtrain_recipes.arena.weights import SavedClassifier, read_classifier
 
-# Of a model's configuration, what may change in a training that goes on: nothing of it has weights.
+# Entries of a model's configuration that may change when a training resumes: none of them has weights.
 _FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_globals")
 
 
 @dataclass
 class Resumed:
-    """A checkpoint to go on from."""
+    """A checkpoint from which a training resumes."""
 
     checkpoint: Path
     stage: int  # its number, from 0
@@ -34,16 +34,16 @@ class Resumed:
 
 
 def is_carried(given: str) -> bool:
-    """Whether resume=... names a checkpoint file outside of any run folder: a new run folder goes on from it."""
+    """Return whether resume=... names a checkpoint file outside of any run folder, from which a new run resumes."""
     path = Path(given).expanduser()
     return path.is_file() and not (path.parent.parent / CONFIG_FILE).is_file()
 
 
 def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> Resumed | None:
-    """Return what `resume` names: the folder's own checkpoint (auto), a run's, or a file; None to start anew.
+    """Return the checkpoint that `resume` names: the folder's own (auto), a run's, or a file; None to start anew.
 
     Raises:
-        UserError: the checkpoint is of another task, or of a stage that this training has not.
+        UserError: the checkpoint belongs to another task, or to a stage that this training does not have.
     """
     if settings.resume is None:
         return None
@@ -59,7 +59,7 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
     saved = read_classifier(checkpoint)
     stage = int(saved.notes.get("stage", 0))
     if saved.notes.get("task") != TASK or stage >= len(stages):
-        raise UserError(f"{checkpoint} is of stage {stage + 1}, and this training has {len(stages)}.")
+        raise UserError(f"{checkpoint} is of stage {stage + 1}: expected a classifier's, of {len(stages)} stages.")
     whole = read_checkpoint(checkpoint, mmap=True)
     check_resumable(whole, checkpoint)
     curve = whole.get("callbacks", {}).get(LearningCurve.__qualname__)
@@ -67,7 +67,7 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
 
 
 def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
-    """Raise UserError unless the checkpoint holds the stage's model, naming what differs."""
+    """Raise UserError, naming what differs, unless the checkpoint holds a model of this configuration."""
     here, there = asdict(config), asdict(resumed.saved.config)
     differing = [name for name in here if name not in _FREE and here[name] != there[name]]
     if differing:

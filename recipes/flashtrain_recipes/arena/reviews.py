@@ -1,4 +1,4 @@
-"""Text of the Long Range Arena: is a film review (IMDB; Maas et al. 2011) favourable? Read byte by byte."""
+"""The Arena's task Text: is a film review (IMDB; Maas et al. 2011) favourable? It is read byte by byte."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _SENTIMENTS = {"neg": 0, "pos": 1, "0": 0, "1": 1}
 
 
 class Reviews(FileSource):
-    """Film reviews with their labels.
+    """Film reviews with their labels, 0 (unfavourable) or 1.
 
     Args:
         path: the folder aclImdb (train/pos, train/neg, test/pos, test/neg, a .txt a review), or one with train*.jsonl
             and test*.jsonl (or .parquet), rows with `text` and `label` (0 or 1).
         name: instead of path, a dataset that `datasets` loads, with such rows, such as stanfordnlp/imdb.
-        validation: how many training reviews are held out, drawn by `seed`.
+        length: the most bytes that are read of a review; None: 4,096.
+        validation: how many training reviews are held out for validation; None: 2,000.
+        seed: decides which reviews are held out.
+        fixed: whether every batch is padded to `length` (SequenceSamples).
     """
 
     needs = (

@@ -24,14 +24,14 @@ class Sequences(NamedTuple):
     labels: np.ndarray  # (N,) uint8
 
     def part(self, begin: int, end: int) -> Sequences:
-        """Return the samples from begin to end; the tokens are shared and not copied."""
+        """Return the samples from `begin` to before `end`, without copying their tokens."""
         if not len(self.labels):
             return self
         width = (len(self.offsets) - 1) // len(self.labels)
         return Sequences(self.tokens, self.offsets[begin * width : end * width + 1], self.labels[begin:end])
 
     def chosen(self, samples: np.ndarray) -> Sequences:
-        """Copy these samples, in this order."""
+        """Return a copy of the samples with these numbers, in this order."""
         width = (len(self.offsets) - 1) // max(1, len(self.labels))
         rows = (samples[:, None] * width + np.arange(width)).ravel()
         lengths = self.offsets[rows + 1] - self.offsets[rows]
@@ -41,13 +41,13 @@ class Sequences(NamedTuple):
 
 
 class SequenceSamples:
-    """Sequences as samples (flashtrain.data.loader.Samples).
+    """Sequences as a dataset of samples (flashtrain.data.loader.Samples).
 
     If all sequences are `context` tokens long, batches have no `lengths`.
 
     Args:
         sequences: The split's sequences.
-        context: Sequences are cut to so many tokens.
+        context: Sequences are cut to this many tokens.
         fixed: Pad every batch to `context` and not only to its longest sequence, for models compiled for one shape.
     """
 
@@ -65,7 +65,7 @@ class SequenceSamples:
         return len(self.sequences.labels)
 
     def __getitem__(self, samples: list[int]) -> SequenceBatch:
-        """Return the batch of these samples, in this order."""
+        """Return the batch of the samples with these numbers, in this order."""
         numbers = np.asarray(samples, dtype=np.int64)
         rows = (numbers[:, None] * self.width + np.arange(self.width)).ravel()
         lengths = self._lengths[rows]

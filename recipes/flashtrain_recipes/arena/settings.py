@@ -10,7 +10,7 @@ from flashtrain.settings.options import option
 from flashtrain.settings.settings import Settings
 from flashtrain_recipes.arena.pathfinder.parameters import MIN_SIDE, dashes_in, of_side
 
-# sequence.data, those of it that are images, and sequence.augment
+# values of sequence.data, the ones among them that are images, and values of sequence.augment
 DATA = ("pathfinder", "listops", "text", "retrieval", "image")
 IMAGES = ("pathfinder", "image")
 AUGMENTATIONS = ("none", "turn", "mirror")
@@ -22,12 +22,12 @@ ExportPrecision = Literal["float32", "float16"]
 
 @dataclass
 class PathfinderSettings:
-    """Pathfinder's images."""
+    """The images of the task Pathfinder, which are generated."""
 
     side: int = 32  # pixels; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes
     contour: str = "hard"  # hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or as "3-6"
     variation: float = 0.0  # how much the drawing of training images is changed at random, from 0 (not at all) to 1
-    seed: int = 0  # of the images; those to train, validate and test on are different
+    seed: int = 0  # seed of the images; those to train, validate and test on are different
     train_images: int = 160_000  # how many to train on
     validation_images: int = 20_000  # how many to validate on
     test_images: int = 20_000  # how many to test on
@@ -36,7 +36,7 @@ class PathfinderSettings:
     preview: int | None = None  # images that recipe=pathfinder-preview draws; null: 24
 
     def check(self) -> None:
-        """Raise UserError for the first setting that cannot work."""
+        """Raise UserError for the first invalid setting."""
         at_least("pathfinder.side", self.side, MIN_SIDE)
         of_side(self.side, self.contour)
         between("pathfinder.variation", self.variation, 0, 1)
@@ -48,7 +48,7 @@ class PathfinderSettings:
 
 @dataclass
 class ClassifierSettings:
-    """The encoder's shape."""
+    """The shape of the classifier's encoder."""
 
     embed: int = 128  # width
     layers: int = 4  # blocks
@@ -59,7 +59,7 @@ class ClassifierSettings:
     grey_bins: int = 256  # classes that masked grey levels are predicted in
     pattern: str = "dense"  # or the blocks that attention computes, as butterfly, local-global, tiles
     pattern_block: int = 128  # tokens of a block of the pattern
-    pattern_local: int = 1  # nearest blocks (tiles: in both directions) on each side
+    pattern_local: int = 1  # nearest blocks on each side that attention computes (tiles: in both directions)
     pattern_globals: int = 1  # first blocks, which see and are seen by all
 
     def check(self) -> None:
@@ -70,22 +70,22 @@ class ClassifierSettings:
 
 @dataclass
 class SequenceSettings:
-    """What is classified."""
+    """What is classified: the task, its files, and how many samples."""
 
     data: str = "pathfinder"  # pathfinder (its images: pathfinder.*), listops, text, retrieval or image
     path: str | None = None  # a local folder or file with text, retrieval, image, or images of Pathfinder
     name: str | None = None  # a dataset that `datasets` loads; of pathfinder, what tables call the images in path
     length: int | None = None  # cut sequences to so many tokens; null: the task's own; not for images
     batch: int = 32  # samples of an optimiser step, over all devices
-    classification_weight: float = 1.0  # of the labels' loss; 0 pre-trains on masked pixels
+    classification_weight: float = 1.0  # weight of the labels' loss; 0 pre-trains on masked pixels
     augment: str | None = None  # of training images: turn, mirror or none; null: turn for pathfinder, mirror for image
-    training_pixels: int | None = None  # of an image, read in training, bright ones first; null: all, as tests do
+    training_pixels: int | None = None  # pixels of an image read in training, bright ones first; null: all, as in tests
     seed: int = 0  # of what is generated or drawn by lot here; images that are drawn have pathfinder.seed
     train: int | None = None  # samples of listops; null: the task's own number
     validation: int | None = None  # samples of listops, or held out of files; null: the task's own number
     test: int | None = None  # samples of listops, or of Pathfinder's images from files; null: the task's own number
-    validation_samples: int | None = None  # samples of a validation
-    evaluation_batch: int | None = None  # samples of a batch where nothing is trained; null: as trained
+    validation_samples: int | None = None  # samples that each validation reads; null: chosen by validate_every
+    evaluation_batch: int | None = None  # samples of a batch in validation and tests; null: as in training
 
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
@@ -123,10 +123,10 @@ class SequenceSettings:
 
 @dataclass
 class MaskedPixelSettings:
-    """A loss of masked pixels, or tokens, in addition to the labels'."""
+    """A loss of predicting masked pixels, or tokens, in addition to the labels' loss."""
 
-    weight: float = 0.0  # 0: none of it
-    share: float = 0.5  # of an image's pixels
+    weight: float = 0.0  # weight of this loss; 0: it is not computed
+    share: float = 0.5  # share of an image's pixels that are masked
     copies: float = 0.5
 
     def check(self) -> None:
@@ -137,12 +137,12 @@ class MaskedPixelSettings:
 
 @dataclass
 class StageSettings:
-    """One stage of a curriculum: images of a side; what is None is the run's own setting.
+    """One stage of a curriculum: images of a side. A value of None is replaced by the run's own setting.
 
-    steps: at most. stop_at_accuracy: the accuracy on held-out images at which the stage ends early (None: never).
-    images: the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this one for each
-    number of dashes. schedule: of the learning rate; constant suits a stage that ends early. compile: as
-    trainer.compile; false is faster where compiling takes longer than the stage.
+    steps: the most steps. stop_at_accuracy: the accuracy on held-out images at which the stage ends early (None:
+    never). images: only the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this
+    one for each number of dashes. schedule: schedule of the learning rate; constant suits a stage that ends early.
+    compile: as trainer.compile; false is faster where compiling takes longer than the stage.
     """
 
     side: int = 32
@@ -174,7 +174,7 @@ class StageSettings:
         above(f"{where}.learning_rate", self.learning_rate, 0)
 
     def each_stage(self) -> list[StageSettings]:
-        """Return a stage for each number of dashes of a growing contour; the stage itself where none grows."""
+        """Return a stage for each number of dashes where `contour` is as 3..14, else the stage itself."""
         first, grows, last = (self.contour or "").partition("..")
         return [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")] if grows else [self]
 
@@ -192,7 +192,7 @@ class CurriculumSettings:
 
 @dataclass
 class ClassificationSettings(Settings):
-    """Settings of classifiers of long sequences."""
+    """The settings of task=classification: classifiers of long sequences."""
 
     task: str = "classification"
     export_precision: str = option("float32", ExportPrecision)  # of mode=export's file

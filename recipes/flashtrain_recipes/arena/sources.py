@@ -1,4 +1,4 @@
-"""The source of samples that sequence.data names."""
+"""The source of samples that the setting sequence.data names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def make_sequence_source(
     """Return the source of a stage's samples.
 
     Args:
-        fixed: one shape for all batches.
-        splits: those that will be read; of Pathfinder nothing else is generated.
+        fixed: whether all batches are padded to one shape.
+        splits: the splits that will be read; of Pathfinder no others are generated.
     """
     given, images = settings.sequence, settings.pathfinder
     if given.data == "listops":

@@ -1,4 +1,4 @@
-"""task=classification and mode=preview: what a run calls."""
+"""task=classification and mode=preview: their entry points for a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ClassificationTask(Task):
-    """Classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
+    """task=classification: trains classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
 
     settings = ClassificationSettings
     shards = False
@@ -48,7 +48,7 @@ class ClassificationTask(Task):
 
 
 class Preview(Mode):
-    """mode=preview (recipe=pathfinder-preview): a picture of some images; no attention is computed."""
+    """mode=preview (recipe=pathfinder-preview): draws some images of Pathfinder as a picture."""
 
     measures = True
 

@@ -1,4 +1,4 @@
-"""recipe=lra-speed: training steps of every task of the Long Range Arena by dense, block-sparse and other attention.
+"""recipe=lra-speed: time training steps of the Long Range Arena's tasks with dense, block-sparse and other attention.
 
 Model, length and batch are those of the task's recipe. Rows are random and of full length: what padding saves is not
 counted.
@@ -40,7 +40,7 @@ _RECIPES = {
     "pathx": "pathx",
     "path256": "path256",
 }
-_USUAL = tuple(_RECIPES)[:-1]  # standard attention has no figure at 65,536 pixels
+_USUAL = tuple(_RECIPES)[:-1]  # without path256: standard attention cannot be measured at 65,536 pixels
 SPEEDUP = Over(  # over standard attention that is as compiled as the row itself
     "speedup_over_standard", "samples_per_second", ("task", "length", "batch", "compiled"),
     lambda row: bool(row.get("is_standard")),
@@ -49,10 +49,10 @@ SPEEDUP = Over(  # over standard attention that is as compiled as the row itself
 
 @dataclass(frozen=True)
 class SpeedCase(StepCase):
-    """A task of the Long Range Arena."""
+    """A task of the Long Range Arena, whose training step is measured."""
 
     model: str  # the task's name
-    config: ClassifierConfig  # that the task's recipe trains
+    config: ClassifierConfig  # the model that the task's recipe trains
     batch: int
     weights: str = "fp32"
 
@@ -61,11 +61,11 @@ class SpeedCase(StepCase):
 
     @property
     def context(self) -> int:
-        """S, of each sequence of a sample."""
+        """S, the tokens of each sequence of a sample."""
         return self.config.length
 
     def flops_per_token(self) -> float:
-        """Return a token's FLOPs of forward and backward with dense attention: the same for every baseline."""
+        """Return the FLOPs per token, forward and backward, with dense attention: the same for every baseline."""
         with torch.device("meta"):
             dense = Classifier(replace(self.config, pattern=_DENSE), "sdpa")
         return dense.flops_per_sample() / self.context
@@ -77,7 +77,7 @@ class SpeedCase(StepCase):
         return {"samples_per_second": round(self.batch / milliseconds * 1e3, 3)}
 
     def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
-        """Return random rows of full length, (B, S) or (B, 2, S), and labels (B,)."""
+        """Return random rows of full length, (B, S) or (B, 2, S), and random labels (B,)."""
         generator = torch.Generator().manual_seed(seed)
         towers = () if self.config.towers == 1 else (self.config.towers,)
         shape = (self.batch, *towers, self.context)
@@ -87,10 +87,10 @@ class SpeedCase(StepCase):
 
 
 class ClassifierStep(StepBaseline):
-    """The task's model with one attention.
+    """A baseline: the task's model with one implementation of attention.
 
     Args:
-        sparse: with the block pattern of the task's recipe, or a usual one where the recipe has none.
+        sparse: use the block pattern of the task's recipe, or butterfly-local-global where the recipe has none.
     """
 
     def __init__(self, name: str, title: str, *, attention: str, compiled: bool, sparse: bool = False) -> None:
@@ -122,7 +122,7 @@ def _loss(losses: Callable[..., Any], tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 class SequenceSteps(StepBenchmark):
-    """The tasks that benchmark.tasks names, by each attention."""
+    """The benchmark of the Arena's tasks: those of benchmark.tasks, by each implementation of attention."""
 
     what = "training speed of the Long Range Arena, over standard attention"
     columns = (
@@ -156,7 +156,7 @@ class SequenceSteps(StepBenchmark):
 
 
 def cases(settings: Settings) -> list[SpeedCase]:
-    """Return the tasks that benchmark.tasks names, cut to benchmark.longest tokens."""
+    """Return a case for each task of benchmark.tasks, cut to benchmark.longest tokens."""
     options, found = settings.benchmark, []
     for name in options.tasks or _USUAL:
         stage = stages_of(compose_settings([f"recipe={_RECIPES[name]}"]))[-1]

@@ -1,4 +1,4 @@
-"""The stages of a training: the run's settings, with each stage's own in their place."""
+"""The stages of a training, each with the run's settings changed to its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashtrain.tasks import optimization  # noqa: F401 - it registers the sched
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.settings import StageSettings
 
-# Settings of a run, by the name that a stage has for what stands in their place.
+# {a stage's setting: the run's setting that it replaces}.
 OF_STAGES = {
     "side": "pathfinder.side",
     "contour": "pathfinder.contour",
@@ -40,13 +40,13 @@ class Stage:
 
     number: int  # from 0
     count: int  # of all stages
-    entry: int  # of curriculum.stages that it is of
+    entry: int  # index of its entry in curriculum.stages
     settings: Settings  # the run's, changed to train this stage alone
     stop_at_accuracy: float | None = None  # the held-out accuracy that ends it early; None: it never does
 
     @property
     def name(self) -> str:
-        """As "stage 2 of 3, side 64, hard contours"; of a single stage "side 64" or the data's name."""
+        """The stage in words, as "stage 2 of 3, side 64, hard contours"; a single stage is "side 64" or the data."""
         sequence, images = self.settings.sequence, self.settings.pathfinder
         what = f"side {images.side}" if sequence.data == "pathfinder" else sequence.data
         if self.count == 1:
@@ -55,27 +55,27 @@ class Stage:
 
     @property
     def folder(self) -> str:
-        """The name of the stage's folder in the run's; "" for a single stage, which needs none."""
+        """The name of the stage's folder inside the run's; "" for a single stage, which has none."""
         return "" if self.count == 1 else f"stage-{self.number + 1}-side-{self.settings.pathfinder.side}"
 
     @property
     def steps(self) -> int:
-        """Optimiser steps, at most."""
+        """The most optimiser steps of the stage."""
         return self.settings.trainer.steps
 
     @property
     def batch(self) -> int:
-        """Samples of an optimiser step, over all devices."""
+        """The samples of an optimiser step, over all devices."""
         return self.settings.sequence.batch
 
     @property
     def samples(self) -> int:
-        """Samples that the whole stage reads, at most."""
+        """The most samples that the whole stage reads."""
         return self.steps * self.batch
 
 
 def stages_of(settings: Settings) -> list[Stage]:
-    """Return the stages to train, one at least. Raises UserError for settings that do not go together."""
+    """Return the stages to train, at least one. Raises UserError for settings that contradict one another."""
     given = settings.curriculum.stages
     if given and settings.sequence.data != "pathfinder":
         raise UserError(
@@ -99,13 +99,10 @@ def stages_of(settings: Settings) -> list[Stage]:
 
 
 def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
-    """Refuse a setting of the command line that changes nothing.
+    """Raise UserError for a setting of the command line that changes nothing, as every stage has its own value.
 
     Args:
         given: names of the settings on the command line.
-
-    Raises:
-        UserError: every stage of the recipe has its own value of such a setting.
     """
     stages = settings.curriculum.stages
     if not stages or "curriculum.stages" in given:
@@ -119,7 +116,7 @@ def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
 
 
 def check_batch(settings: Settings) -> None:
-    """Raise UserError unless the samples of a step divide over devices and micro-batches."""
+    """Raise UserError unless the samples of a step divide evenly over devices and micro-batches."""
     batch, ranks = settings.sequence.batch, settings.trainer.ranks
     if batch % ranks:
         raise UserError(f"a step of sequence.batch={batch} samples does not divide over {ranks} devices.")
@@ -132,7 +129,7 @@ def check_batch(settings: Settings) -> None:
 
 
 def check_training_pixels(settings: Settings) -> None:
-    """Raise UserError where only some pixels are read of what needs all."""
+    """Raise UserError where sequence.training_pixels leaves out pixels that another setting needs."""
     pixels = settings.sequence.training_pixels
     if pixels is None:
         return

@@ -26,7 +26,7 @@ PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 @dataclass
 class SavedClassifier:
-    """A classifier as it was saved."""
+    """A classifier as it was saved: its configuration, weights, and notes on its training."""
 
     config: ClassifierConfig
     state: dict[str, Tensor]
@@ -35,7 +35,7 @@ class SavedClassifier:
 
 
 def read_classifier(path: str | Path) -> SavedClassifier:
-    """Return the classifier in a .safetensors file of ours, or in a checkpoint. Raises UserError: anything else."""
+    """Return the classifier in a .safetensors file of flashtrain or in a checkpoint. Raises UserError for others."""
     path = Path(path).expanduser()
     if path.suffix == SUFFIX:
         notes = read_notes(path)
@@ -50,7 +50,7 @@ def read_classifier(path: str | Path) -> SavedClassifier:
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
-    """Return what a .safetensors file of ours says of its classifier. Raises UserError: it holds none."""
+    """Return what a classifier's .safetensors file says about its shape and training. Raises UserError for others."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"there is no weights file {path}.")
@@ -64,7 +64,7 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 
 
 def write_classifier(saved: SavedClassifier, path: str | Path, *, precision: str = "float32") -> Path:
-    """Write the classifier as safetensors, whole or not at all, and return the path.
+    """Write the classifier as a .safetensors file, whole or not at all, and return the path.
 
     Args:
         precision: "float32", or "float16" for half the size.

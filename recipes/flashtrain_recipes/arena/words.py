@@ -22,7 +22,7 @@ from flashtrain_recipes.arena.stages import Stage, stages_of
 
 
 def trained_columns(settings: Settings) -> dict[str, Any]:
-    """Return the summary row's part that is known beforehand: of the last stage; steps and samples of all, at most."""
+    """Return the columns of summary.json known before training: the last stage's, and the most steps and samples."""
     stages = stages_of(settings)
     last = stages[-1].settings
     image = last.sequence.data == "pathfinder"
@@ -40,7 +40,7 @@ def trained_columns(settings: Settings) -> dict[str, Any]:
 
 
 def say_classified(row: dict[str, Any], folder: Path, settings: Settings) -> None:
-    """Print a run's results, where they are, and what to try next."""
+    """Print a run's results, its folder, and a command to try next."""
     rate, accuracy, loss = (row.get(name) for name in ("samples_per_second", "validation_accuracy", "validation_loss"))
     what = row["data"] if row.get("side") is None else f"{row['data']}, side {row['side']}"
     labelled = settings.sequence.classification_weight > 0 or bool(settings.curriculum.stages)
@@ -63,7 +63,7 @@ def describe_stage_line(
     """Return the line that says what a stage trains, on what data.
 
     Args:
-        name: how the stage is called; None: by its own name.
+        name: the name to call the stage by; None: its own.
     """
     config, settings = model.config, stage.settings
     blocks = model.pattern
@@ -102,9 +102,9 @@ def trained_line(settings: Settings) -> str:
 
 
 def plan_classifier(settings: Settings, hardware: Hardware) -> str:
-    """Return the parameters, samples and time of every stage, as lines to print. It makes no weights and no data.
+    """Return the parameters, samples and estimated time of every stage, as lines to print. No weights or data are made.
 
-    Stages of one growing contour are one line together.
+    Stages with a growing contour, as 3..14, are one line together.
     """
     rate, how = expected_rate(hardware)
     stages = stages_of(settings)

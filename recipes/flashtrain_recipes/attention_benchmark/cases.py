@@ -33,11 +33,7 @@ from flashtrain_recipes.attention_benchmark.settings import (
 BLOCK_SIZE = 128
 SOFTCAP = 30.0
 PAGE = 256  # keys of a cache's page: what every implementation takes
-BY_ARGUMENT = (
-    "full",
-    "causal",
-    "window",
-)  # masks that are arguments of a call; the others are tensors made once a batch
+BY_ARGUMENT = ("full", "causal", "window")  # masks that arguments of a call describe; others are made once a batch
 GRID_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 BLOCK_SPARSE_LENGTHS = (4096, 8192, 16384, 32768, 65536)
 FEATURE_LENGTH = 16384
@@ -59,17 +55,13 @@ class Case:
     seqlen_k: int = 0  # 0: as long as seqlen_q
     dropout: float = 0.0
     dtype_name: str = "bfloat16"
-    documents: tuple[
-        int, ...
-    ] = ()  # the lengths of one row's documents, for masks that have them; (): document_lengths
+    documents: tuple[int, ...] = ()  # lengths of one row's documents, for masks that have them; (): document_lengths
     density: float = 1.0  # the share of blocks that a random block mask computes
     softcap: float = 0.0  # the bound of the scores; 0: no softcap
     # ALiBi (the usual slopes), sinks (a learnable score a head), deterministic, bias, bias gradient (1, H, Sq, Sk)
     features: tuple[str, ...] = ()
     plans: bool = False  # also time how long making the mask takes
-    page: int | None = (
-        None  # decode with a cache of keys and values in pages of so many keys, 0: without; None: no cache
-    )
+    page: int | None = None  # keys in a page of the cache that is decoded with; 0: not in pages; None: no cache
     plain_head_dim: int = 0  # head dimension of the call without features to measure too; 0: none is measured
     compiled: bool = False  # also measure flashtrain under torch.compile
     as_called: bool = False  # time each call by itself, launching included

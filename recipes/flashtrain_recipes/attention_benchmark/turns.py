@@ -167,12 +167,7 @@ def directions_of(case: Case) -> tuple[str, ...]:
 def empty_rows(
     case: Case, title: str, status: str, reason: str | None, parts: Sequence[str] | None = None
 ) -> list[Row]:
-    """Return rows that report a baseline as not measured, one for each direction in `parts` (None: all).
-
-    Args:
-        title: the baseline's.
-        status, reason: why it was not measured; `reason` fills the column `error`.
-    """
+    """Return rows that report a baseline, by title, as not measured: one for each direction in `parts` (None: all)."""
     none: Row = {**dict.fromkeys(("milliseconds", "tflops", "peak_memory_mib")), "status": status, "error": reason}
     return [
         {"implementation": title, "direction": direction, **case.columns(), **none}

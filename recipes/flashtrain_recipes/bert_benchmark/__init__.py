@@ -1,1 +1,1 @@
-"""Whole training steps of BERT, flashtrain's next to Hugging Face's: `python -m flashtrain recipe=bert-speed`."""
+"""Benchmark of BERT's training steps, by flashtrain and Hugging Face: `python -m flashtrain recipe=bert-speed`."""

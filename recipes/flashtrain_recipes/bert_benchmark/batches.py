@@ -1,4 +1,4 @@
-"""Sequences of many lengths in batches: padded as they come, padded by like length, or packed without padding.
+"""Batches of sequences with many lengths: padded in random order, padded by like length, or packed without padding.
 
 N sequences, S tokens of the longest, B rows of a padded batch, T tokens of a packed one, M labels of a batch.
 """
@@ -24,7 +24,7 @@ FULL, RANDOM, BUCKETS, PACKED = "full rows", "random batches", "length buckets",
 
 
 class Sequences(NamedTuple):
-    """N sequences as rows."""
+    """N sequences with labels, as arrays padded to the longest."""
 
     tokens: np.ndarray  # (N, S) int64, 0 after a sequence's end
     labels: np.ndarray  # (N, S) int64, -100 where nothing is masked
@@ -32,7 +32,7 @@ class Sequences(NamedTuple):
 
     @classmethod
     def draw(cls, lengths: np.ndarray, vocab_size: int, seed: int) -> Sequences:
-        """Draw random tokens of these lengths, with labels at as many random places as BERT's training masks."""
+        """Draw random tokens for sequences of these lengths, and labels at 15% of the places, as BERT training."""
         random = np.random.RandomState(seed)
         shape = (len(lengths), int(lengths.max()))
         real = np.arange(shape[1]) < lengths[:, None]
@@ -43,12 +43,12 @@ class Sequences(NamedTuple):
 
 
 def random_batches(lengths: np.ndarray, rows: int) -> list[np.ndarray]:
-    """Return the numbers of the sequences in each batch: `rows` at a time, in the order they were drawn in."""
+    """Return the numbers of the sequences in each batch: `rows` sequences at a time, in their given, random order."""
     return np.split(np.arange(len(lengths)), range(rows, len(lengths), rows))
 
 
 def bucket_batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Return the sequences of each batch: those of like length, as many as hold `tokens` with their padding."""
+    """Return the numbers of the sequences in each batch: of like length, as many as fit `tokens` with their padding."""
     widths = _rounded(lengths, WIDTH_MULTIPLE)
     found: list[np.ndarray] = []
     for width in np.unique(widths):
@@ -58,7 +58,7 @@ def bucket_batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
 
 
 def packed_batches(lengths: np.ndarray, tokens: int) -> tuple[list[np.ndarray], int]:
-    """Return (the sequences of each packed row, T); rows have at most `tokens`, and are equally full."""
+    """Return (the numbers of the sequences in each packed row of at most `tokens`, T); rows are equally full."""
     total, longest = int(lengths.sum()), int(lengths.max())
     rows = -(-total // tokens)
     while True:
@@ -72,7 +72,7 @@ def packed_batches(lengths: np.ndarray, tokens: int) -> tuple[list[np.ndarray], 
 
 
 def padded(drawn: Sequences, members: np.ndarray, device: torch.device) -> dict[str, Tensor]:
-    """Return a padded batch: tokens (B, S), labels (B, S), and, where a row is padded, lengths (B,)."""
+    """Return a padded batch of the sequences `members`: tokens, labels (B, S), and lengths (B,) if any is padded."""
     lengths = drawn.lengths[members]
     width = min(int(_rounded(lengths.max(), WIDTH_MULTIPLE)), drawn.tokens.shape[1])
     found = {"tokens": drawn.tokens[members, :width], "labels": drawn.labels[members, :width], "lengths": lengths}
@@ -84,10 +84,11 @@ def padded(drawn: Sequences, members: np.ndarray, device: torch.device) -> dict[
 def masked_batches(
     drawn: Sequences, batches: Sequence[np.ndarray], device: torch.device, *, budget: int | None
 ) -> list[dict[str, Any]]:
-    """Return what models.Bert.loss takes of each batch.
+    """Return each batch as the arguments of models.Bert.loss, by name.
 
     Args:
-        budget: T of packed rows; None: padded rows.
+        batches: the numbers of the sequences in each batch.
+        budget: T, to pack each batch; None, to pad it.
     """
     # room for as many labels and sequences as the fullest batch has: few shapes to compile
     max_rows = max(len(members) for members in batches)

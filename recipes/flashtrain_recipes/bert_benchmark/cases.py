@@ -1,4 +1,4 @@
-"""What recipe=bert-speed trains: a BERT of one size, on full rows or on sequences of a text's lengths."""
+"""The cases of recipe=bert-speed: a BERT of one size, on full rows or on sequences of a text's lengths."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ VOCAB_SIZE = 30528  # BERT's 30,522 rounded up to a multiple of 64, for every ba
 
 @dataclass(frozen=True)
 class BertCase(StepCase):
-    """A BERT on full rows, or on sequences of a text's lengths, on all of which a launch trains once."""
+    """A BERT to train on full rows, or on sequences with a text's lengths. A launch trains on every sequence once."""
 
     size: str
     context: int
     batch: int  # rows of a padded step
-    unit: str  # of the text that the lengths are of; "": full rows
+    unit: str  # "sentence", "paragraph" or "document": what of the text has the lengths; "": full rows
     dropout: float
     weights: str
     activation: str = "gelu"  # the tanh form, or "gelu_exact"
@@ -48,7 +48,7 @@ class BertCase(StepCase):
         return (self.size, self.unit, self.dropout, self.weights)
 
     def config(self) -> BertConfig:
-        """Return the shape that every baseline builds: masked head, no pooler."""
+        """Return the model configuration that every baseline builds, with the masked-language head and no pooler."""
         context = max(512, self.context)  # rows of the position table, as BERT has them
         made = BertConfig.of_size(
             self.size, vocab_size=VOCAB_SIZE, context=context, dropout=self.dropout, activation=self.activation
@@ -56,15 +56,15 @@ class BertCase(StepCase):
         return replace(made, vocab_rows=VOCAB_SIZE)
 
     def all_lengths(self) -> np.ndarray:
-        """Return the lengths of a launch's sequences, one each: `batch` full rows, or all of the text's lengths."""
+        """Return the lengths of a launch's sequences: `batch` full rows, or all sequences of the text's lengths."""
         return np.array(self.lengths or [self.context] * self.batch, dtype=np.int64)
 
     def draw(self, device: torch.device, seed: int) -> Sequences:
-        """Return sequences in main memory, from where each baseline batches them."""
+        """Return random sequences in main memory; each baseline makes its batches of them."""
         return Sequences.draw(self.all_lengths(), VOCAB_SIZE, seed)
 
     def flops(self) -> float:
-        """Return the model's FLOPs of a launch by the real lengths: nothing counts for padding."""
+        """Return the model's FLOPs of one launch, counting real tokens only and no padding."""
         lengths = self.all_lengths()
         return self.config().flops(lengths.tolist(), int(masked_count(np.maximum(lengths - 2, 1), SHARE).sum()))
 
@@ -87,13 +87,13 @@ class BertCase(StepCase):
 
 
 def cases(settings: Settings) -> list[BertCase]:
-    """Return every requested size, precision, dropout, length and batch; cases of a text have no lengths yet."""
+    """Return a case for every requested size, precision, dropout, length and batch. Texts have no lengths yet."""
     options = settings.benchmark
     activation = settings.bert.activation or "gelu"
     if settings.bert.family != "bert" or activation not in ("gelu", "gelu_exact"):
         raise UserError(
-            f"bert.family={settings.bert.family} with {activation}: Hugging Face's BERT has neither; choose "
-            "bert.family=bert, with bert.activation=gelu or gelu_exact."
+            f"bert.family={settings.bert.family} with bert.activation={activation}: Hugging Face's BERT lacks one of them; "
+            "expected bert.family=bert with bert.activation=gelu or gelu_exact."
         )
     longest = max(options.contexts, default=settings.context)
     kinds = [(context, "") for context in options.contexts] + [(longest, unit) for unit in options.sample_units]
@@ -108,7 +108,10 @@ def cases(settings: Settings) -> list[BertCase]:
 
 
 def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> BertCase:
-    """Return the case with lengths drawn from those of the text's units, [CLS] and [SEP] included."""
+    """Return the case with lengths drawn from the text's sentences, paragraphs or documents, as `unit` says.
+
+    [CLS] and [SEP] count as two tokens of each length.
+    """
     if not case.unit:
         return case
     budget = max(case.context, settings.masked.token_budget or 0)

@@ -1,4 +1,4 @@
-"""recipe=bert-speed: whole training steps of BERT, flashtrain's next to Hugging Face's."""
+"""recipe=bert-speed: time whole training steps of BERT, by flashtrain and Hugging Face."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_bucketed(row: Mapping[str, Any]) -> bool:
 
 
 class BertSteps(StepBenchmark):
-    """Every model, precision of weights, dropout, context, batch and unit of the text requested."""
+    """The benchmark of BERT: every requested model, precision of weights, dropout, context, batch and unit of text."""
 
     what = "training steps of BERT"
     columns = (

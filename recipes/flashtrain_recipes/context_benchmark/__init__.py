@@ -1,4 +1,5 @@
-"""One attention layer over several devices: `python -m flashtrain recipe=long-context-benchmark`.
+"""Benchmark of one attention layer over several devices: `python -m flashtrain recipe=long-context-benchmark`.
 
-cases.py and baselines/ say what is measured; run.py starts ranks (launch.py) that measure it (turns.py, passes.py).
+cases.py and baselines/ define what is measured; run.py starts the ranks (launch.py), which measure (turns.py,
+passes.py).
 """

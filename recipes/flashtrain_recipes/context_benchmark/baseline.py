@@ -1,4 +1,4 @@
-"""What an implementation of attention over several devices is, and where a case is computed.
+"""The interface of an implementation of attention over several devices, and the place where a case is computed.
 
 B batch (1), n tokens a rank holds, H query heads, K key/value heads, D head dimension.
 """
@@ -24,10 +24,10 @@ from flashtrain_recipes.harness.rows import Row
 
 
 class Place:
-    """A case, the ranks that compute it, and the mask of the whole sequence on their device.
+    """A case, the ranks that compute it, and the mask of the whole sequence on this rank's device.
 
     Attributes:
-        layout: gives the layout of a name.
+        layout: returns the layout of a name, as "zigzag": which tokens each rank holds.
     """
 
     def __init__(self, case: ContextCase, team: Team) -> None:
@@ -37,12 +37,13 @@ class Place:
 
 
 class Attention(NamedTuple):
-    """A baseline's attention at one case.
+    """A baseline's attention, prepared on this rank for one case.
 
     Attributes:
         call: computes this rank's output, differentiable, from its q (B, n, H, D), k and v (B, n, K, D).
-        traffic: bytes that the busiest rank sends.
-        together: neighbouring ranks that compute the same tokens, some heads each, so that their work is even.
+        traffic: the bytes that the busiest rank sends.
+        together: how many neighbouring ranks compute the same tokens, each for a part of the heads, and so work
+            equally.
     """
 
     call: Callable[..., Tensor]
@@ -52,11 +53,13 @@ class Attention(NamedTuple):
 
 @dataclass(frozen=True)
 class ContextBaseline(Baseline):
-    """An implementation that computes by flashtrain.distributed.context.local_attention, in one layout.
+    """An implementation of attention over several devices, with one layout of the sequence.
+
+    It computes by flashtrain.distributed.context.local_attention, so that communication can be timed alone.
 
     Attributes:
-        way: the method in words, the column of that name.
-        layout: a name of flashtrain.distributed.context.layout.
+        way: the name of the context-parallel method, for the column `way`.
+        layout: the name of a layout, as in flashtrain.distributed.context.layouts.LAYOUTS.
     """
 
     name: str
@@ -72,4 +75,4 @@ class ContextBaseline(Baseline):
 
     @abstractmethod
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
-        """Return the attention of tensors like these."""
+        """Return the attention for this rank's tensors, of which q, k and v are examples in shape and dtype."""

@@ -1,4 +1,4 @@
-"""What is measured: attention of a shape, mask and length over several devices."""
+"""The cases of recipe=long-context-benchmark: attention of a shape, mask and length over several devices."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ MEDIAN_TOKENS, SPREAD, MIN_DOCUMENTS = 665, 1.6, 24
 
 @dataclass(frozen=True)
 class ContextCase:
-    """Attention of one sequence (batch 1) that `degree` devices share."""
+    """Attention over one sequence (batch 1) that is sharded over `degree` devices."""
 
     attention: Case
     degree: int
 
     @cached_property
     def mask(self) -> Mask:
-        """The whole sequence's mask, on the host."""
+        """The mask of the whole sequence, in the host's memory."""
         return mask_maker(self.attention, torch.device("cpu"))()
 
     @cached_property
     def flops(self) -> float:
-        """FLOPs of forward and backward: 4 D and 10 D for each head and visible pair (D: the head dimension)."""
+        """FLOPs of forward (4 D) and backward (10 D) for each head and visible pair; D is the head dimension."""
         return 14.0 * self.attention.heads * self.attention.head_dim * int(visible_keys(self.mask).sum())
 
     def columns(self) -> dict[str, Any]:
@@ -66,10 +66,10 @@ class ContextCase:
 
 
 def cases(options: BenchmarkSettings, degrees: Sequence[int]) -> list[ContextCase]:
-    """Return every requested degree, shape, mask and length, the shorter lengths first.
+    """Return a case for every requested degree, shape, mask and length, shorter lengths first.
 
     Raises:
-        UserError: benchmark.longest leaves none.
+        UserError: every length is above benchmark.longest.
     """
     lengths = sorted(set(options.seqlens or LENGTHS))
     found = [
@@ -81,12 +81,12 @@ def cases(options: BenchmarkSettings, degrees: Sequence[int]) -> list[ContextCas
         if options.longest is None or length <= options.longest
     ]
     if not found:
-        raise UserError(f"benchmark.longest={options.longest} leaves none of the lengths: expected a longer one.")
+        raise UserError(f"benchmark.longest={options.longest} is below every length of benchmark.seqlens: raise it.")
     return list(dict.fromkeys(found))
 
 
 def heavy_tailed_lengths(total: int, seed: int = 0) -> tuple[int, ...]:
-    """Return log-normal lengths of documents that fill `total` tokens, the last one cut; the same for equal seeds."""
+    """Return random log-normal document lengths that add up to `total` tokens; equal for equal seeds."""
     draw = random.Random(seed)
     middle = math.log(max(1.0, min(MEDIAN_TOKENS, total / MIN_DOCUMENTS)))
     lengths: list[int] = []

@@ -1,7 +1,7 @@
-"""The cases of one degree, measured one after another by the same processes, a rank each.
+"""The cases of one degree, measured one after another in the same processes, one for each rank.
 
-When a rank fails while the others wait for it, all are started anew without what it computed: nothing else is certain
-to end their waiting.
+When a rank fails while the others wait for it, all ranks are started anew, and what failed is left out: nothing else is
+certain to end their waiting.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from flashtrain_recipes.harness.turns import Effort
 
 
 class Event(NamedTuple):
-    """What the ranks report of a case.
+    """A message from the ranks about one case.
 
     Attributes:
         kind: "begun", "failed" (content: the traceback) or "measured" (content: rows, [(title, reason)]).
-        number: the case's.
+        number: the number of the case in the run.
     """
 
     kind: str
@@ -42,13 +42,14 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is given.
+    """What every rank is given: the cases of one degree, the baselines and the limits.
 
     Attributes:
         kind: "cuda" or "cpu".
-        todo: {number: case} of one degree, of `count` cases in all.
-        until: a moment of the first rank's time.monotonic(), after which no case is begun.
-        failed: {title: (status, reason)} of what failed at the first case before.
+        todo: {number: case}, all of one degree.
+        count: how many cases the whole run has.
+        until: the first rank's time.monotonic() after which no case is begun.
+        failed: {title: (status, reason)} of the baselines that failed at the first case in an earlier start.
     """
 
     options: BenchmarkSettings
@@ -62,7 +63,7 @@ class Job:
 
 
 def launched(job: Job) -> Generator[Event, None, None]:
-    """Start the ranks of a job, and yield their events. The ranks are gone however this ends.
+    """Start the ranks of a job, and yield their events. When the generator ends, for any reason, no rank is left.
 
     Raises:
         RankFailed: a rank died, or failed outside any baseline.

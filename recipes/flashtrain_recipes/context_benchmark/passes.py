@@ -1,4 +1,4 @@
-"""Forward and backward of one attention, as a rank computes them with its team: first calls, then samples.
+"""Forward and backward of one attention, as a rank computes them together with the others: first calls, then samples.
 
 B batch (1), S sequence, n tokens a rank holds, H query heads, D head dimension; g query heads of the last key/value
 head.
@@ -24,12 +24,13 @@ class Passes:
     """Forward and backward of one attention on this rank.
 
     Args:
-        call: computes the output from the leaves q, k and v.
+        call: computes the output from the leaves.
+        leaves: q, k and v, which require gradients.
         dout: the output's gradient.
-        gather: gives every rank's value; the launching of the slowest counts.
+        gather: returns the values of all ranks, of which the slowest rank's launching time counts.
 
     Attributes:
-        measures: memory and errors, by their columns.
+        measures: peak memory in GiB and errors, by their columns.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class Passes:
         self._host = [0.0, 0.0]  # seconds of launching
 
     def first(self, expected: Expected | None, held: Callable[[Tensor], Tensor]) -> None:
-        """Call each pass for its errors, and again for its memory and how long launching takes.
+        """Call forward and backward once for their errors, and again for peak memory and the time of launching.
 
         Args:
-            expected: the whole sequence's; None: errors are not computed.
-            held: cuts a tensor (S, ...) to this rank's tokens (n, ...).
+            expected: the float64 results of the whole sequence; None: errors are not computed.
+            held: cuts a tensor of the whole sequence (S, ...) to this rank's tokens (n, ...).
         """
         out = self.call(*self.leaves)
         gradients = self._gradients(out)
@@ -61,7 +62,7 @@ class Passes:
         self.measures["peak_memory_gib"] = None if peak is None else peak / 1024
 
     def sample(self) -> Sample:
-        """Time each pass once, in milliseconds."""
+        """Time forward and backward once each, and return the milliseconds."""
         forward, backward = self._timed()
         return {"forward_ms": forward.milliseconds, "backward_ms": backward.milliseconds}
 
@@ -79,7 +80,7 @@ class Passes:
 
 @contextmanager
 def only_communicating() -> Iterator[None]:
-    """Let the kernels' two passes return zeros of the right shapes at once: only the exchanging around them remains."""
+    """Replace the kernels inside a `with` block by functions that return zeros, so that only communication is timed."""
     before = local_attention.forward, local_attention.backward
     local_attention.forward, local_attention.backward = _forward, _backward
     try:

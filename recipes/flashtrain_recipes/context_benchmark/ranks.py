@@ -1,4 +1,4 @@
-"""A rank of the benchmark: its device, and the team of ranks that shares each sequence with it."""
+"""A rank of the benchmark: its device, and its view of all ranks that compute a sequence together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _STUCK = timedelta(minutes=10)  # after which a rank that waits for the others f
 
 
 class Team:
-    """All ranks of the job, as one of them sees them. Making it joins the process group.
+    """All ranks that compute a sequence together, as one of them sees them. Making it joins the process group.
 
     Attributes:
-        device: this rank's.
+        device: this rank's device.
         rank, size: this rank's number, and how many ranks there are.
         group: sends attention's tensors, over NCCL on GPUs and gloo on CPUs.
     """
@@ -26,7 +26,7 @@ class Team:
         """Join the other ranks.
 
         Args:
-            kind: "cuda" or "cpu"; on a CPU each rank takes its share of the cores.
+            kind: "cuda" or "cpu"; on a CPU each rank uses its share of the cores.
             meeting: the URI of a file that does not exist yet, by which the ranks find each other.
         """
         self.rank, self.size = rank, size
@@ -43,11 +43,11 @@ class Team:
         self.meet()  # communicators are made at their first use, and not within something that is timed
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in the order of the ranks."""
+        """Return the values of all ranks, in the order of the ranks. Every rank must call it."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._control)
         return found
 
     def meet(self) -> None:
-        """Wait for the other ranks: on the device's queue, and on a CPU in the process."""
+        """Wait for the other ranks: on a GPU in its queue, on a CPU in the process. Every rank must call it."""
         dist.all_reduce(self._token)

@@ -1,4 +1,4 @@
-"""The rows of a case: of every rank the slowest time, the largest memory and error, next to one device's."""
+"""The rows of a case: the slowest rank's times, the largest memory and errors, and a comparison with one device."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
     """Return the row of a baseline at a case.
 
     Args:
-        ranks: what each rank measured, by columns.
-        one: the same of one device; None: not measured.
+        ranks: the measurements of each rank, by column.
+        one: the measurements of one device, by column; None: it was not measured.
     """
     case, found = place.case, {key: _largest(of[key] for of in ranks) for key in ranks[0]}
     took, alone = found["forward_ms"] + found["backward_ms"], found["communication_ms"]
@@ -51,10 +51,11 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
 
 
 def extrapolated(row: Row, case: ContextCase, rows: Iterable[Mapping[str, Any]], cases: Sequence[ContextCase]) -> Row:
-    """Return the row; where one device was not measured, with its times at the FLOP rate of the longest that was.
+    """Return the row with one device's times extrapolated by FLOPs where they were not measured.
 
     Args:
-        rows: until now, of the cases; only those of the same attention are looked at.
+        rows: the rows so far. The longest measured one with the same mask, heads and dtype gives the FLOP rate.
+        cases: the cases of the run.
     """
     known = [one for one in rows if one.get("one_device") == MEASURED and all(one[key] == row[key] for key in _SAME)]
     if row.get("one_device") != NOT_MEASURED or not known:

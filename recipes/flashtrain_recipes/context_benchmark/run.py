@@ -1,4 +1,4 @@
-"""recipe=long-context-benchmark: attention over several devices, by every method in every layout."""
+"""recipe=long-context-benchmark: time attention over several devices, by every method in every layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHAPE = ("heads", "kv_heads", "head_dim", "dtype", "degree")
 
 
 def efficiency_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw efficiency against length as a PNG, a panel a mask and a line a baseline.
+    """Draw efficiency against sequence length as a PNG: a panel for each mask, a line for each baseline.
 
     Raises:
         UserError: no shape was measured at two lengths.
@@ -42,7 +42,10 @@ def _panel(mask: str) -> str:
 
 
 class ContextBenchmark(Benchmark):
-    """Every requested degree, shape, mask and length. The ranks of a degree measure its cases and send rows here."""
+    """The benchmark of attention over several devices: every requested degree, shape, mask and length.
+
+    The ranks of a degree measure all of its cases, and send their rows to this process.
+    """
 
     what = "attention over several devices"
     columns = (
@@ -95,7 +98,7 @@ class ContextBenchmark(Benchmark):
 
 
 def degrees_of(settings: Settings, hardware: Hardware) -> list[int]:
-    """Return how many devices share a sequence, ascending; the default: those of 2, 4 and 8 that there are.
+    """Return how many devices a sequence is sharded over, ascending; by default 2, 4 and 8 where there are so many.
 
     Raises:
         UserError: benchmark.degrees names more devices than there are.

@@ -1,4 +1,4 @@
-"""The settings that recipe=long-context-benchmark has besides those of attention."""
+"""The settings of recipe=long-context-benchmark, in addition to those of attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_OVER_DEVICES = ("varlen", "causal-varlen", *BLOCK_SPARSE)
 
 
 class Shape(NamedTuple):
-    """Heads of one layer: query heads, key/value heads, head dimension."""
+    """The heads of one attention layer: query heads, key/value heads and head dimension."""
 
     heads: int
     kv_heads: int
@@ -32,14 +32,14 @@ class ContextSettings:
     """Which attention is measured over how many devices."""
 
     shapes: list[str] | None = None  # heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads
-    methods: list[str] | None = None  # of flashtrain's attention; null: all
-    layouts: list[str] | None = None  # of flashtrain's attention; null: all
-    degrees: list[int] | None = None  # how many devices share a sequence; null: those of 2, 4 and 8 that there are
+    methods: list[str] | None = None  # context-parallel methods of flashtrain; null: all
+    layouts: list[str] | None = None  # layouts of the sequence over the devices, of flashtrain; null: all
+    degrees: list[int] | None = None  # devices that a sequence is sharded over; null: 2, 4 and 8, if there are so many
     one_device_longest: int = 131072  # tokens measured on one device too; beyond, its time follows from the FLOP rate
     check_longest: int = 32768  # tokens up to which results and gradients are compared with float64
 
     def check_context(self, masks: list[str] | None) -> None:
-        """Raise UserError for the first of these settings that cannot be, or of the masks over several devices."""
+        """Raise UserError for the first invalid setting, or for a mask that cannot be sharded over devices."""
         for method in self.methods or []:
             one_of("benchmark.methods", method, METHODS)
         for layout in self.layouts or []:
@@ -49,11 +49,11 @@ class ContextSettings:
         for name in masks or []:
             if parse_mask(name).kind in NOT_OVER_DEVICES:
                 possible = ", ".join(mask for mask in MASKS if mask not in NOT_OVER_DEVICES)
-                raise UserError(f"benchmark.masks: {name} over several devices. Expected one of: {possible}.")
+                raise UserError(f"benchmark.masks: {name} cannot be sharded over devices. Expected one of: {possible}.")
 
 
 def parse_shape(text: str) -> Shape:
-    """Return what an entry of benchmark.shapes means. Raises UserError for one that cannot be."""
+    """Return the heads that an entry of benchmark.shapes names. Raises UserError for an entry that is no shape."""
     found = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?x([1-9]\d*)", text)
     shape = Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3]))) if found else None
     if shape is None or shape.heads % shape.kv_heads or shape.head_dim > 256:

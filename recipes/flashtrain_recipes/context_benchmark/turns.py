@@ -1,6 +1,6 @@
-"""One case measured by all ranks of a team, each baseline taking turns with the same attention on one device.
+"""One case measured by all ranks together, each baseline in turns with the same attention on one device.
 
-All ranks call everything here at the same points; the first one decides for all.
+All ranks call everything here at the same points; the first rank decides for all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMMUNICATION_ROUNDS = 3
 
 
 class CaseFailed(Exception):
-    """This rank cannot go on with the others. `title` names what it computed."""
+    """This rank failed and cannot go on with the others. `title` names what it was computing."""
 
     def __init__(self, case: ContextCase, title: str, error: Exception) -> None:
         super().__init__(f"{case}, {title}: {first_line(error)}")
@@ -41,25 +41,25 @@ class CaseFailed(Exception):
 
 @dataclass(kw_only=True)
 class ContextEntry(Entry[Any]):
-    """A baseline, or one device, at the case."""
+    """A baseline at the case, or the same attention on one device."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {_BOTH: []})
     passes: Passes
     attention: Any = None  # Attention; None: of one device
 
     def measures(self) -> Row:
-        """Return this rank's medians in milliseconds, memory and errors, by their columns."""
+        """Return this rank's median times in milliseconds, peak memory and errors, by column."""
         return {**self.medians(_BOTH), "rounds": len(self.samples[_BOTH]), **self.passes.measures}
 
 
 class ContextTurns(Turns[ContextCase, ContextEntry]):
-    """One case on this rank; `run` returns the rows on the first rank.
+    """Measures one case on this rank; `run` returns the rows on the first rank, and none on the others.
 
     Args:
-        failed: {title: (status, reason)} of what failed at this case before.
+        failed: {title: (status, reason)} of what failed at this case in an earlier start, and is left out.
 
     Raises:
-        CaseFailed: anything went wrong on this rank, for which the others may wait.
+        CaseFailed: anything failed on this rank, so that the others might wait for it forever.
     """
 
     def __init__(

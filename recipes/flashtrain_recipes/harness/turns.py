@@ -79,7 +79,6 @@ class Turns(ABC, Generic[C, E]):
     """Measures one case on one device. A subclass defines how a baseline is started and sampled.
 
     Args:
-        seed: seeds the random inputs.
         effort: the limits on rounds and time.
         note: called as note(title, reason) for a baseline, or part of one, that could not be measured.
     """

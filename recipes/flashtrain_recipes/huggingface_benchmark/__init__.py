@@ -1,1 +1,1 @@
-"""Training steps of transformers' decoders: `python -m flashtrain recipe=hf-speed`; at long contexts recipe=hf-long."""
+"""Benchmarks of training steps of transformers' decoders: recipe=hf-speed, and at long contexts recipe=hf-long."""

@@ -1,4 +1,4 @@
-"""What is measured: decoders of the shapes that published models have, with random weights.
+"""The cases of recipe=hf-speed and hf-long: decoders of published models' shapes, with random weights.
 
 B batch, S sequence.
 """
@@ -49,12 +49,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class HuggingFaceCase(StepCase):
-    """A decoder of a published shape."""
+    """A decoder of a published shape, to train at one context, batch and precision of weights."""
 
-    model: str  # a name of SHAPES, trained whole; with LORA behind it, by adapters
+    model: str  # a name of SHAPES, to train all weights; with the ending LORA, to train adapters only
     context: int
     weights: str
-    base: Settings  # the run's
+    base: Settings  # the settings of the run
     batch: int = 1
     layers: int | None = None  # None: as many as the shape has
 
@@ -81,7 +81,7 @@ class HuggingFaceCase(StepCase):
 
 
 def cases(settings: Settings) -> list[HuggingFaceCase]:
-    """Return every requested model, precision of weights, context and batch."""
+    """Return a case for every requested model, precision of weights, context and batch."""
     options = settings.benchmark
     return [
         HuggingFaceCase(model, context, weights, settings, batch)

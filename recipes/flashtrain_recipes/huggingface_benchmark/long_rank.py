@@ -1,4 +1,4 @@
-"""A process of recipe=hf-long: a rank that makes a case's steps by Lightning's Trainer and sends their figures."""
+"""A process of recipe=hf-long: one rank, which trains a case with Lightning's Trainer and sends the measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so
 
 
 def model_of(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
-    """Return the case's model, on the meta device, in the precision of the hardware."""
+    """Return the case's model on the meta device (without weights), in the hardware's precision."""
     settings = case.settings()
     model = make_model(settings, vocab_size=0, attention=hardware.attention)
     check_model(settings, model)
@@ -43,11 +43,15 @@ def model_of(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
 def measure_steps(
     rank: int, send: Callable[[Row], None], model: str, context: int, hardware: Hardware, folder: Path, port: int
 ) -> None:
-    """Send the row's columns as soon as they are known; then the process that started this one ends it.
+    """Train a case for benchmark.steps steps on this rank, and send the columns of its row from the first rank.
+
+    They are sent as soon as they are known; then the process that started this one ends it.
 
     Args:
-        folder: the run's.
-        port: a free one, where the ranks meet.
+        send: passes a row to the process that started this one.
+        model: a name of SHAPES, with the ending LORA for adapters.
+        folder: the run's folder, whose settings are read.
+        port: a free TCP port of this machine, where the ranks meet.
     """
     settings = read_settings(folder)
     case = HuggingFaceCase(model, context, "fp32", settings)
@@ -107,9 +111,9 @@ class _Reports(pl.Callback):
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Make the optimiser's states, by a step of gradients that are 0.
+    """Make the optimiser's states (such as Adam's moments), by one step with gradients of 0.
 
-    Without it a first step's peak, before the optimiser makes them, would be below that of every later step.
+    Without them the first step's peak memory would be below that of every later step.
     """
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -118,7 +122,7 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def warm_up(case: HuggingFaceCase, hardware: Hardware, folder: Path, batching: Batching) -> float:
-    """Make a step of a few layers, which compiles what the case needs, and return its seconds. Nothing of it stays."""
+    """Train a model of a few layers for one step, which compiles the kernels, and return the seconds that it took."""
     took: list[float] = []
     _fit(replace(case, layers=_WARM_LAYERS), hardware, folder, 1, batching, _Reports(lambda each, _: took.extend(each)))
     gc.collect()

@@ -1,7 +1,7 @@
-"""recipe=hf-long: steps of transformers' decoders at long contexts, by the strategy, savings and Trainer of recipe=hf.
+"""recipe=hf-long: training steps of transformers' decoders at long contexts, trained as recipe=hf trains them.
 
-Each case is measured in processes of its own, a rank each (long_rank.py): what runs out of memory, hangs or takes too
-long ends with them, and is a row.
+Each case is measured in its own processes, one for each rank (long_rank.py): a case that runs out of memory, hangs or
+takes too long ends with its processes and becomes a row.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _MAX_MULTIPLES = 4096  # the search for the largest context stays below
 
 
 class Flashtrain(Baseline):
-    """The one implementation."""
+    """The only implementation that is measured: flashtrain's."""
 
     name = title = "flashtrain"
 
 
 class LongSteps(Benchmark):
-    """Every requested model and context, on trainer.devices devices.
+    """The benchmark of long steps: every requested model and context, on trainer.devices devices.
 
     Raises:
-        UserError: there are fewer devices.
+        UserError: the machine has fewer than trainer.devices GPUs.
     """
 
     what = "long steps of transformers' decoders"
@@ -116,7 +116,7 @@ class LongSteps(Benchmark):
         return "\n".join([*lines, *largest, last])
 
     def planned(self, case: HuggingFaceCase) -> Row:
-        """Return the row of a case that is known before measuring, with its estimates."""
+        """Return the columns of a case's row that are known before measuring, with the memory estimates."""
         settings, model = case.settings(), model_of(case, self.settled)
         columns = {
             "implementation": "flashtrain", "model": case.model, "context": case.context, "batch": 1,
@@ -131,9 +131,9 @@ class LongSteps(Benchmark):
             return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
 
     def plans(self) -> list[Row]:
-        """Return a row for each model: the largest context that memory's choice plans, not measured.
+        """Return a row for each model with the largest context that memory.* at its defaults finds room for.
 
-        Its column limited_by says which memory a longer context exceeds: the device's or the host's.
+        The column limited_by says which memory a longer context exceeds: that of the "device" or of the "host".
         """
         return [row for model in self.options.models if (row := self._largest(model))]
 

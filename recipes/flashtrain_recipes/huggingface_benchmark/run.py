@@ -1,4 +1,4 @@
-"""recipe=hf-speed: whole training steps of transformers' decoders, flashtrain's next to transformers' own."""
+"""recipe=hf-speed: time whole training steps of transformers' decoders, by flashtrain and by transformers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_compiled(row: Mapping[str, Any]) -> bool:
 
 
 class HuggingFaceSteps(StepBenchmark):
-    """Every model, precision of weights, context and batch requested."""
+    """The benchmark of decoders' steps: every requested model, precision of weights, context and batch."""
 
     what = "training steps of transformers' decoders"
     columns = (
@@ -53,7 +53,7 @@ class HuggingFaceSteps(StepBenchmark):
         return everyone(self.hardware, updates=self.options.optimizer_step, compiled=self.compiled)
 
     def plan_line(self, case: HuggingFaceCase) -> str:
-        """Return the case with the memory that flashtrain's step is estimated to need."""
+        """Return the case with the memory savings and the estimated peak memory in GiB of flashtrain's step."""
         words, estimate = self.make_baselines()[0].memory(case)
         return f"{case}: {words or 'no savings'}, {estimate} GiB"
 

@@ -1,1 +1,1 @@
-"""What a longer context is worth: `python -m flashtrain recipe=gpt2-long`, and `mode=passkey`."""
+"""Studies of longer contexts: `python -m flashtrain recipe=gpt2-long`, and `mode=passkey`."""

@@ -1,4 +1,4 @@
-"""Rows of a comparison of lengths: perplexities on the same tokens, whether longer was better, the paper's values.
+"""Rows that compare contexts: perplexities on the same tokens, whether a longer context was better, the paper's values.
 
 The paper is FlashAttention (Dao et al. 2022, arXiv 2205.14135), whose Table 4 recipe=gpt2-long repeats.
 """
@@ -27,14 +27,14 @@ PAPER_TABLE_4: dict[int, tuple[float, float]] = {1024: (18.2, 2.7), 2048: (17.6,
 
 
 def paper_columns(context: int) -> dict[str, float | None]:
-    """Return the paper's perplexity, days and time relative to 1K at this context; None where it has none."""
+    """Return the paper's perplexity, days of training and time relative to context 1024; None where it has no value."""
     perplexity, days = PAPER_TABLE_4.get(context, (None, None))
     ratio = None if days is None else round(days / PAPER_TABLE_4[1024][1], 3)
     return {"paper_perplexity": perplexity, "paper_days": days, "paper_time_ratio": ratio}
 
 
 def meets_the_paper(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether two of the paper's contexts are among those of the rows."""
+    """Return whether the rows have two or more of the paper's contexts."""
     return len({row["context"] for row in rows} & set(PAPER_TABLE_4)) > 1
 
 
@@ -46,14 +46,17 @@ def length_rows(
     resamples: int,
     seed: int,
 ) -> list[Row]:
-    """Return a row for each length, shortest first; one without scores has its status and error.
+    """Return a row for each context, shortest first; a context without scores has its training's status and error.
 
     The columns `loss_less_shorter` and `loss_less_shortest` are the mean difference in nats to the next shorter and the
-    shortest length that have scores, with its interval over the same resampled units; `against_shorter` is its verdict.
+    shortest context with scores, negative where the longer one is better, with intervals over the same resampled units;
+    `against_shorter` is its verdict in words.
 
     Args:
-        trained: the summary row of each context's training.
-        scores: of the finished ones.
+        trained: {context: the training's summary row}.
+        scores: {context: losses} of the trainings that finished.
+        windows: the scored windows, whose units are resampled.
+        resamples, seed: how many bootstrap resamples are drawn, and the seed of the draws.
     """
     drawn = draws(windows.count, resamples, seed)
     base = next((_per_token(trained[context]) for context in sorted(scores)), None)
@@ -92,7 +95,7 @@ def length_rows(
 
 
 def position_rows(scores: Mapping[int, Scores], bins: int) -> list[Row]:
-    """Return each length's mean loss by place among the scored tokens: `bins` rows, `position` a bin's first."""
+    """Return each context's mean loss by position among the scored tokens: `bins` rows, with the first `position`."""
     rows = []
     for context, found in sorted(scores.items()):
         edges = np.linspace(0, found[WHOLE].shape[1], bins + 1).round().astype(int)
@@ -104,7 +107,7 @@ def position_rows(scores: Mapping[int, Scores], bins: int) -> list[Row]:
 
 
 def verdict(less: Interval) -> str:
-    """Return in words whether the longer context predicted the same tokens better."""
+    """Return in words whether the longer context was better, given the interval of its loss minus the shorter's."""
     if less.low is None or less.high is None:
         return UNKNOWN
     if less.high < 0:

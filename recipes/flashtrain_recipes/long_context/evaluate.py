@@ -1,4 +1,4 @@
-"""How well a run's model predicts the last tokens of held-out windows from as much before them as its context holds.
+"""Score how well a run's model predicts the last tokens of held-out windows, given as much text as its context holds.
 
 N windows, W tokens of a window, T scored tokens of a window, V vocabulary rows.
 """
@@ -26,7 +26,7 @@ from flashtrain.tasks.language.trained import load_trained, move
 from flashtrain.training.hardware import Hardware
 
 TOKENS_PER_PASS = 65536
-# One length's losses in nats, (N, T) float64 each: in one pass, and sliding (score_windows). A kind is what ends the
+# One context's losses in nats, (N, T) float64 each: in one forward pass, and sliding (score_windows). A key ends the
 # names of its columns.
 Scores = dict[str, np.ndarray]
 WHOLE, SLIDING = "", "_sliding"
@@ -34,7 +34,7 @@ WHOLE, SLIDING = "", "_sliding"
 
 @dataclass(frozen=True)
 class Windows:
-    """Held-out windows, and the units by which they are resampled.
+    """Held-out windows, and the unit (document) of each, by which they are resampled.
 
     Windows of one document are alike: drawing them one by one would make an interval too narrow.
     """
@@ -45,15 +45,15 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """How many units there are."""
+        """The number of different units."""
         return len(np.unique(self.units))
 
 
 def held_out_windows(cache: OpenTokens, held_out: Spans, *, window: int, most: int) -> Windows:
     """Return up to `most` windows of `window` tokens (and a label) of the held-out documents, without overlap.
 
-    Each lies in one document, and documents take turns, so that few windows are of many documents. Where no document is
-    that long, the documents are laid end to end, as for training, and cut.
+    Each window lies in one document, and documents take turns, so that few windows cover many documents. Where every
+    document is shorter than a window, documents are joined end to end, as for training, and cut.
 
     Raises:
         UserError: the held-out text is shorter than one window.
@@ -98,11 +98,11 @@ def score_windows(
 
     Args:
         windows: (N, W + 1) int64.
-        context: tokens that the model reads in a pass.
-        stride: tokens that a pass scores: each is predicted from more than context - stride tokens. None: all in one
-            pass, as in training, the first scored token from context - scored + 1 tokens.
-        autocast: the dtype of the blocks' matrix products; None: the weights'.
-        mask: as it was trained with; None: causal.
+        context: tokens that the model reads in one forward pass.
+        stride: tokens scored in one forward pass: each is predicted from more than context - stride tokens. None: all
+            are scored in one, as in training, the first one from context - scored + 1 tokens.
+        autocast: the dtype of the blocks' matrix products; None: the weights' dtype.
+        mask: makes the mask that the model was trained with; None: causal.
     """
     size, device = windows.shape[1] - 1, next(model.parameters()).device
     step = scored if stride is None else min(stride, scored)
@@ -128,9 +128,9 @@ def score_windows(
 def score_run(
     checkpoint: Path, windows: Tensor, hardware: Hardware, *, context: int, scored: int, stride: int
 ) -> Scores:
-    """Return the losses of a checkpoint's model on the scored tokens, in one pass and sliding (score_windows).
+    """Return the losses of a checkpoint's model on the scored tokens, in one forward pass and sliding by `stride`.
 
-    The precision is that of training on this machine.
+    The precision is that of training on this machine; score_windows describes the arguments.
 
     Raises:
         UserError: the model is no decoder of flashtrain.
@@ -145,5 +145,5 @@ def score_run(
 
 
 def autocast_dtype(precision: str) -> torch.dtype | None:
-    """Return the dtype of matrix products in Lightning's precision of this name; None: the weights'."""
+    """Return the autocast dtype of a Lightning precision, as "bf16-mixed"; None: there is no autocast."""
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)

@@ -1,4 +1,4 @@
-"""Intervals of mean losses by drawing whole documents again and again (the bootstrap: Efron 1979, percentiles).
+"""Confidence intervals of mean losses, by resampling whole documents (the bootstrap: Efron 1979, percentiles).
 
 N windows, T scored tokens of a window, U units (documents, or windows), R resamples.
 """
@@ -13,7 +13,7 @@ LEVEL = 0.95
 
 
 class Interval(NamedTuple):
-    """A value and its 95% interval. low and high are None where there are no two units to draw among."""
+    """A value and its 95% interval. low and high are None where there are fewer than two units to resample."""
 
     value: float
     low: float | None
@@ -21,17 +21,17 @@ class Interval(NamedTuple):
 
 
 def draws(units: int, resamples: int, seed: int) -> np.ndarray:
-    """Return the units that each resample takes, with replacement, (R, U) int64; the same for equal arguments."""
+    """Return the units in each bootstrap resample, drawn with replacement, (R, U) int64; equal for equal arguments."""
     # RandomState's stream is frozen: a published interval stays the same under every version of numpy.
     return np.random.RandomState(seed).randint(0, units, size=(resamples, units))
 
 
 def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum and the count of each unit's losses, both (U,).
+    """Return the sum and the number of the losses in each unit, both (U,).
 
     Args:
         losses: (N, T).
-        units: (N,), each window's unit.
+        units: (N,), the unit of each window.
     """
     _, place = np.unique(units, return_inverse=True)
     sums = np.bincount(place, weights=losses.sum(axis=1, dtype=np.float64))
@@ -40,7 +40,7 @@ def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def mean_interval(sums: np.ndarray, counts: np.ndarray, drawn: np.ndarray) -> Interval:
-    """Return the mean over all tokens, with the interval of the resampled means.
+    """Return the mean loss over all tokens, with the 95% interval of the resampled means.
 
     Args:
         sums, counts: (U,), as per_unit returns them.

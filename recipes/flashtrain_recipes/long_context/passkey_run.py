@@ -1,4 +1,4 @@
-"""mode=passkey: does a model find a number that stands somewhere in a long dull text? A table by length and depth.
+"""mode=passkey: whether a model finds a number hidden in a long, dull text, as a table by length and depth.
 
 The task is Mohtashami and Jaggi's (2023, "Landmark Attention", section 4.2); the words are our own.
 """
@@ -39,18 +39,22 @@ Continue = Callable[[list[int], int], list[int]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that hides a key."""
+    """A prompt that hides a pass key."""
 
     tokens: list[int]
     key: str  # a number
-    answer: int  # tokens to let the model write
+    answer: int  # how many tokens the model is to write
 
 
 def make_prompt(tokenizer: Tokenizer, key: str, *, length: int, depth: float) -> Prompt:
-    """Return a prompt that with its answer is `length` tokens long, with `depth` (0 to 1) of the filler before the key.
+    """Return a prompt that, together with its answer, is `length` tokens long.
+
+    Args:
+        key: the number to hide.
+        depth: the share of the filler text that comes before the key, 0 to 1.
 
     Raises:
-        UserError: the length holds no filler at all.
+        UserError: the length has no room for filler.
     """
     # parts are tokenised one by one and the filler is cut to the token, so that any tokenizer gives the exact length
     introduction = as_prompt(tokenizer, INTRODUCTION)
@@ -77,10 +81,14 @@ def passkey_rows(
     digits: int,
     seed: int,
 ) -> list[Row]:
-    """Return a row {length, depth, accuracy, trials} for each length and depth: the share of keys that are found.
+    """Return a row {length, depth, accuracy, trials} for each length and depth; accuracy is the share of keys found.
 
-    What the model writes greedily must begin with the key, and the number must end there. Guessing finds one of
-    9 * 10^(digits - 1) keys, which do not begin with 0.
+    The model's greedy answer must begin with the key, and the number must end there. Guessing finds one of 9 *
+    10^(digits - 1) keys, which do not begin with 0.
+
+    Args:
+        answer: continues a prompt's tokens by so many tokens.
+        trials, digits: the keys for each length and depth, and the digits of each key.
     """
     drawn = random.Random(seed)
     rows: list[Row] = []
@@ -100,7 +108,7 @@ def _answers(answer: Continue, tokenizer: Tokenizer, prompt: Prompt) -> bool:
 
 
 def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
-    """Prompt the model, print the table, write RUN/passkey/result.json, and return the rows.
+    """Test the settings' checkpoint, print the table, write RUN/passkey/result.json, and return the rows.
 
     Raises:
         UserError: the model writes no text, or a length exceeds the context of learned positions.

@@ -1,4 +1,4 @@
-"""mode=lengths and mode=passkey: their settings, and what a run calls."""
+"""mode=lengths and mode=passkey: their settings, and their entry points for a run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class LengthsSettings:
-    """Which contexts are compared, and on what."""
+    """Which contexts are compared, and on which held-out tokens."""
 
-    contexts: list[int] | None = None  # one training each
+    contexts: list[int] | None = None  # the contexts, each of which is trained
     window: int | None = None  # tokens of a held-out window; null: the longest context
     scored: int = 1024  # how many of a window's last tokens are scored, by every model
-    stride: int = 256  # of perplexity_sliding: tokens that are scored in one pass
+    stride: int = 256  # for perplexity_sliding: tokens scored in each forward pass
     windows: int = 128  # how many windows, at most
-    resamples: int = 2000  # of the bootstrap
+    resamples: int = 2000  # bootstrap resamples for the intervals
     bins: int = 16  # groups of positions in the loss by position
 
     @property
     def longest(self) -> int:
-        """Tokens of a held-out window."""
+        """The tokens of a held-out window."""
         return self.window if self.window is not None else max(self.contexts or [1])
 
     def check(self) -> None:
@@ -37,7 +37,7 @@ class LengthsSettings:
             raise UserError(f"lengths.contexts={list(self.contexts)} must be one or more different lengths.")
 
     def check_together(self) -> None:
-        """Raise UserError for lengths that do not go with one another."""
+        """Raise UserError for settings that contradict one another."""
         # apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first
         if not self.contexts:
             return
@@ -59,12 +59,12 @@ class LengthsSettings:
 
 @dataclass
 class PasskeySettings:
-    """The prompts of passkey retrieval."""
+    """The prompts that hide a pass key."""
 
     lengths: list[int] | None = None  # tokens of prompt and answer; null: the model's context
     depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])  # shares before the key
     trials: int = 10  # keys for each length and depth
-    digits: int = 5  # of a key
+    digits: int = 5  # digits of a key
 
     def check(self) -> None:
         for length in self.lengths or []:
@@ -78,7 +78,7 @@ class PasskeySettings:
 
 
 class Lengths(Mode):
-    """A language model trained at each context (recipe=gpt2-long), or BERT fine-tuned (recipe=long-document)."""
+    """mode=lengths: trains at each context, a language model (recipe=gpt2-long) or BERT (recipe=long-document)."""
 
     study = True
     own = "lengths"
@@ -116,7 +116,7 @@ class Lengths(Mode):
 
 
 class Passkey(Mode):
-    """Whether a number hidden in a long text is found again."""
+    """mode=passkey: whether a trained model finds a number hidden in a long text."""
 
     of_checkpoint = True
     own = "passkey"

@@ -1,4 +1,4 @@
-"""recipe=gpt2-long: a training for each context, all scored on the same held-out tokens; its table and figures."""
+"""recipe=gpt2-long: train at each context, score all on the same held-out tokens; the table and the figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HEIGHT = 4.2  # inches
 
 
 def lengths_table(rows: Sequence[Row]) -> Table:
-    """Return the table that ends a comparison."""
+    """Return the table that is printed at the end of a comparison of contexts."""
     lengths = [row for row in rows if row["part"] == LENGTHS]
     first = next((row for row in lengths if row.get("scored_tokens")), None)
     scored = "" if first is None else f"{first['scored_tokens']:,} held-out tokens in {first['units']} {first['unit']}"
@@ -51,12 +51,12 @@ def lengths_table(rows: Sequence[Row]) -> Table:
 
 
 def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw perplexity with 95% intervals, and a token's time relative to the shortest context, against context.
+    """Draw perplexity with 95% intervals, and training time a token relative to the shortest context, against context.
 
-    The paper's values, of another text, are a line of their own.
+    The paper's values, which are of another text, are a separate line.
 
     Raises:
-        UserError: rows of another recipe.
+        UserError: the rows are of another recipe.
     """
     own = [row for row in rows if row.get("part") == LENGTHS]
     if not own:
@@ -72,10 +72,10 @@ def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
 
 
 def positions_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw the loss along the scored tokens, a line a context: each window in one pass, and sliding.
+    """Draw the loss along the scored tokens as a PNG, a line for each context: in one forward pass, and sliding.
 
     Raises:
-        UserError: rows of another recipe.
+        UserError: the rows are of another recipe.
     """
     own = [row for row in rows if row.get("part") == POSITIONS]
     if not own:
@@ -98,7 +98,7 @@ def _paper() -> list[Row]:
 
 
 class LengthsStudy(ContextStudy):
-    """Language models of several contexts, on the same split and tokens."""
+    """The comparison of language models trained at several contexts, on the same split and tokens."""
 
     many_values = ("context", "batch")
 

@@ -1,4 +1,4 @@
-"""Whole training steps measured: `python -m flashtrain recipe=gpt2-speed` and recipe=context-speed.
+"""Benchmarks of whole training steps: `python -m flashtrain recipe=gpt2-speed` and recipe=context-speed.
 
-cases.py, training_step.py and turns.py serve the steps of every model; the rest is GPT-2's.
+cases.py, training_step.py and turns.py serve every model; the rest is GPT-2's.
 """

@@ -1,4 +1,4 @@
-"""What training steps are measured on: a model at a context, a batch and a precision of weights.
+"""The cases of training steps: a model at a context, a batch size and a precision of weights.
 
 B batch, S sequence.
 """
@@ -27,7 +27,7 @@ NO_END = 1_000_000  # steps of the learning rate's schedule: more than are ever 
 
 
 class StepCase(ABC):
-    """A case of any model."""
+    """One model, context, batch and precision of weights, whose training step is measured. A base class."""
 
     model: Any  # its name
     context: Any  # tokens a sample
@@ -36,29 +36,29 @@ class StepCase(ABC):
 
     @abstractmethod
     def draw(self, device: torch.device, seed: int) -> tuple[Any, ...]:
-        """Return random samples and labels, as the losses take them; the same for equal seeds."""
+        """Return random samples and labels as the losses take them; the same for equal seeds."""
 
     @abstractmethod
     def flops_per_token(self) -> float:
-        """Return the model's FLOPs of forward and backward, whatever a baseline computes besides."""
+        """Return the model's FLOPs per token, forward and backward, without what a baseline computes in addition."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Equal for cases that differ in context and batch alone."""
+        """A key that is equal for cases that differ in context and batch only."""
         return (self.model, self.weights)
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether the weights that multiply are held in bfloat16."""
+        """Whether the weights are held in bfloat16 for matrix products."""
         return bool(self.weights != "fp32")
 
     @property
     def has_masters(self) -> bool:
-        """Whether the optimiser has float32 copies of them."""
+        """Whether the optimiser has float32 copies of bfloat16 weights."""
         return bool(self.weights == MASTERS)
 
     def settings_of(self, base: Settings) -> Settings:
-        """Return the settings that train the case, a step being one micro-batch."""
+        """Return a copy of the settings `base` that trains the case, with one micro-batch a step."""
         own = deepcopy(base)
         own.context, own.mask, own.data.document_mask = self.context, MaskSettings(), False
         own.trainer.micro_batch = self.batch
@@ -68,7 +68,7 @@ class StepCase(ABC):
         return own
 
     def hardware_of(self, machine: Hardware) -> Hardware:
-        """Return the machine with the precision that the case's weights mean."""
+        """Return the machine with the precision that the case's `weights` ask for."""
         mixed = "bf16-mixed" if machine.kind == "cuda" else "32-true"
         return replace(machine, precision="bf16-true" if self.is_bfloat16 else mixed)
 
@@ -76,17 +76,17 @@ class StepCase(ABC):
         return {"model": self.model, "context": self.context, "batch": self.batch, "weights": self.weights}
 
     def rates(self, milliseconds: float, peak_flops: float | None) -> Row:
-        """Return tokens_per_second and mfu of a step.
+        """Return the columns tokens_per_second and mfu of a step that takes so many milliseconds.
 
         Args:
-            peak_flops: the device's dense peak in FLOP/s; None: unknown.
+            peak_flops: the device's dense peak in FLOP/s; None: unknown, and mfu is None.
         """
         rate = self.batch * self.context / milliseconds * 1e3
         mfu = None if peak_flops is None else round(rate * self.flops_per_token() / peak_flops, 4)
         return {"tokens_per_second": round(rate, 1), "mfu": mfu}
 
     def needs_memory_of(self, other: StepCase) -> bool:
-        """Whether the case needs no less memory than the other."""
+        """Return whether the case needs at least as much memory as the other."""
         # activations grow with the tokens, the S x S matrix with tokens times context
         longer = self.context >= other.context and self.batch * self.context >= other.batch * other.context
         return bool(self.kind == other.kind and longer)
@@ -103,13 +103,13 @@ def draw_tokens(vocab_size: int, batch: int, context: int, device: torch.device,
 
 
 def batches_of(options: Any, context: int) -> list[int]:
-    """Return benchmark.batches, or the one batch that holds benchmark.tokens: one sample where that is longer."""
+    """Return benchmark.batches, or the one batch size, 1 or more, that holds benchmark.tokens at this context."""
     return sorted(set(options.batches)) if options.batches else [max(1, options.tokens // context)]
 
 
 @dataclass(frozen=True)
 class GPT2Case(StepCase):
-    """A GPT-2 of a size."""
+    """A GPT-2 of one size, whose training step is measured."""
 
     model: str  # a name of models.SIZES
     context: int
@@ -119,7 +119,7 @@ class GPT2Case(StepCase):
     vocab_rows: int | None = None  # of every baseline's embedding table; None: vocab_size rounded up to 64
 
     def config(self) -> GPT2Config:
-        """Return the shape that every baseline builds."""
+        """Return the model configuration that every baseline builds."""
         return GPT2Config.of_size(
             self.model, vocab_size=self.vocab_size, context=self.context, vocab_rows=self.vocab_rows
         )
@@ -133,11 +133,9 @@ class GPT2Case(StepCase):
 
 
 def cases(settings: Settings) -> list[GPT2Case]:
-    """Return every requested model, context, batch and precision of weights. Raises UserError: not model=gpt2."""
+    """Return a case for every requested model, context, batch and precision. Raises UserError for a model but gpt2."""
     if settings.model.name != "gpt2":
-        raise UserError(
-            f"model={settings.model.name}: training steps of model=gpt2 are measured, which others have too."
-        )
+        raise UserError(f"model={settings.model.name}: expected model=gpt2, which the other implementations have too.")
     options = settings.benchmark
     vocab_size = vocabulary_of(settings.data)
     return [

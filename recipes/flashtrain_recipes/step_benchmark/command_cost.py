@@ -1,7 +1,7 @@
-"""What `python -m flashtrain recipe=gpt2` costs beyond its bare training steps.
+"""The time that `python -m flashtrain recipe=gpt2` takes beyond its bare training steps.
 
-The command runs as it would for a user, in a process of its own, with its data, loggers, callbacks and Lightning's
-Trainer; the bare steps are those of flashtrain's row, on one batch that lies on the device already.
+The command runs as it would for a user, in its own process, with its data, loggers, callbacks and Lightning's Trainer.
+The bare steps are those of flashtrain's row, on one batch that is on the device already.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from flashtrain_recipes.step_benchmark.cases import GPT2Case
 
 COMMAND = "flashtrain, the whole command"
 _FOLDER, _OUTPUT = "command", "command.txt"
-# The command has these groups of what this run was given; the rest is the recipe's.
+# Groups of this run's settings that are passed on to the command; the others are the recipe's.
 _PASSED_ON = ("data", "logger", "model", "optimizer", "schedule", "attention", "memory", "hardware", "trainer")
 
 
 def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Row:
-    """Run the command at a case, and return its row: `command_cost` is the percentage that its steps take longer.
+    """Run the command at a case, and return its row: `command_cost` is by how many percent its steps take longer.
 
-    Its time of a step is the mean of what it logged, since logging costs time at some steps only, without the first
-    time, which holds compilation. A command that fails is a row that says so.
+    The time of a step is the mean of the logged times, as logging costs time at some steps only, without the first,
+    which includes compilation. A command that fails becomes a row that says so.
 
     Args:
-        bare: flashtrain's row of the case.
+        bare: flashtrain's row at the case.
     """
     summary = _run(_words(case, benchmark, run), run)
     metrics, row = run.folder / _FOLDER / METRICS, {"implementation": COMMAND, **case.columns()}

@@ -1,4 +1,4 @@
-"""What is compared of GPT-2's training steps: best batches, speed-ups and the paper's; speed and memory by context."""
+"""Comparisons of GPT-2's training steps: best batches, speed-ups next to the paper's, speed and memory by context."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SPEEDUP = Over("speedup", RATE, _CASE, lambda row: bool(row["implementation"] ==
 
 
 def with_best_batches(rows: Rows) -> list[Row]:
-    """Return the rows, those with a rate with `best_batch`: whether it is their implementation's fastest at the case.
+    """Return the rows; measured ones get `best_batch`: whether no other batch of the implementation is faster.
 
-    Ours and Hugging Face's eager GPT-2 get the paper's speed-up there, where it has their case.
+    flashtrain and Hugging Face's eager GPT-2 get the paper's speed-up at their best batch, where it has their case.
     """
     found = []
     for row in rows:
@@ -39,10 +39,10 @@ def with_best_batches(rows: Rows) -> list[Row]:
 def context_speed_figure(rows: Rows, path: str | Path) -> Path:
     """Draw tokens/s, MFU and peak memory against context as a PNG, each implementation at its best batch.
 
-    Running out of memory is a cross; what was not measured for another reason (no time, not installed) is left out.
+    Running out of memory is drawn as a cross; what was not measured for another reason is left out.
 
     Raises:
-        UserError: the rows have no two contexts.
+        UserError: the rows have fewer than two contexts.
     """
     shown = [row for row in rows if row.get("best_batch") or status_text(row) == OUT_OF_MEMORY]
     measures = [key for key in (RATE, "mfu", "peak_memory_gib") if values_of(shown, key)]

@@ -1,8 +1,8 @@
-"""GPT-2 in plain PyTorch, as anyone would write it for torch.compile: the implementation to be faster than.
+"""GPT-2 in plain PyTorch, as anyone would write it for torch.compile: what flashtrain is to be faster than.
 
-model=plain trains it by the same command as ours, from the same weights for equal seeds, to compare their losses:
-`python -m flashtrain -m recipe=gpt2 model=gpt2,plain trainer.micro_batch=32`. Its layers are none of flashtrain's, so
-that nothing done to those changes it.
+model=plain trains it by the same command as model=gpt2, from the same weights for equal seeds, to compare losses:
+`python -m flashtrain -m recipe=gpt2 model=gpt2,plain trainer.micro_batch=32`. It uses no layer of flashtrain, so that
+changes of those do not affect it.
 
 B batch, S sequence, H heads, D head dimension, E embedding width, V rows of the embedding table.
 """
@@ -25,7 +25,7 @@ from flashtrain_kernels import Mask
 
 
 class PlainGPT(Trainable):
-    """A GPT-2 decoder without dropout, whose weights have the names of models.gpt2's.
+    """A GPT-2 decoder without dropout. Its weights have the names of flashtrain.models.gpt2.GPT2's.
 
     Args:
         attention: "sdpa" or "standard" (with the S x S matrix).
@@ -58,7 +58,7 @@ class PlainGPT(Trainable):
         """Return the mean cross-entropy, in nats, of labels (B, S), which are shifted already.
 
         Raises:
-            UserError: a mask or positions.
+            UserError: a mask or positions are given.
         """
         if mask is not None or positions is not None:
             raise UserError(
@@ -68,17 +68,17 @@ class PlainGPT(Trainable):
         return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels.flatten())
 
     def parameter_count(self) -> int:
-        """Return the number of all parameters."""
+        """Return the number of all parameters, embeddings included."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """Return what GPT2.flops_per_token does."""
+        """Return the FLOPs per token, forward and backward, as GPT2.flops_per_token counts them."""
         with torch.device("meta"):
             return GPT2(self.config, attention="sdpa").flops_per_token(context)
 
 
 class PlainBlock(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """A Transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, embed: int, heads: int, attention: str) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return causal attention with the S x S matrix stored (Dao et al. 2022, Algorithm 0)."""
+    """Return causal attention with the S x S matrix in memory; q, k, v and the result are (B, H, S, D)."""
     length = q.shape[-2]
     hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])

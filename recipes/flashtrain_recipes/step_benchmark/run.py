@@ -1,4 +1,4 @@
-"""The benchmarks of training steps: what those of all models share, and that of GPT-2."""
+"""The benchmarks of training steps: a base class for all models, and GPT-2's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RECOMPILATIONS = 64  # of one function: every baseline that shares it
 
 
 class StepBenchmark(Benchmark):
-    """Training steps of any model."""
+    """Base class of benchmarks of training steps."""
 
     rate = "tokens_per_second"
 
@@ -38,13 +38,13 @@ class StepBenchmark(Benchmark):
 
     @property
     def compiled(self) -> bool:
-        """Whether baselines that are compiled on a GPU are so here."""
+        """Whether models that torch.compile can compile are compiled on this machine (benchmark.compile)."""
         requested = self.options.compile
         return bool(self.hardware.kind == "cuda" if requested is None else requested)
 
     @contextmanager
     def around(self, case: StepCase) -> Iterator[None]:
-        """Let the compiler forget other cases, and not give up after a few uses of one function."""
+        """Reset torch.compile after the case, and let it compile one function for many baselines."""
         torch.set_float32_matmul_precision("high")  # as training does
         if not any(one.compiled for one in self.baselines):
             yield
@@ -62,7 +62,7 @@ class StepBenchmark(Benchmark):
 
 
 class GPT2Steps(StepBenchmark):
-    """Every requested model, context, batch and precision of weights (recipe=gpt2-speed, recipe=context-speed)."""
+    """The benchmark of GPT-2 (recipe=gpt2-speed, context-speed): every model, context, batch and precision."""
 
     what = "training steps"
     columns = (

@@ -26,17 +26,17 @@ class StepSettings:
     contexts: list[int] = field(default_factory=lambda: [1024])  # tokens of a sequence
     batches: list[int] | None = None  # sequences a step; null: as many as hold benchmark.tokens together
     weights: list[str] = field(default_factory=lambda: ["fp32"])  # fp32 (autocast), bf16, bf16-master (float32 copies)
-    steps: int = 10  # of one turn of an implementation
+    steps: int = 10  # training steps in one sample of an implementation
     compile: bool | None = None  # whether implementations that are compiled on GPUs are so here; null: on GPUs only
     command_steps: int = 0  # also run `python -m flashtrain recipe=gpt2` for so many steps, 20 or more, for its cost
-    optimizer_step: bool = True  # of recipe=hf-speed; false: forward and backward alone
-    tasks: list[str] | None = None  # of recipe=lra-speed; null: all
-    sample_units: list[str] = field(default_factory=lambda: ["paragraph"])  # of recipe=bert-speed: of text
-    samples: int = 2048  # of recipe=bert-speed: sequences that have the lengths of each of benchmark.sample_units
-    dropouts: list[float] = field(default_factory=lambda: [0.0])  # of recipe=bert-speed
+    optimizer_step: bool = True  # for recipe=hf-speed; false: forward and backward alone
+    tasks: list[str] | None = None  # for recipe=lra-speed: tasks of the Long Range Arena; null: all but path256
+    sample_units: list[str] = field(default_factory=lambda: ["paragraph"])  # for bert-speed: text units to train on
+    samples: int = 2048  # for recipe=bert-speed: sequences for each of benchmark.sample_units, with its lengths
+    dropouts: list[float] = field(default_factory=lambda: [0.0])  # for recipe=bert-speed: dropout probabilities
 
     def check_steps(self, name: str | None) -> None:
-        """Raise UserError for the first of these settings that cannot be with this benchmark.name."""
+        """Raise UserError for the first setting that is invalid with this benchmark.name."""
         named = {
             "models": MODELS.get(str(name), STEP_MODELS),
             "weights": WEIGHTS,

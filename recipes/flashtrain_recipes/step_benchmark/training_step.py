@@ -1,4 +1,4 @@
-"""An optimiser step of any model: zero the gradients, forward, backward, clip, update."""
+"""A training step of any model: free the gradients, forward, backward, clip, update."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ LossFunction = Callable[..., Tensor]
 
 
 class TrainingStep:
-    """A model on a device with its optimiser, which makes a step when it is called with what the loss takes.
+    """A model on a device with its optimiser. Calling it with the loss's arguments makes one training step.
 
     Args:
-        clip: bounds the gradients before the update.
-        autocast: the dtype that matrix products are computed in; None: the weights' own.
-        schedule: stepped after the update.
+        loss: returns the loss, a scalar, of the arguments of a step.
+        clip: clips the gradients, before the update.
+        autocast: the dtype that matrix products are computed in; None: the weights' dtype.
+        schedule: the learning rate's schedule, stepped after the update.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class TrainingStep:
         self._device_type = next(model.parameters()).device.type
 
     def __call__(self, *arguments: Any) -> Tensor:
-        """Make a step, and return the loss before the update, a scalar on the device that nothing has waited for."""
+        """Make a step, and return the loss before the update, a scalar on the device that is not waited for."""
         self.drop_gradients()
         # as Lightning's precision plugin calls it: weights are cast at each use, or by the compiled graph
         with torch.autocast(self._device_type, self._autocast, enabled=self._autocast is not None, cache_enabled=False):
@@ -63,34 +64,34 @@ class TrainingStep:
 
 
 class MemoryChoice(NamedTuple):
-    """How a step saves memory."""
+    """How a training step saves memory, and the peak that is estimated."""
 
-    words: str = ""  # what is computed twice, moved or cut into chunks, as rows have it; "": nothing
-    estimate_gib: float | None = None  # of the peak; None: unknown
+    words: str = ""  # what is recomputed, offloaded or cut into chunks, as rows show it; "": nothing
+    estimate_gib: float | None = None  # the estimated peak; None: unknown
 
 
 class StepBaseline(Baseline):
-    """A baseline that makes training steps."""
+    """A baseline of training steps."""
 
     adapts = False  # to a case, by trading time for memory: what did not fit says nothing of a larger case
 
     def memory(self, case: Any) -> MemoryChoice:
-        """Return the memory settings that the case is trained with."""
+        """Return how the baseline saves memory at the case; by default not at all."""
         return MemoryChoice()
 
     @abstractmethod
     def build(self, case: Any, device: torch.device) -> TrainingStep:
-        """Return the step of a model with random weights on the device."""
+        """Return the training step of a model with random weights on the device."""
 
     def batches(self, case: Any, drawn: tuple[Any, ...], device: torch.device) -> Sequence[tuple[Any, ...]]:
-        """Return what the steps of a launch take, one after the other, made of what the case drew. Not timed."""
+        """Return the arguments of each step in a launch, made from what the case drew. Not timed."""
         return [drawn]
 
 
 def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
-    """Return the step of a baseline that is not ours: torch's fused AdamW, decay on matrices, clipping by the norm.
+    """Return the training step of other libraries' models: fused AdamW, decay on matrices, clipping by the norm.
 
-    Weights go to bfloat16, or the loss under autocast, as the case says (on a CPU float32 stays float32).
+    The weights become bfloat16, or the loss runs under autocast, as the case says (on a CPU float32 stays float32).
     """
     if case.is_bfloat16:
         model.to(torch.bfloat16)
@@ -107,7 +108,7 @@ def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: tor
 
 
 def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
-    """Return the step that a task of ours (a LightningModule) trains its model with."""
+    """Return the training step of a flashtrain task (a LightningModule), with its optimiser, clipping and schedule."""
     if case.is_bfloat16:
         model.to(torch.bfloat16)
     task.configure_model()
@@ -118,5 +119,5 @@ def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, d
 
 
 def autocast_of(case: StepCase, device: torch.device) -> torch.dtype | None:
-    """Return the dtype of autocast for this case: bfloat16 on a GPU unless the weights are that already."""
+    """Return the autocast dtype of a case: bfloat16 on a GPU unless the weights are bfloat16 already, else None."""
     return torch.bfloat16 if device.type == "cuda" and not case.is_bfloat16 else None

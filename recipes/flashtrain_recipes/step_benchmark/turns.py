@@ -1,7 +1,7 @@
 """One case of training steps, measured by all baselines in turns.
 
-All models stay on the device with their optimiser states, and each frees its gradients after its turn. What does not
-fit next to the others' models is measured after them, alone.
+All models stay on the device with their optimiser states, and each frees its gradients after its turn. A baseline that
+does not fit next to the others is measured after them, alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_SECONDS = 60.0  # of all turns but the first: minutes tell nothing that the
 
 @dataclass(kw_only=True)
 class StepEntry(Entry[StepBaseline]):
-    """A baseline's model and steps. A launch makes a step on each of the batches."""
+    """A baseline's model and batches. A launch makes one training step on each batch."""
 
     step: TrainingStep
     batches: Sequence[tuple[Any, ...]]
@@ -43,11 +43,11 @@ class StepEntry(Entry[StepBaseline]):
 
 
 class StepTurns(Turns[StepCase, StepEntry]):
-    """One case of training steps.
+    """Measures one case of training steps.
 
     Args:
         peak_flops: the device's dense peak in FLOP/s, for MFU; None: unknown.
-        full: (title of a baseline, case) that ran out of memory, to which this case's are added: what needs as much
+        full: (title of a baseline, case) pairs that ran out of memory; this case's are added. A case that needs as much
             memory is not tried, unless the baseline adapts.
     """
 
@@ -85,7 +85,7 @@ class StepTurns(Turns[StepCase, StepEntry]):
         return super().refuses(baseline)
 
     def start(self, baseline: StepBaseline) -> None:
-        """Launch twice: for compilation, then for memory and about how long a launch takes."""
+        """Launch twice: once to compile, then for the peak memory and an estimate of a launch's time."""
         memory = baseline.memory(self.case)
         before = self.clock.held_mib()
         step = baseline.build(self.case, self.device)

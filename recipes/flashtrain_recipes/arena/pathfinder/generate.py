@@ -1,4 +1,4 @@
-"""Pathfinder images are generated: the same image every time, in any order, by any number of threads.
+"""Generation of Pathfinder images: each image is the same every time, in any order, by any number of threads.
 
 The compiled walks release Python's lock, so that threads of one process use all cores. A file grows in order and may be
 interrupted at any time.
@@ -34,7 +34,7 @@ CHUNK = 256  # images; at side 64, the slowest, some seconds
 
 @dataclass(frozen=True)
 class ImageStream:
-    """What decides an image, but for its number."""
+    """An endless sequence of images: what decides an image, together with its number in the stream."""
 
     parameters: PathfinderParameters
     seed: int
@@ -42,18 +42,18 @@ class ImageStream:
 
     @property
     def key(self) -> int:
-        """64 bits that differ between streams of other seeds, splits and sides."""
+        """64 bits that differ between streams with different seeds, splits or sides."""
         name = f"{VERSION}/{self.seed}/{self.split}/{self.parameters.side}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
     def header(self) -> bytes:
-        """Return the HEADER_BYTES bytes before a file's records, a line of JSON for whoever looks at the file."""
+        """Return the HEADER_BYTES bytes before a file's records: a line of JSON that describes the file to a reader."""
         header = {"format": "flashtrain pathfinder", "version": VERSION, **asdict(self)}
         return json.dumps(header).encode().ljust(HEADER_BYTES - 1) + b"\n"
 
 
 def generate_records(stream: ImageStream, first: int, count: int) -> np.ndarray:
-    """Return the records (count,) of images number `first` on.
+    """Generate `count` images from number `first` on, and return their records, (count,).
 
     Raises:
         UserError: no curves fit the image, or numba is missing.
@@ -97,12 +97,12 @@ def _tables(parameters: PathfinderParameters) -> tuple[WalkTables, ...]:
 
 
 def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: int | None = None) -> None:
-    """Append images number `have` to `want` - 1, after dropping whatever follows the first `have`.
+    """Append the images number `have` to `want` - 1 to a file, after cutting off all behind its first `have` images.
 
     The caller holds the file's lock. Each chunk is flushed to disk before the next is written.
 
     Args:
-        workers: threads; None: one a core.
+        workers: threads; None: one for each core.
 
     Raises:
         UserError: no curves fit the image, or numba is missing.

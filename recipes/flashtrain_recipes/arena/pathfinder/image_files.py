@@ -27,15 +27,16 @@ _NEGATIVE = "_neg"
 
 
 class PathfinderFiles:
-    """Images from files, which are read when they are used.
+    """Images that another program drew, read from files when they are used.
 
     Args:
         path: a folder or .npz as above, or a folder with pathfinder32, curv_contour_length_14 and the like, of which
             side and contour choose one.
-        validation, test: how many images are held out, drawn by `seed`; None: a tenth each.
+        validation, test: how many images are held out for each; None: a tenth each.
+        seed: decides which images are held out.
 
     Raises:
-        UserError: later, where there are no such images, images of another side, or too few.
+        UserError: when used: there are no such images, images of another side, or too few.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class PathfinderFiles:
         return f"Pathfinder-{self.side} from {self.path}: {len(self._all):,} images"
 
     def prepare(self) -> None:
-        """Find the images, and read the first."""
+        """Find the images, and read the first one."""
         self._all[[0]]
 
     def split(self, name: str) -> ImageSamples:
-        """Return "train", "validation" or "test"; no image is in two of them."""
+        """Return the images of the split "train", "validation" or "test"; splits share no image."""
         count = len(self._all)
         test, validation = (
             count // SHARE_HELD_OUT if self.counts[part] is None else int(self.counts[part] or 0)
@@ -96,10 +97,11 @@ class PathfinderFiles:
 
 
 class ImageSamples:
-    """Images by number (flashtrain.data.loader.Samples).
+    """Images by number, as a dataset (flashtrain.data.loader.Samples).
 
     Args:
-        pixels: (N, side, side) uint8, or (N,) files.
+        pixels: (N, side, side) uint8, or (N,) paths of files.
+        labels: (N,), 0 or 1.
     """
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray, side: int) -> None:
@@ -118,12 +120,12 @@ class ImageSamples:
         return SequenceBatch(tokens=tokens, labels=torch.from_numpy(self._labels[samples]))
 
     def chosen(self, numbers: np.ndarray) -> ImageSamples:
-        """Return these images, in this order."""
+        """Return the images of these numbers, in this order."""
         return ImageSamples(self._pixels[numbers], self._labels[numbers], self.side)
 
 
 def read_image(path: Path, side: int) -> np.ndarray:
-    """Return the grey levels (side, side) uint8 of a PNG file. Raises UserError for another side."""
+    """Return the grey levels of a PNG file, (side, side) uint8. Raises UserError for another size."""
     with Image.open(path, formats=("PNG",)) as image:
         if image.size != (side, side):
             raise UserError(f"{path} is {image.size[0]} x {image.size[1]} pixels, not {side} x {side}.")
@@ -131,10 +133,10 @@ def read_image(path: Path, side: int) -> np.ndarray:
 
 
 def list_images(folder: Path) -> list[tuple[Path, int]]:
-    """Return the images that the files in folder/metadata name, with their labels, without files of 0 bytes.
+    """Return (file, label) of each image that the files in folder/metadata list, leaving out files of 0 bytes.
 
     Raises:
-        UserError: an image has no label, or there are none.
+        UserError: an image has no label, or there are no images.
     """
     found = []
     for table in sorted((folder / METADATA).glob("*.npy"), key=lambda path: (len(path.name), path.name)):

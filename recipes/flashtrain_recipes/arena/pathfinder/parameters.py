@@ -1,6 +1,6 @@
-"""The sizes, distances and counts of Pathfinder images of each side, in pixels.
+"""The sizes, distances and counts, in pixels, of Pathfinder images of each side.
 
-The task is of Linsley et al. 2018 (arXiv:1805.08315); the figures of sides 32 to 256 are those that the Long Range
+The task is of Linsley et al. 2018 (arXiv:1805.08315); the values for sides 32 to 256 are those that the Long Range
 Arena used (Tay et al. 2020, arXiv:2011.04006). Side 128 is its Path-X.
 """
 
@@ -20,7 +20,7 @@ MIN_SIDE = 24
 
 @dataclass(frozen=True)
 class PathfinderParameters:
-    """The generator's parameters; lengths in pixels."""
+    """The parameters of the image generator; lengths are in pixels."""
 
     side: int  # of the square image
     padding: int  # width of the frame that nothing may enter
@@ -38,7 +38,7 @@ class PathfinderParameters:
 
     @property
     def max_dashes(self) -> int:
-        """Dashes of an image, at most: two long curves and all distractors."""
+        """The most dashes of an image: those of two long curves and of all distractors."""
         return 2 * self.contour_dashes + self.distractors * self.distractor_dashes
 
 
@@ -54,12 +54,12 @@ _ARENA = {
 
 
 def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
-    """Return the parameters of a side.
+    """Return the parameters for images of a side.
 
-    32, 64, 128 and 256 are the Long Range Arena's. Between two of them, every figure lies between theirs in proportion
-    to log2(side), rounded to what can be drawn (whole pixels; half ones for thickness and radius); the margins are
-    the smaller side's up to the middle and the larger's from there. Below 32 and above 256, dashes are those of 32 and
-    of 256, while padding and seed_distance shrink and grow with the side.
+    Sides 32, 64, 128 and 256 are the Long Range Arena's. Between two of them, every value is interpolated in log2(side)
+    and rounded to what can be drawn (whole pixels; half ones for thickness and radius); the margins are the smaller
+    side's up to the middle and the larger's from there. Below 32 and above 256, dashes are those of 32 and of 256,
+    while padding and seed_distance scale with the side.
 
     Args:
         contour: a name of CONTOURS or a number of dashes; of a range, the longest. Distractors have a third of them.
@@ -73,7 +73,7 @@ def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
 
 
 def contours_in(contour: str) -> list[str]:
-    """Return the contours of one length that make up a contour: of "3-6" those of 3, 4, 5 and 6 dashes."""
+    """Return the contours of one length that a contour consists of: "3-6" gives those of 3, 4, 5 and 6 dashes."""
     names = {dashes: name for name, dashes in CONTOURS.items()}
     return [names.get(dashes, str(dashes)) for dashes in dashes_in(contour)]
 
@@ -84,7 +84,7 @@ def contour_words(contour: str) -> str:
 
 
 def dashes_in(contour: str) -> range:
-    """Return the numbers of dashes that the long curves may have. Raises UserError for a contour that is none."""
+    """Return the numbers of dashes that a contour's long curves may have. Raises UserError for an unknown contour."""
     if contour in CONTOURS:
         return range(CONTOURS[contour], CONTOURS[contour] + 1)
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", contour)

@@ -1,4 +1,4 @@
-"""mode=preview, recipe=pathfinder-preview: some Pathfinder images with their labels in one picture, samples.png."""
+"""mode=preview, recipe=pathfinder-preview: draw some Pathfinder images with labels as one picture, samples.png."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.store import ensure
 
-IMAGES = 24  # where nothing says how many
+IMAGES = 24  # images drawn where pathfinder.preview is not set
 ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
 
 
 def preview(
     settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
 ) -> dict[str, Any]:
-    """Draw the first training images of the settings' set into `folder`, and return the summary row.
+    """Draw the first training images of the settings into `folder`, and return the summary row.
 
     Args:
+        overrides: the command line's settings.
         started: time.time() at the command's start.
     """
     given = settings.pathfinder
@@ -63,7 +64,7 @@ def preview(
 
 
 def preview_plan(settings: Settings, hardware: Hardware) -> str:
-    """Return what mode=plan prints: what would be drawn."""
+    """Return the text of mode=plan: what would be drawn."""
     return f"{_describe(settings)}\nnothing was started; leave out mode=plan to draw."
 
 

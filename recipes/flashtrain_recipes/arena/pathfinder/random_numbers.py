@@ -1,4 +1,4 @@
-"""Random numbers for compiled code: SplitMix64 (Steele, Lea, Flood 2014), a stream for each number of each key."""
+"""Random numbers in compiled code: SplitMix64 (Steele, Lea, Flood 2014), with a stream for each (key, number)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 @njit(cache=True, inline="always")
 def mixed(value):
-    """Return SplitMix64's output function of a value: a bijection of 64-bit words that looks random."""
+    """Return SplitMix64's output for a 64-bit value: a bijection whose results look random."""
     value = (value ^ (value >> np.uint64(30))) * _MIX_1
     value = (value ^ (value >> np.uint64(27))) * _MIX_2
     return value ^ (value >> np.uint64(31))
@@ -20,7 +20,7 @@ def mixed(value):
 
 @njit(cache=True, inline="always")
 def begun(key, number):
-    """Return the first state, (1,) uint64, of stream `number` of `key`."""
+    """Return the first state, (1,) uint64, of the stream `number` of `key`."""
     state = np.zeros(1, dtype=np.uint64)
     state[0] = mixed(key ^ mixed(np.uint64(number) + GAMMA))
     return state
@@ -28,12 +28,12 @@ def begun(key, number):
 
 @njit(cache=True, inline="always")
 def uniform(state):
-    """Return a float64 in [0, 1), and move the state on."""
+    """Return a random float64 in [0, 1), and advance the state (1,) uint64."""
     state[0] += GAMMA
     return (mixed(state[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
 @njit(cache=True, inline="always")
 def below(state, count):
-    """Return a whole number in [0, count), and move the state on."""
+    """Return a random whole number in [0, count), and advance the state (1,) uint64."""
     return int(uniform(state) * count)

@@ -1,7 +1,7 @@
-"""Images are drawn on any device, a batch at a time, in whole numbers: every pixel is equal everywhere.
+"""Drawing Pathfinder images on any device, a batch at a time, in whole numbers: every pixel is equal everywhere.
 
-A shape is looked up in a table of windows, one for each margin and direction of a dash and for each place of a disc.
-Windows hold levels, the numbers of the few brightnesses that a pixel may have, and overlapping ones are combined by
+Each shape is looked up in a table of windows, one for each margin and direction of a dash and for each place of a disc.
+Windows hold levels, the numbers of the few brightnesses that a pixel may have, and overlapping windows are combined by
 their maximum. The last step, which scales whole images so that their extremes are 0 and 255, is a table too.
 
 B images, N dashes of an image, W width of a window, D directions, M margins, L levels.
@@ -24,7 +24,7 @@ PIXEL_CHUNK = 8_000_000
 
 
 class DrawingTables(NamedTuple):
-    """The tables of images with the same parameters, on one device."""
+    """The tables by which images with the same parameters are drawn, on one device."""
 
     # (1 + 2 M D, W, W) int32 levels: nothing, then each direction and margin of the long curves, then of the short ones
     dashes: Tensor
@@ -35,17 +35,17 @@ class DrawingTables(NamedTuple):
 
     @property
     def border(self) -> int:
-        """Pixels that windows reach beyond the image, at most."""
+        """The most pixels that windows reach beyond the image."""
         return max(self.dashes.shape[-1], self.discs.shape[-1])
 
 
 def rasterise(
     windows: Tensor, markers: Tensor, parameters: PathfinderParameters, brightness: Tensor | None = None
 ) -> Tensor:
-    """Return the pixels that the task's own program draws, (B, side, side) uint8, on the windows' device.
+    """Draw images, and return the pixels that the task's own program draws, (B, side, side) uint8, on the same device.
 
     Args:
-        windows, markers: of Strokes.
+        windows, markers: positions of the dashes and discs, as in Strokes.
         brightness: (B, 2) float32, factors of the brightness of each image's long and short curves; None: 1.
     """
     contrasts = parameters.long_contrast, parameters.short_contrast
@@ -58,7 +58,7 @@ def rasterise(
 
 
 def draw(windows: Tensor, markers: Tensor, side: int, tables: DrawingTables) -> Tensor:
-    """Draw all images at once."""
+    """Draw all images at once, and return (B, side, side) uint8 (rasterise)."""
     levels = drawn_levels(windows, markers, side, tables)
     brightest = levels.amax(dim=(1, 2), keepdim=True)
     return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
@@ -79,7 +79,7 @@ def _in_contrasts(windows: Tensor, markers: Tensor, parameters: PathfinderParame
 
 
 def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: DrawingTables) -> Tensor:
-    """Return each pixel's level, (B, side, side) int32, before the image is scaled. markers None: without discs."""
+    """Return each pixel's level, (B, side, side) int32, before the image is scaled. markers=None draws no discs."""
     images, border = len(windows), tables.border
     width = side + 2 * border
     canvas = torch.zeros(images, width * width, dtype=torch.int32, device=windows.device)
@@ -95,7 +95,7 @@ def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: Dra
 
 
 def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
-    """Return which of windows.disc_windows() a coordinate takes, by its distance from the nearer edge."""
+    """Return each disc's place among the `places` of windows.disc_windows() along an axis, by its coordinate there."""
     middle = places // 2
     return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
 
@@ -104,7 +104,7 @@ def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
 def drawing_tables(
     parameters: PathfinderParameters, contrasts: tuple[float, float], device: torch.device
 ) -> DrawingTables:
-    """Return the tables of images with these parameters and contrasts."""
+    """Return the tables for images with these parameters, with the factors of long and short curves' brightness."""
     windows, corners = [], []
     for margin in parameters.margins:
         half = half_window(parameters, margin)

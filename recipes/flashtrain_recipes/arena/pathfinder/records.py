@@ -1,6 +1,6 @@
-"""Pathfinder images as they are stored: records of fixed size, and a batch of them as strokes to draw.
+"""Pathfinder images as they are stored, records of fixed size, and as they are drawn, a batch of strokes.
 
-A record ends with a checksum, so that one that a crash left half written is not taken for an image.
+A record ends with a checksum, so that a record that a crash left half written is recognised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flashtrain_recipes.arena.pathfinder.parameters import PathfinderParameters
 
 
 class Strokes(TypedDict):
-    """B images of at most N dashes; positions are (x, y) of pixels. The first dashes are the two long curves'."""
+    """A batch of B images with at most N dashes; positions are (x, y) in pixels. The long curves' dashes come first."""
 
     # (B, N, 3) int32: where each dash's window lies, and its number in the table of windows (raster), 0: none
     windows: Tensor
@@ -27,7 +27,7 @@ class Strokes(TypedDict):
 
 
 def together(parts: Sequence[Strokes], order: Tensor) -> Strokes:
-    """Join several batches of images, whatever N each has, and return them in this order."""
+    """Join batches of images, whatever N each of them has, and return the images in the given order."""
     most = max(part["windows"].shape[1] for part in parts)
     windows = [F.pad(part["windows"], (0, 0, 0, most - part["windows"].shape[1])) for part in parts]
     markers, labels = (torch.cat([part[name] for part in parts])[order] for name in ("markers", "labels"))
@@ -35,7 +35,7 @@ def together(parts: Sequence[Strokes], order: Tensor) -> Strokes:
 
 
 def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
-    """Return the type of one image's record: its dashes, facts about it, and the checksum."""
+    """Return the numpy type of one image's record: its dashes, facts about the image, and the checksum."""
     dashes = parameters.max_dashes
     return np.dtype(
         [
@@ -51,14 +51,14 @@ def record_type(parameters: PathfinderParameters) -> np.dtype[np.void]:
 
 
 def seal(records: np.ndarray) -> None:
-    """Fill in the records' checksums: CRC-32 of the rest of a record."""
+    """Fill in the records' checksums, in place: the CRC-32 of the rest of each record."""
     size = records.dtype.itemsize
     data = memoryview(records.tobytes())
     records["checksum"] = [zlib.crc32(data[end - size : end - 4]) for end in range(size, len(data) + 1, size)]
 
 
 def sound(records: np.ndarray) -> int:
-    """Return how many records, from the first, have a right checksum."""
+    """Return how many records, from the first on, have a correct checksum."""
     size = records.dtype.itemsize
     data = records.view(np.uint8).data  # of the mapped file, and no copy
     for number, noted in enumerate(records["checksum"].tolist()):

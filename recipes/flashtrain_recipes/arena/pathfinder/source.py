@@ -1,4 +1,4 @@
-"""Pathfinder as sequences of pixels: strokes from disk, drawn on the device that trains, in raster order."""
+"""Pathfinder as sequences of pixels: strokes are read from disk and drawn on the training device, in raster order."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from flashtrain_recipes.arena.pathfinder.variation import varied_brightness
 
 
 class StrokeBatch(Strokes, total=False):
-    """A loader's batch: images that are not drawn yet."""
+    """A loader's batch of images that are not drawn yet."""
 
-    brightness: Tensor  # of images for training, as raster.rasterise takes it
+    brightness: Tensor  # (B, 2) float32, of training images only: factors for raster.rasterise
 
 
 class StrokeSamples:
-    """The images of one or several stored sets by number (flashtrain.data.loader.Samples).
+    """The images of one or several stored sets by number, as a dataset (flashtrain.data.loader.Samples).
 
-    Numbers alternate between several sets, so that any run of numbers has as many images of each.
+    With several sets, consecutive numbers alternate between them, so that any range has as many images of each.
 
     Args:
-        variation: of the brightness of the dashes (variation.varied_brightness); 0: none.
+        variation: how much the brightness of dashes varies (variation.varied_brightness); 0: not at all.
     """
 
     def __init__(self, *sets: PathfinderImages, variation: float = 0.0) -> None:
@@ -58,14 +58,14 @@ class StrokeSamples:
 
 
 class Pathfinder:
-    """Generated images as sequences.
+    """Generated images as sequences of pixels.
 
-    They are made once and saved as strokes of about 200 bytes; a batch is drawn after it has reached the device.
+    Images are generated once and saved as strokes of about 200 bytes; a batch is drawn after it has reached the device.
 
     Args:
-        side, seed, contour, workers, cache_dir: see PathfinderSettings.
-        counts: images of each split.
-        variation: of the brightness of training images' dashes.
+        side, seed, contour, workers, cache_dir: as in PathfinderSettings.
+        counts: {split: number of images}.
+        variation: how much the brightness of training images' dashes varies, from 0 to 1.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Pathfinder:
         return f"Pathfinder-{self.side}, {contour_words(self.contour)}, seed {self.seed}: {counts} images"
 
     def prepare(self) -> None:
-        """Generate the missing images of every split."""
+        """Generate the images of all splits that are not stored yet."""
         for name in self.counts:
             self.split(name)
 
     def split(self, name: str) -> StrokeSamples:
-        """Return "train", "validation" or "test"; no image is in two of them."""
+        """Return the images of the split "train", "validation" or "test"; splits share no image."""
         contours, count = contours_in(self.contour), self.counts[name]
         sets = (
             ensure(
@@ -116,6 +116,6 @@ class Pathfinder:
         return StrokeSamples(*sets, variation=self.variation if name == "train" else 0.0)
 
     def finish(self, batch: StrokeBatch) -> SequenceBatch:
-        """Draw the images: tokens (B, side * side) uint8 are their pixels in raster order."""
+        """Draw a batch's images; the tokens are their pixels in raster order, (B, side * side) uint8."""
         pixels = rasterise(batch["windows"], batch["markers"], self.parameters, batch.get("brightness"))
         return SequenceBatch(tokens=pixels.flatten(1), labels=batch["labels"])

@@ -1,4 +1,4 @@
-"""Generated Pathfinder images on disk: a set is one file in the cache folder, named by all that decides its images.
+"""Generated Pathfinder images on disk: each set is a file in the cache folder, named by all that decides its images.
 
 The file can be copied to another machine: reading and drawing need no numba.
 """
@@ -22,10 +22,10 @@ from flashtrain_recipes.arena.pathfinder.windows import directions
 
 
 class PathfinderImages:
-    """The first `count` images of a stored set; None: all that are whole.
+    """The first `count` images of a stored set; with count=None, all images that are stored whole.
 
     Raises:
-        UserError: it holds fewer than `count` whole images.
+        UserError: the file holds fewer than `count` whole images.
     """
 
     def __init__(self, path: Path, stream: ImageStream, count: int | None = None) -> None:
@@ -40,7 +40,7 @@ class PathfinderImages:
 
     @property
     def labels(self) -> np.ndarray:
-        """Whether one long curve joins the two discs of each image, (images,) uint8."""
+        """1 where one long curve joins an image's two discs, else 0, (images,) uint8."""
         return np.array(self._records["label"])
 
     @property
@@ -49,7 +49,7 @@ class PathfinderImages:
         return np.array(self._records["margin"])
 
     def strokes(self, indices: Sequence[int] | np.ndarray | Tensor | slice) -> Strokes:
-        """Return the images of these numbers, in this order."""
+        """Return the images of these numbers, in this order, as strokes."""
         chosen = indices if isinstance(indices, slice) else np.asarray(indices, dtype=np.int64)
         return strokes_of(np.array(self._records[chosen]), self.parameters)
 
@@ -64,17 +64,17 @@ def ensure(
     workers: int | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> PathfinderImages:
-    """Return the first `count` images of a set, after generating those that its file does not hold yet.
+    """Return the first `count` images of a set, generating those that its file does not hold yet.
 
-    The same (side, contour, seed, split) has the same images everywhere; splits share none. One process generates, and
-    others that call this at the same time wait for it.
+    Equal side, contour, seed and split give the same images everywhere; splits share no image. One process generates,
+    and others that call this at the same time wait for it.
 
     Args:
-        workers: threads; None: one a core.
+        workers: threads; None: one for each core.
         cache_dir: where sets are saved; None: FLASHTRAIN_CACHE.
 
     Raises:
-        UserError: wrong settings, no numba where images are missing, or a folder that cannot be written.
+        UserError: invalid settings, images are missing and so is numba, or the folder cannot be written.
     """
     stream = ImageStream(of_side(side, contour), seed, split)
     path = set_path(side, seed, split=split, contour=contour, cache_dir=cache_dir)
@@ -94,16 +94,16 @@ def set_path(
     contour: str = "hard",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Return the path of a set's file, whether or not it exists yet."""
+    """Return the path of a set's file, whether or not it exists yet. Raises UserError for a range of contours."""
     one, *more = contours_in(contour)
     if more:
-        raise UserError(f"contour={contour} is of several sets of images: here it takes one length.")
+        raise UserError(f"pathfinder.contour={contour} names several sets of images: expected one number of dashes.")
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"
 
 
 def strokes_of(records: np.ndarray, parameters: PathfinderParameters) -> Strokes:
-    """Return the records' images as tensors."""
+    """Return the images of the records as strokes, in tensors."""
     tips, shapes = records["heads"].astype(np.int32), records["angles"].astype(np.int32)
     # The table of windows: an empty one, each margin's directions, and all of them again at the short curves' contrast.
     before = np.cumsum([1, *(len(directions(parameters, margin)) for margin in parameters.margins)])

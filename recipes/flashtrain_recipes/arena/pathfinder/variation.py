@@ -1,6 +1,6 @@
-"""pathfinder.variation: grey levels of training images are changed a little at random, and no curve is moved.
+"""pathfinder.variation: random changes of training images' grey levels, which move no curve.
 
-A model is to learn curves, and not one program's pens. Half of the images are shifted, thickened or thinned, made
+A model is to learn curves, not how one program draws them. Half of the images are shifted, thickened or thinned, made
 brighter or darker, and their faint ring (halo) is strengthened or removed. Before that, in half of the images the
 dashes of long curves and those of short ones are drawn brighter or darker, each by a factor.
 
@@ -27,11 +27,11 @@ MAX_CONTRAST = 1.35  # the factor of the brightness of all dashes of a kind, or 
 
 
 def varied_brightness(strength: float, seed: int, images: np.ndarray) -> Tensor:
-    """Return the factors of the brightness of each image's long and short curves, (B, 2) float32.
+    """Return random factors for the brightness of each image's long and short curves, (B, 2) float32.
 
     Args:
-        strength: as in varied().
-        images: (B,), their numbers, which decide the factors.
+        strength: from 0 (factors of 1) to 1 (factors up to MAX_CONTRAST, or its inverse).
+        images: (B,), the images' numbers, which with the seed decide the factors.
     """
     chosen, long, short = (uniform(seed, part, images) for part in range(3))
     powers = np.where(chosen < 0.5, strength, 0.0) * np.stack([2 * long - 1, 2 * short - 1])
@@ -39,10 +39,10 @@ def varied_brightness(strength: float, seed: int, images: np.ndarray) -> Tensor:
 
 
 def varied(strength: float) -> Callable[[Tensor, torch.Generator], Tensor]:
-    """Return a function that changes images (B, S) uint8, given a generator on their device.
+    """Return a function that changes images (B, S) uint8 at random, given them and a generator on their device.
 
     Args:
-        strength: above 0; 1 for changes up to the constants above.
+        strength: from above 0 to 1, for changes up to this module's MAX_ constants.
     """
 
     def vary(pixels: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""The random walks of the task's own program, compiled by numba: the same dashes from the same random numbers.
+"""The random walks of the task's own program, compiled by numba: equal random numbers give the same dashes.
 
 Two long curves of dashes grow in turn, then short ones fill the room that is left. Where one of the two long curves
 cannot grow, both begin anew. As in that program, curves and their last dashes may touch and cross.
@@ -258,15 +258,15 @@ def _grow_short(mask, trial, free, parameters, tables, state, tips, directions, 
 
 @njit(cache=True, nogil=True)
 def grow_images(key, first, parameters, margin_tables, out_tips, out_directions, out_facts):
-    """Make images number `first`, `first` + 1, ... of the stream `key`, as many as the outputs have rows.
+    """Generate the images number `first`, `first` + 1, ... of the stream `key`, as many as the outputs have rows.
 
     Args:
         parameters: (side, seed_distance, dashes of a long curve, distractors, dashes of a distractor, padding).
         margin_tables: WalkTables of every margin that an image may have.
         out_tips: (n, N, 2), where each dash's window lies, as (x, y).
-        out_directions: (n, N) uint16.
-        out_facts: (n, 5) int64: dashes, label, the curve whose first tip is marked, which margin, and attempts (0:
-            none succeeded, and nothing was made from there on).
+        out_directions: (n, N) uint16, the number of each dash's direction.
+        out_facts: (n, 5) int64: dashes, label, the curve whose first tip is marked, which margin, and attempts (0: none
+            succeeded, and this and all later images are missing).
     """
     side, _, dashes, distractors, short, _ = parameters
     for image in range(len(out_tips)):

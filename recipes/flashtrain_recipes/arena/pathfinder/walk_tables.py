@@ -1,4 +1,4 @@
-"""The tables of the walk: for each direction the pixels of a dash, where the next may lie, and how likely.
+"""The tables of the random walk: for each direction the pixels of a dash, the places of the next, and their weights.
 
 D directions (windows.directions), of which the last K are the ring's.
 """
@@ -54,7 +54,7 @@ class WalkTables(NamedTuple):
 
 
 def walk_tables(parameters: PathfinderParameters, margin: int) -> WalkTables:
-    """Return the tables of images with this margin around their dashes."""
+    """Return the tables for images with this margin, in pixels, around their dashes."""
     length, half = parameters.dash_length, half_window(parameters, margin)
     border = half + 2 * margin + length + 1
     stride = parameters.side + 2 * border

@@ -24,9 +24,9 @@ DEGREES = 360
 
 
 def ring(radius: int) -> np.ndarray:
-    """Return where the next tip may lie around a pivot at (0, 0), (K, 2) whole (x, y), ordered by y, then x.
+    """Return the points (x, y), (K, 2) integers, where the next tip may lie around a pivot at (0, 0), by y, then x.
 
-    The points of a circle, one pixel apart along it, rounded down: the circle is shifted by half a pixel up and left.
+    They are a circle's points, one pixel apart along it, rounded down: it is shifted by half a pixel up and left.
     """
     angles = np.arange(0, 360, 360 / (2 * radius * np.pi)) * np.pi / 180
     points = [(math.floor(radius * math.sin(angle)), math.floor(radius * math.cos(angle))) for angle in angles]
@@ -36,8 +36,8 @@ def ring(radius: int) -> np.ndarray:
 def directions(parameters: PathfinderParameters, margin: int) -> np.ndarray:
     """Return the directions of dashes, (D,) radians from -pi to pi.
 
-    First the 360 whole degrees that a curve may begin with (0 to 179, then -180 to -1), then those of the ring's points
-    seen from a pivot.
+    The first 360 are the whole degrees that a curve may begin with (0 to 179, then -180 to -1); the others point from a
+    pivot to the points of its ring.
     """
     degrees = (np.arange(DEGREES) + 180) % DEGREES - 180
     points = ring(parameters.dash_length + margin)
@@ -50,7 +50,7 @@ def turned_back(angles: np.ndarray) -> np.ndarray:
 
 
 def steps(length: float, angles: np.ndarray) -> np.ndarray:
-    """Return a length in each direction, (D, 2) float64, (x, y). Its end is rounded up to a whole pixel."""
+    """Return the vector (x, y) of this length in each direction, (D, 2) float64; its end is to be rounded up."""
     # A step that is whole but for a cosine's last bit is rounded up or not as 64 bits have it where it begins: from row
     # 3, a step of 9 to the left ends in row 4, from row 30 in row 30. So Python's cosine, which is the C library's.
     cosines, sines = (np.array([function(angle) for angle in angles]) for function in (math.cos, math.sin))
@@ -58,14 +58,14 @@ def steps(length: float, angles: np.ndarray) -> np.ndarray:
 
 
 def half_window(parameters: PathfinderParameters, margin: int) -> int:
-    """Return h, the pixels from a window's middle to its edge."""
+    """Return h, the pixels from the middle of a dash's window to its edge."""
     return parameters.dash_length + math.ceil(parameters.thickness) + margin
 
 
 def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
     """Return the dash of each direction on the finer grid, (D, 4 h + 1, 4 h + 1) bool.
 
-    A curve's first dash starts from its tail, every other from its head, back towards its tail.
+    A curve's first dash is drawn from its tail, every other from its head, back towards its tail.
     """
     angles = directions(parameters, margin)
     angles[DEGREES:] = turned_back(angles[DEGREES:])
@@ -80,19 +80,19 @@ def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
 
 
 def reduced(drawn: np.ndarray, size: int) -> np.ndarray:
-    """Reduce drawings (..., fine, fine) bool to (..., size, size) uint8."""
+    """Reduce drawings on the finer grid, (..., fine, fine) bool, to (..., size, size) uint8."""
     fine = drawn.reshape(-1, *drawn.shape[-2:]).astype(np.uint8) * 255
     images = [Image.fromarray(one).resize((size, size), Image.Resampling.LANCZOS) for one in fine]
     return np.stack([np.asarray(image) for image in images]).reshape(*drawn.shape[:-2], size, size)
 
 
 def dash_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """Return the windows of dashes, without their contrast, (D, 2 h + 1, 2 h + 1) uint8."""
+    """Return the windows of the dashes of all directions, at full brightness, (D, 2 h + 1, 2 h + 1) uint8."""
     return reduced(fine_dashes(parameters, margin), 2 * half_window(parameters, margin) + 1)
 
 
 def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """Return what dashes occupy with the margin around them, (D, 2 h + 1, 2 h + 1) uint8."""
+    """Return what each direction's dash and its margin occupy, (D, 2 h + 1, 2 h + 1) uint8, 0 (free) to 255."""
     fine = fine_dashes(parameters, margin)
     reach = FINER * margin
     wide = np.zeros_like(fine)
@@ -104,7 +104,7 @@ def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
 
 
 def disc_pixels(radius: float) -> np.ndarray:
-    """Return the whole (x, y) within a radius of (0, 0), (n, 2)."""
+    """Return the whole points (x, y) within a radius of (0, 0), (n, 2)."""
     around = np.arange(-math.ceil(radius), math.ceil(radius) + 1)
     x, y = (axis.ravel() for axis in np.meshgrid(around, around))
     near = x**2 + y**2 <= radius**2
@@ -116,7 +116,8 @@ def disc_windows(radius: float) -> np.ndarray:
 
     Unlike dashes, discs are reduced on the whole image, whose edge cuts the filter. C = 2 (g + 3) + 1 places: as many
     pixels from the first edge, the middle one for all that are far from both, then as many from the last (disc_place).
-    The disc lies around a corner of the finer grid's pixels, a quarter of a pixel up and left of its tip.
+    g is the radius rounded up, plus 3. The disc lies around a corner of the finer grid's pixels, a quarter of a pixel
+    up and left of its tip.
     """
     reach = math.ceil(radius) + 3
     places = 2 * (reach + 3) + 1

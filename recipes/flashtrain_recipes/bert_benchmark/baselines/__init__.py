@@ -1,4 +1,4 @@
-"""The implementations of BERT whose training steps are measured, with each kind of batches."""
+"""The implementations of BERT whose training steps are measured, each with a way of batching sequences."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["OURS", "all_baselines"]
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
-    """Return one of each, in the order of the tables.
+    """Return one instance of every implementation, in the order of the tables.
 
     Args:
-        compiled: whether those that are compiled on a GPU are compiled here.
+        compiled: whether flashtrain's models are compiled by torch.compile.
     """
     ours = partial(FlashtrainBert, settings=settings, hardware=hardware, compiled=compiled)
     found: list[StepBaseline] = [ours("flashtrain", PACKED), ours("flashtrain-padded", RANDOM)]

@@ -26,10 +26,10 @@ OURS = "flashtrain"
 
 
 class FlashtrainBert(StepBaseline):
-    """Our BERT.
+    """flashtrain's BERT as a baseline.
 
     Args:
-        batching: PACKED or RANDOM, which are alike where all rows are full.
+        batching: PACKED, or RANDOM for padded batches; they are the same where every row is full.
     """
 
     def __init__(self, name: str, batching: str, *, settings: Settings, hardware: Hardware, compiled: bool) -> None:

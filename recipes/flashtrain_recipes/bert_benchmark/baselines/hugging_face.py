@@ -25,10 +25,11 @@ from flashtrain_recipes.step_benchmark.training_step import TrainingStep, usual_
 
 
 class HuggingFaceBert(HuggingFace):
-    """transformers' BERT.
+    """transformers' BertForMaskedLM as a baseline.
 
     Args:
-        batching: RANDOM or BUCKETS.
+        implementation: its name in tables.
+        batching: RANDOM, or BUCKETS for batches of like length.
     """
 
     def __init__(self, name: str, implementation: str, *, batching: str, **options: Any) -> None:
@@ -57,7 +58,7 @@ class HuggingFaceBert(HuggingFace):
 
 
 def hugging_face_bert(case: BertCase, device: torch.device, attention: str) -> Any:
-    """Return transformers' model of the case's shape, activation and dropout."""
+    """Return transformers' BERT of the case's shape, in training mode; `attention` is transformers' name, as "sdpa"."""
     from transformers import AutoModelForMaskedLM, BertConfig
 
     config = BertConfig(**bert_content(case.config(), "BertForMaskedLM", 0, torch.float32))

@@ -1,1 +1,1 @@
-"""The implementations of attention over several devices, a file each."""
+"""The implementations of attention over several devices, one file for each."""

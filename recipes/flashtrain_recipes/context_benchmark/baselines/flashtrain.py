@@ -1,4 +1,4 @@
-"""flashtrain.distributed.context, by each of its methods in each of its layouts."""
+"""flashtrain.distributed.context as baselines: each of its methods in each of its layouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flashtrain_recipes.context_benchmark.settings import METHODS
 
 
 class Flashtrain(ContextBaseline):
-    """One method in one layout."""
+    """flashtrain's attention by one context-parallel method in one layout."""
 
     def refuses(self, case: ContextCase) -> str | None:
         one = case.attention
@@ -37,7 +37,11 @@ class Flashtrain(ContextBaseline):
 
 
 def baselines(methods: Sequence[str] | None, layouts: Sequence[str] | None) -> list[ContextBaseline]:
-    """Return every method in every layout; ulysses, which computes alike in each layout, in the first only."""
+    """Return a baseline for each method and layout; for ulysses, the same in all layouts, only the first.
+
+    Args:
+        methods, layouts: the values of benchmark.methods and benchmark.layouts; None: all.
+    """
     chosen = [layout for layout in get_args(ContextLayout) if layouts is None or layout in layouts]
     return [
         Flashtrain("flashtrain", way, layout)

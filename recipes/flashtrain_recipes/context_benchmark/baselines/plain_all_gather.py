@@ -1,5 +1,5 @@
-"""All keys and values gathered at once, one call of our kernel, gradients summed by one reduce-scatter in the inputs'
-dtype; nothing overlaps.
+"""A plain all-gather: keys and values are gathered at once for one call of flashtrain's kernel, and one reduce-scatter
+sums the gradients, in the inputs' dtype; communication and computation do not overlap.
 
 B batch (1), S sequence, n tokens a rank holds, K key/value heads, D head dimension.
 """
@@ -26,7 +26,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class PlainAllGather(ContextBaseline):
-    """All keys and values on every rank."""
+    """Attention with all keys and values gathered on every rank."""
 
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
         layout, team, one = place.layout(self.layout), place.team, place.case.attention

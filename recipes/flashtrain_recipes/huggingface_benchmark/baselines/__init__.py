@@ -1,4 +1,4 @@
-"""The implementations of a decoder's step: flashtrain's, and transformers' by its attention and compilation."""
+"""The implementations of a decoder's training step: flashtrain's, and transformers' by attention and compilation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flashtrain_recipes.step_benchmark.baselines.flashtrain import FLASHTRAIN
 
 
 def everyone(hardware: Hardware, *, updates: bool, compiled: bool) -> list[HuggingFaceBaseline]:
-    """Return one of each, in the order of the tables.
+    """Return one instance of every implementation, in the order of the tables.
 
     Args:
-        updates: False for forward and backward alone.
-        compiled: whether those that are compiled on a GPU are compiled here.
+        updates: whether steps update the weights; False measures forward and backward alone.
+        compiled: whether flashtrain's layers are compiled by torch.compile.
     """
     theirs = partial(Transformers, hardware=hardware, updates=updates)
     return [

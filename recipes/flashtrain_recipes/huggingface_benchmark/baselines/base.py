@@ -1,6 +1,6 @@
-"""What every implementation of a decoder's step begins with: flashtrain's model of the case, and its optimiser.
+"""The base of all implementations of a decoder's training step: flashtrain's model of the case, and an optimiser.
 
-The model holds transformers' class, and has equal weights for equal seeds.
+The model wraps transformers' class, and equal seeds give equal weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flashtrain_recipes.step_benchmark.training_step import (
 
 
 class GradientsOnly(torch.optim.SGD):
-    """An optimiser that frees gradients and updates nothing: forward and backward are measured alone."""
+    """An optimiser that can free gradients but updates nothing, to measure forward and backward alone."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         return None
@@ -38,7 +38,7 @@ class HuggingFaceBaseline(StepBaseline):
     """An implementation of a decoder's training step.
 
     Args:
-        updates: False for forward and backward alone.
+        updates: whether steps update the weights; False measures forward and backward alone.
     """
 
     def __init__(self, name: str, title: str, hardware: Hardware, *, updates: bool, compiled: bool) -> None:
@@ -46,14 +46,14 @@ class HuggingFaceBaseline(StepBaseline):
         self.hardware, self.updates = hardware, updates
 
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
-        """Return flashtrain's model, on the meta device."""
+        """Return flashtrain's model of the case, on the meta device (without weights)."""
         hardware = case.hardware_of(self.hardware)
         model = cast(HuggingFaceDecoder, make_model(case.settings(), vocab_size=0, attention=hardware.attention))
         model.keep_in(hardware.precision)
         return model
 
     def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
-        """Make flashtrain's model trade time for memory as the settings say, and return how."""
+        """Apply the settings `memory.*` of the case to flashtrain's model, and return what was chosen."""
         return save_memory(case.settings(), case.hardware_of(self.hardware), model)
 
     def step(
@@ -64,7 +64,13 @@ class HuggingFaceBaseline(StepBaseline):
         loss_of: Callable[[LanguageModel], Callable[..., Tensor]],
         device: torch.device,
     ) -> TrainingStep:
-        """Give the model its weights, and return the step that trains `part` of it."""
+        """Give the model its weights, and return the training step.
+
+        Args:
+            model: flashtrain's model, from `decoder`.
+            part: the module to train: the model, or transformers' module inside it.
+            loss_of: returns the loss function, given flashtrain's task.
+        """
         settings = case.settings()
         settings.trainer.compile = self.compiled and part is model
         torch.manual_seed(settings.seed)

@@ -1,4 +1,4 @@
-"""What recipe=hf trains: the loss in chunks, our attention, the savings of `memory`, layers compiled one by one."""
+"""The training step of recipe=hf: loss in chunks, flashtrain's attention, `memory.*`, layers compiled one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, Traini
 
 
 class Flashtrain(HuggingFaceBaseline):
-    """flashtrain's step."""
+    """flashtrain's training step as a baseline."""
 
     adapts = True
 

@@ -1,4 +1,4 @@
-"""transformers' class with its own loss, layers checkpointed where flashtrain computes any of them again."""
+"""transformers' class and its own loss, with gradient checkpointing wherever flashtrain recomputes any layer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CHECKPOINTING = "gradient checkpointing"
 
 
 class Transformers(HuggingFaceBaseline):
-    """transformers' step.
+    """transformers' training step as a baseline.
 
     Args:
-        attention: transformers' name; None: ours, by register_with_transformers.
-        by_layer: compiled layer by layer, instead of whole.
+        attention: transformers' name of an implementation; None: flashtrain's, by register_with_transformers.
+        by_layer: compile each layer by itself, instead of the whole model.
     """
 
     def __init__(

@@ -15,10 +15,10 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline
 
 
 def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> list[StepBaseline]:
-    """Return one of each, in the order of the tables.
+    """Return one instance of every implementation, in the order of the tables.
 
     Args:
-        compiled: whether those that are compiled on a GPU are compiled here.
+        compiled: whether flashtrain's and plain PyTorch's models are compiled by torch.compile.
     """
     how = ", compiled" if compiled else ""
 

@@ -30,10 +30,11 @@ FLASHTRAIN = "flashtrain"
 
 
 class Flashtrain(StepBaseline):
-    """What the settings train, at the case's size and context.
+    """flashtrain's GPT-2 as a baseline, at the case's size and context.
 
     Args:
-        attention: as the setting `attention`.
+        settings: of the run; each case changes its size, context, batch and precision.
+        attention: a value of the setting `attention`.
     """
 
     adapts = True
@@ -71,11 +72,11 @@ class Flashtrain(StepBaseline):
 
 
 def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> MemoryChoice:
-    """Make the model trade time for memory as the settings say, and return how.
+    """Apply the settings `memory.*` (activation checkpointing and offloading) to the model, and return what was chosen.
 
     Args:
         settings, hardware: of one case.
-        model: not compiled yet; on the meta device where only the choice is wanted.
+        model: not compiled yet; on the meta device where only the choice is needed.
     """
     if model.shape is None:
         return MemoryChoice()
@@ -86,5 +87,5 @@ def save_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Mem
 
 
 def batch_loss(task: LanguageModel, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return the task's loss of tokens and labels (B, S); without a document mask nothing else of a batch is read."""
+    """Return the task's loss for tokens and labels, each (B, S), of a batch without a document mask."""
     return task.batch_loss(cast(Batch, {"tokens": tokens, "labels": labels}))

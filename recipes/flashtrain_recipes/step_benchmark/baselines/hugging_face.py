@@ -16,7 +16,7 @@ EAGER = "Hugging Face, eager"  # what speed-ups are over
 
 
 class HuggingFace(StepBaseline):
-    """A model of transformers.
+    """A model of transformers as a baseline; here GPT-2.
 
     Args:
         attention: transformers' name: "eager" (the S x S matrix) or "sdpa" (torch's kernels).
@@ -36,7 +36,7 @@ class HuggingFace(StepBaseline):
 
 
 def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> Any:
-    """Return transformers' model of the case's shape, without dropout."""
+    """Return transformers' GPT-2 with the case's shape and without dropout, in training mode."""
     from transformers import AutoModelForCausalLM, GPT2Config
 
     shape = case.config()
@@ -52,5 +52,5 @@ def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> A
 
 
 def hugging_face_loss(forward: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return transformers' own loss of tokens and labels (B, S), which are shifted already."""
+    """Return transformers' own loss for tokens and labels (B, S); the labels are shifted already."""
     return forward(input_ids=tokens, labels=labels, shift_labels=labels).loss

@@ -1,4 +1,4 @@
-"""GPT-2 in plain PyTorch (plain_training.py)."""
+"""GPT-2 in plain PyTorch (plain_training.py) as a baseline."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline, Traini
 
 
 class Plain(StepBaseline):
-    """PlainGPT with one attention.
+    """PlainGPT with one implementation of attention.
 
     Args:
-        backend: the only one that SDPA may take; None: any.
+        attention: "sdpa" or "standard".
+        backend: the only backend that SDPA may use; None: torch chooses.
     """
 
     def __init__(

@@ -29,5 +29,5 @@ def test_a_range_has_as_many_images_of_each_length_in_turn(tmp_path: Path) -> No
 
 
 def test_one_set_of_images_takes_one_length(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="contour=3-5 is of several sets"):
+    with pytest.raises(UserError, match="contour=3-5"):
         ensure(32, 7, 2, contour="3-5", workers=1, cache_dir=tmp_path)
