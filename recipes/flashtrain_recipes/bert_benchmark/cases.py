@@ -92,7 +92,7 @@ def cases(settings: Settings) -> list[BertCase]:
     activation = settings.bert.activation or "gelu"
     if settings.bert.family != "bert" or activation not in ("gelu", "gelu_exact"):
         raise UserError(
-            f"bert.family={settings.bert.family} with bert.activation={activation}: Hugging Face's BERT lacks one of them; "
+            f"bert.family={settings.bert.family} with bert.activation={activation}: Hugging Face's BERT lacks them; "
             "expected bert.family=bert with bert.activation=gelu or gelu_exact."
         )
     longest = max(options.contexts, default=settings.context)

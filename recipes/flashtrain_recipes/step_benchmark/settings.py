@@ -31,7 +31,7 @@ class StepSettings:
     command_steps: int = 0  # also run `python -m flashtrain recipe=gpt2` for so many steps, 20 or more, for its cost
     optimizer_step: bool = True  # for recipe=hf-speed; false: forward and backward alone
     tasks: list[str] | None = None  # for recipe=lra-speed: tasks of the Long Range Arena; null: all but path256
-    sample_units: list[str] = field(default_factory=lambda: ["paragraph"])  # for bert-speed: text units to train on
+    sample_units: list[str] = field(default_factory=lambda: ["paragraph"])  # for bert-speed: units that give lengths
     samples: int = 2048  # for recipe=bert-speed: sequences for each of benchmark.sample_units, with its lengths
     dropouts: list[float] = field(default_factory=lambda: [0.0])  # for recipe=bert-speed: dropout probabilities
 
