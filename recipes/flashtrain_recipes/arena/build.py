@@ -148,7 +148,7 @@ def _parts(sequence: SequenceSettings) -> dict[str, int]:
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
-    """Choose the micro-batch in samples: the set one, else the largest that fits a GPU; on a CPU a whole step."""
+    """Choose the micro-batch in samples: as set, else the largest that fits a GPU; on a CPU its share of a step."""
     settings = stage.settings
     share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels

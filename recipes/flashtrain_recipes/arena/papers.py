@@ -1,4 +1,4 @@
-"""The Arena's task Retrieval: does one of two papers cite the other? (ACL Anthology Network; Radev et al. 2013)
+"""The Arena's task Retrieval: whether one of two papers cites the other (ACL Anthology Network; Radev et al. 2013).
 
 One encoder reads both papers, byte by byte.
 """

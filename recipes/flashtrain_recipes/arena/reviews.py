@@ -1,4 +1,4 @@
-"""The Arena's task Text: is a film review (IMDB; Maas et al. 2011) favourable? It is read byte by byte."""
+"""The Arena's task Text: whether a film review (IMDB; Maas et al. 2011) is favourable. It is read byte by byte."""
 
 from __future__ import annotations
 

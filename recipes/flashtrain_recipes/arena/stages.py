@@ -79,8 +79,8 @@ def stages_of(settings: Settings) -> list[Stage]:
     given = settings.curriculum.stages
     if given and settings.sequence.data != "pathfinder":
         raise UserError(
-            f"curriculum.stages are of growing images: sequence.data={settings.sequence.data} has none, "
-            "only pathfinder has."
+            f"curriculum.stages with sequence.data={settings.sequence.data}: stages need images of growing sides. "
+            "Expected sequence.data=pathfinder."
         )
     changed = [
         (entry, _changed(settings, one), stage.stop_at_accuracy)

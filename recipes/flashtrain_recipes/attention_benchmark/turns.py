@@ -34,7 +34,7 @@ COPY_GB_PER_SECOND = 4200
 
 
 class Part(NamedTuple):
-    """A part of a baseline that was started: forward, backward, or making the mask."""
+    """What is measured of a baseline, after its first calls: forward, backward, or making the mask."""
 
     make: Callable[[], Sequence[Launch]]
     pace: Pace

@@ -32,7 +32,7 @@ class Sequences(NamedTuple):
 
     @classmethod
     def draw(cls, lengths: np.ndarray, vocab_size: int, seed: int) -> Sequences:
-        """Draw random tokens for sequences of these lengths, and labels at 15% of the places, as BERT training."""
+        """Draw random tokens for sequences of these lengths, and labels at 15% of the places, as many as BERT masks."""
         random = np.random.RandomState(seed)
         shape = (len(lengths), int(lengths.max()))
         real = np.arange(shape[1]) < lengths[:, None]
@@ -43,7 +43,7 @@ class Sequences(NamedTuple):
 
 
 def random_batches(lengths: np.ndarray, rows: int) -> list[np.ndarray]:
-    """Return the numbers of the sequences in each batch: `rows` sequences at a time, in their given, random order."""
+    """Return the numbers of the sequences in each batch: `rows` sequences at a time, in the given order."""
     return np.split(np.arange(len(lengths)), range(rows, len(lengths), rows))
 
 

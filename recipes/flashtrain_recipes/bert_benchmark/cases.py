@@ -87,7 +87,7 @@ class BertCase(StepCase):
 
 
 def cases(settings: Settings) -> list[BertCase]:
-    """Return a case for every requested size, precision, dropout, length and batch. Texts have no lengths yet."""
+    """Return a case for every requested size, precision, dropout, length and batch; with_lengths completes them."""
     options = settings.benchmark
     activation = settings.bert.activation or "gelu"
     if settings.bert.family != "bert" or activation not in ("gelu", "gelu_exact"):

@@ -41,7 +41,7 @@ class CaseFailed(Exception):
 
 @dataclass(kw_only=True)
 class ContextEntry(Entry[Any]):
-    """A baseline at the case, or the same attention on one device."""
+    """A baseline at the case, or the same attention on one device, with its samples."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {_BOTH: []})
     passes: Passes

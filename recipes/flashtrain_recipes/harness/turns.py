@@ -76,7 +76,7 @@ class Entry(Generic[B]):
 
 
 class Turns(ABC, Generic[C, E]):
-    """Measures one case on one device. A subclass defines how a baseline is started and sampled.
+    """Measures one case by all baselines, in turns. A subclass says how a baseline is started and sampled.
 
     Args:
         effort: the limits on rounds and time.

@@ -78,7 +78,7 @@ class PasskeySettings:
 
 
 class Lengths(Mode):
-    """mode=lengths: trains at each context, a language model (recipe=gpt2-long) or BERT (recipe=long-document)."""
+    """mode=lengths: trains a language model (recipe=gpt2-long) or BERT (recipe=long-document) at several contexts."""
 
     study = True
     own = "lengths"

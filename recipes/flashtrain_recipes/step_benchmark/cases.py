@@ -49,7 +49,7 @@ class StepCase(ABC):
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether the weights are held in bfloat16 for matrix products."""
+        """Whether the weights in matrix products are bfloat16."""
         return bool(self.weights != "fp32")
 
     @property
@@ -68,7 +68,7 @@ class StepCase(ABC):
         return own
 
     def hardware_of(self, machine: Hardware) -> Hardware:
-        """Return the machine with the precision that the case's `weights` ask for."""
+        """Return the machine with the precision that the case's `weights` mean."""
         mixed = "bf16-mixed" if machine.kind == "cuda" else "32-true"
         return replace(machine, precision="bf16-true" if self.is_bfloat16 else mixed)
 

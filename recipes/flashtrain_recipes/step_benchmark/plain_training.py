@@ -55,7 +55,7 @@ class PlainGPT(Trainable):
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor:
-        """Return the mean cross-entropy, in nats, of labels (B, S), which are shifted already.
+        """Return the mean cross-entropy, in nats, where labels[b, s] is the token after tokens[b, s], both (B, S).
 
         Raises:
             UserError: a mask or positions are given.

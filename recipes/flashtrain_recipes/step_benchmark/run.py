@@ -44,7 +44,7 @@ class StepBenchmark(Benchmark):
 
     @contextmanager
     def around(self, case: StepCase) -> Iterator[None]:
-        """Reset torch.compile after the case, and let it compile one function for many baselines."""
+        """Let torch.compile compile one function for many baselines inside a `with` block, and reset it afterwards."""
         torch.set_float32_matmul_precision("high")  # as training does
         if not any(one.compiled for one in self.baselines):
             yield

@@ -210,7 +210,7 @@ def test_weights_that_are_no_classifier_are_refused(tmp_path) -> None:
         (("curriculum.stages=[{side:24,stop_at_accuracy:0.9,classification_weight:0}]",), "stop_at_accuracy"),
         (("curriculum.stages=[{side:24,contour:7..3}]",), "contour '7-3'"),
         (("curriculum.stages=[{side:24,schedule:cosin}]",), "cosine"),
-        (("sequence.data=listops",), "only pathfinder has"),
+        (("sequence.data=listops",), "sequence.data=listops"),
         (("sequence.data=poems",), "sequence.data"),
         (("sequence.data=listops", "sequence.augment=turn", "curriculum.stages=[]"), "augment"),
         (("sequence.length=64",), "pathfinder.side"),

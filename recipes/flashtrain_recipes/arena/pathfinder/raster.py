@@ -58,7 +58,7 @@ def rasterise(
 
 
 def draw(windows: Tensor, markers: Tensor, side: int, tables: DrawingTables) -> Tensor:
-    """Draw all images at once, and return (B, side, side) uint8 (rasterise)."""
+    """Draw a whole batch of strokes at once, and return the pixels, (B, side, side) uint8 (see rasterise)."""
     levels = drawn_levels(windows, markers, side, tables)
     brightest = levels.amax(dim=(1, 2), keepdim=True)
     return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
@@ -95,7 +95,7 @@ def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: Dra
 
 
 def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
-    """Return each disc's place among the `places` of windows.disc_windows() along an axis, by its coordinate there."""
+    """Return the index into disc_windows(), along an axis of `places`, of discs at the coordinates `tips`."""
     middle = places // 2
     return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
 

@@ -18,7 +18,7 @@ from flashtrain_recipes.arena.pathfinder.variation import varied_brightness
 
 
 class StrokeBatch(Strokes, total=False):
-    """A loader's batch of images that are not drawn yet."""
+    """A loader's batch of images, as strokes that are not drawn yet."""
 
     brightness: Tensor  # (B, 2) float32, of training images only: factors for raster.rasterise
 

@@ -24,9 +24,10 @@ DEGREES = 360
 
 
 def ring(radius: int) -> np.ndarray:
-    """Return the points (x, y), (K, 2) integers, where the next tip may lie around a pivot at (0, 0), by y, then x.
+    """Return the points (x, y), (K, 2) integers, where the next dash's tip may lie around a pivot at (0, 0).
 
-    They are a circle's points, one pixel apart along it, rounded down: it is shifted by half a pixel up and left.
+    They are a circle's points, one pixel apart along it, ordered by y, then x. They are rounded down, which shifts the
+    circle by half a pixel up and left.
     """
     angles = np.arange(0, 360, 360 / (2 * radius * np.pi)) * np.pi / 180
     points = [(math.floor(radius * math.sin(angle)), math.floor(radius * math.cos(angle))) for angle in angles]
@@ -50,7 +51,10 @@ def turned_back(angles: np.ndarray) -> np.ndarray:
 
 
 def steps(length: float, angles: np.ndarray) -> np.ndarray:
-    """Return the vector (x, y) of this length in each direction, (D, 2) float64; its end is to be rounded up."""
+    """Return the vectors (x, y) of this length in the directions `angles`, (D, 2) float64.
+
+    A caller that adds one to a point rounds the sum up to whole pixels.
+    """
     # A step that is whole but for a cosine's last bit is rounded up or not as 64 bits have it where it begins: from row
     # 3, a step of 9 to the left ends in row 4, from row 30 in row 30. So Python's cosine, which is the C library's.
     cosines, sines = (np.array([function(angle) for angle in angles]) for function in (math.cos, math.sin))
@@ -58,7 +62,7 @@ def steps(length: float, angles: np.ndarray) -> np.ndarray:
 
 
 def half_window(parameters: PathfinderParameters, margin: int) -> int:
-    """Return h, the pixels from the middle of a dash's window to its edge."""
+    """Return h, the pixels from the middle of a dash's window (the small image that holds it) to its edge."""
     return parameters.dash_length + math.ceil(parameters.thickness) + margin
 
 

@@ -52,5 +52,5 @@ def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> A
 
 
 def hugging_face_loss(forward: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return transformers' own loss for tokens and labels (B, S); the labels are shifted already."""
+    """Return transformers' loss for tokens and labels (B, S), where labels[b, s] is the token after tokens[b, s]."""
     return forward(input_ids=tokens, labels=labels, shift_labels=labels).loss
