@@ -53,7 +53,7 @@ class DataSettings:
     split: str = "train"  # of data=hub, chat, and of data=files a folder of save_to_disk: the dataset's split
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
     encoding: str = UTF_8  # of text files: any of Python's text encodings
-    # Of bytes that are no text: strict names their place, replace counts them.
+    # For bytes that are no text: strict stops and names their place, replace marks and counts them.
     encoding_errors: str = option("strict", EncodingErrors)
     # Of data=files and hub: true makes tokens while training, and writes nothing; null writes a token file first, of a
     # dataset while it is downloaded; false (data=hub) keeps a copy of the dataset.
@@ -66,10 +66,10 @@ class DataSettings:
     # Put what AutoTokenizer puts before a text (Llama's begin of text) before each document, prompt and scored text.
     begin_of_text: bool = True
     document_mask: bool = False  # the same as mask.documents=true
-    validation_fraction: float = 0.02  # of the documents, held out where no file is named for it; 1 (evaluate): all
+    validation_fraction: float = 0.02  # share of documents held out without a file for it; 1 (evaluate): all
     # Held-out tokens of each validation; null: at most 524,288, and a tenth of the training's time.
     validation_tokens: int | None = None
-    split_context: int | None = None  # hold out as for samples of this length; null: context
+    split_context: int | None = None  # choose held-out documents as for this context; null: context
     workers: int | None = None
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
     train_on: str = option("assistant", TrainOn)  # of data=chat: the tokens whose loss counts

@@ -19,7 +19,7 @@ class AttentionSettings:
 class MemorySettings:
     """Ways to need less memory for activations. Losses and gradients stay the same; a step takes longer."""
 
-    # What of a block is saved for its backward: none everything, selective its input and attention's output, full its
+    # What a block saves for its backward: none saves everything, selective its input and attention's output, full its
     # input; auto takes the fastest that is estimated to fit.
     activation_checkpointing: str = option("auto", ActivationCheckpointing)
     offload: bool = False  # move the saved inputs of blocks to host memory

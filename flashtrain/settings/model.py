@@ -24,10 +24,10 @@ class ModelSettings:
     positions: str | None = option(None, Positions, others=True)  # null: the family's own
     dropout: float = 0.0  # a probability, of embeddings, attention weights and both branches of a block
     vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64
-    rope_base: float | None = None  # of rotary positions; null: 10000, or what the weights have
-    rope_factor: float | None = None  # scales rotary positions for a longer context; null: 1, or what the weights have
+    rope_base: float | None = None  # base of rotary positions; null: 10000, or that of the weights
+    rope_factor: float | None = None  # scales rotary positions for a longer context; null: 1, or as the weights
     interpolate_positions: bool = False  # stretch learned positions of weights or a checkpoint to a longer context
-    residual: str = option("compute", Residual)  # between blocks, under autocast: float32 (weights) or half (compute)
+    residual: str = option("compute", Residual)  # dtype between blocks, autocast: float32 (weights), half (compute)
     path: str | None = None  # of model=huggingface: a transformers folder, or a name of the hub
     config: str | None = None  # for random weights: a config.json, or a type such as llama; `options` changes entries
     adapter: str | None = option(None, Adapter)  # lora (Hu et al. 2021): train two thin matrices at each target alone
@@ -35,7 +35,7 @@ class ModelSettings:
     adapter_alpha: float | None = None  # over the rank, the factor of their product; null: twice the rank
     adapter_targets: Any = "all-linear"  # or names of layers: [q_proj,v_proj]
     adapter_dropout: float = 0.0  # a probability, of what an adapter reads
-    quantize: str | None = option(None, Quantize)  # what an adapter leaves as it is in 4 bits, by torchao
+    quantize: str | None = option(None, Quantize)  # the frozen weights under an adapter in 4 bits, by torchao
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

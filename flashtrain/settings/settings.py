@@ -34,7 +34,7 @@ class Settings:
     recipe: str = "gpt2"  # which file of recipes/, or of your own folders
     mode: str = "train"
     task: str = "language_model"
-    seed: int = 0  # of the weights, the order of samples and dropout
+    seed: int = 0  # of random weights, the order of samples and dropout
     output: str = "runs"  # run folders are made below it
     resume: str | None = None  # null | auto | a run folder or checkpoint
     checkpoint: str | None = None  # for mode=evaluate, generate, export, passkey: a run folder or checkpoint

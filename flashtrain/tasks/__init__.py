@@ -1,4 +1,4 @@
-"""LightningModules: what is trained and how its loss is computed. They know no settings and no files."""
+"""LightningModules: models with their losses. They know neither settings nor files."""
 
 from __future__ import annotations
 

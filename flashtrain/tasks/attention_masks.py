@@ -45,7 +45,7 @@ def _prefix(settings: MaskSettings, *, documents: Tensor, seqlen: int, device: t
 
 
 def make_mask(settings: Settings, *, packed: bool = True) -> MaskMaker | None:
-    """Return the function that makes each batch's mask, for LanguageModel and `generate`; None for a causal mask.
+    """Return a function that makes each batch's mask, for LanguageModel and `generate`; None for a causal mask.
 
     Args:
         packed: whether a row may hold several documents.
@@ -57,10 +57,10 @@ def make_mask(settings: Settings, *, packed: bool = True) -> MaskMaker | None:
 
 
 def attended_context(settings: Settings) -> int:
-    """Return the context at which FLOPs are counted.
+    """Return the context length at which FLOPs are counted under the settings' mask.
 
-    Under a causal mask of this length a token sees as many tokens, in the mean, as it sees under the settings' mask in
-    a row of one document. The lengths of the documents are not known before they are read.
+    A token of a causal sequence of this length sees as many tokens, on average, as a token of one document sees under
+    the settings' mask. The documents' lengths are not known before they are read.
     """
     make = make_mask(settings, packed=False)
     if make is None:

@@ -27,10 +27,10 @@ MAX_MICRO_BATCH = 64  # samples of a language model
 
 
 def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batching:
-    """Choose the micro-batch, and make the model save the activations and weights that its memory estimate is of.
+    """Choose the micro-batch, and set the model's weight dtype and activation checkpointing as its estimate assumes.
 
     Raises:
-        UserError: no micro-batch fits, or the model does not support the settings' strategy or memory savings.
+        UserError: no micro-batch fits, or the model does not support the strategy or the memory settings.
     """
     check_model(settings, model)
     model.keep_in(hardware.precision)
@@ -43,7 +43,7 @@ def choose_batching(settings: Settings, hardware: Hardware, model: Trainable) ->
     """Choose the micro-batch of a language model: trainer.micro_batch, or the largest whose estimated memory fits.
 
     Raises:
-        UserError: none fits, or the memory of a model of another program cannot be estimated.
+        UserError: none fits, or the model has no shape to estimate its memory by.
     """
     samples = settings.samples_per_step // settings.data_ranks
     micro_batch, shape = settings.trainer.micro_batch, model.shape
@@ -65,9 +65,9 @@ def choose_micro_batch(
     """Choose the largest micro-batch whose estimated memory fits, with the cheapest memory savings that allow it.
 
     Args:
-        sizes: what a micro-batch may be, ascending, in samples or tokens; or the one that the settings name.
-        share: of a step, on one device, in the same unit.
-        estimate: the memory of a size with given savings.
+        sizes: the possible micro-batches, ascending, in samples or tokens; an int is the one that the settings name.
+        share: samples or tokens of an optimiser step on one device.
+        estimate: returns the memory of a micro-batch with given savings.
 
     Raises:
         UserError: not even the smallest size fits, and the settings name none.
@@ -102,7 +102,7 @@ def choose_micro_batch(
 
 
 def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape) -> Estimate:
-    """Return the function that estimates this model's memory, in this run, for any micro-batch and savings."""
+    """Return a function that estimates the memory of this training for any micro-batch and memory savings."""
     # Parameters outside the blocks of a model that does not give their number: embedding and learned positions.
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
@@ -146,7 +146,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
 
 
 def compiles(settings: Settings, hardware: Hardware, layout: str = "packed") -> bool:
-    """Return whether the loss is compiled: trainer.compile, or on GPUs only.
+    """Return whether the loss is compiled: trainer.compile or, if that is null, whether the device is a GPU.
 
     Padded rows (`layout`), which have another shape in every batch, are never compiled.
     """
@@ -166,7 +166,7 @@ def _candidates(settings: Settings, hardware: Hardware, checkpointing: str | Non
 
 
 def room(settings: Settings, hardware: Hardware) -> Room:
-    """Return the memory of the device and of its host that a run may fill."""
+    """Return the bytes of device and host memory that this run may fill."""
     # Ranks start at different moments and must choose alike: several go by the card's size, one by what is free.
     device = hardware.free_memory_bytes if settings.trainer.ranks == 1 else hardware.total_memory_bytes
     if hardware.kind != "cuda":
@@ -176,14 +176,14 @@ def room(settings: Settings, hardware: Hardware) -> Room:
 
 
 def encoder_shape(config: Any, **own: Any) -> BlockShape:
-    """Return the sizes by which the memory of a BertConfig or ClassifierConfig is estimated, with the fields `own`."""
+    """Return the BlockShape to estimate the memory of a BertConfig or ClassifierConfig by; `own`: further fields."""
     sizes = (config.layers, config.embed, config.heads, config.ffn)
     rotary, dropout = config.positions != "learned", config.dropout > 0
     return BlockShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
 
 
 def memory_words(batching: Batching) -> str:
-    """Return the words on memory in the line that announces a training: the savings and the estimate."""
+    """Return the memory savings and the estimate as text, for the line that announces a training."""
     savings = batching.savings.describe()
     if batching.estimate is None:
         return f", {savings}" if savings else ""
@@ -192,7 +192,7 @@ def memory_words(batching: Batching) -> str:
 
 
 def memory_columns(batching: Batching) -> dict[str, Any]:
-    """Return the columns on memory of a summary row."""
+    """Return the summary row's columns on memory: the savings and the estimate in GiB."""
     needed = batching.estimate
     return {
         "memory": batching.savings.describe() or "none",
@@ -201,7 +201,7 @@ def memory_columns(batching: Batching) -> dict[str, Any]:
 
 
 def memory_plan(batching: Batching) -> list[str]:
-    """Return mode=plan's lines on memory: the estimate by use, and every option, the chosen one marked."""
+    """Return mode=plan's lines on memory: the estimate by use, and every option with ">" before the chosen one."""
     if batching.estimate is None:
         return []
     estimate = batching.estimate
@@ -215,10 +215,11 @@ def memory_plan(batching: Batching) -> list[str]:
 def plan_text(
     lines: Sequence[str], settings: Settings, hardware: Hardware, flops: float, *, at_most: bool = False, how: str = ""
 ) -> str:
-    """Return the text that mode=plan prints: the lines about the training, and its time.
+    """Return the text of mode=plan: the lines about the training, and its estimated time.
 
     Args:
-        flops: of the training, on all devices together; `at_most` means that they are an upper bound.
+        lines: lines about the training.
+        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an upper bound.
         how: how the FLOPs are counted, in words.
     """
     rate, source = expected_rate(hardware)

@@ -1,6 +1,6 @@
 """Classification of whole sequences, as a LightningModule around a Classifier.
 
-B samples, S tokens or pixels of one.
+B samples, S tokens or pixels of a sample.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ VALIDATION_STEP = -1  # masked pixels of validation are drawn as of this step: t
 
 @dataclass(frozen=True)
 class MaskedPixels:
-    """The prediction of hidden pixels, or tokens, from the others: the objective, or one in addition to the labels."""
+    """The objective to predict masked pixels or tokens from the others, alone or in addition to the labels."""
 
-    weight: float = 1.0  # of its loss
+    weight: float = 1.0  # of this objective's loss
     share: float = 0.5  # of a sample's pixels or tokens that are hidden
     # Share of a batch's samples that are read a second time with some hidden, while all labels are predicted from whole
     # ones; 0: each sample is read once, with some hidden, which costs less: for pre-training.
@@ -42,19 +42,19 @@ class SequenceClassification(TrainingTask):
     `validation_accuracy`, and in testing `test_loss` and `test_accuracy`.
 
     Args:
-        classification_weight: of the labels' loss; 0 pre-trains on masked pixels alone.
-        masked: None for no masked pixels. They are drawn from (seed, micro-batch, rank), so that a resumed run draws
-            the same.
+        classification_weight: weight of the labels' loss; 0 pre-trains on masked pixels alone.
+        masked: how pixels are masked and predicted; None: they are not. The masked pixels follow from (seed,
+            micro-batch, rank), so that a resumed run masks the same.
         augment: functions that change the training tokens (B, S) one after another and keep their labels. Their random
-            draws follow from the same numbers.
-        training_pixels: how many pixels of each image are read in training and validation: those that are not dark, and
-            then dark ones at random (None: all). Tests read all.
+            draws follow from (seed, micro-batch, rank) too.
+        training_pixels: how many pixels of each image are read in training and validation: first those that are not
+            dark, then dark ones at random. None: all. Tests read all.
         compile: run the losses through torch.compile (one graph, static shapes).
         cuda_graphs: record the losses' launches once and replay them; see LanguageModel.
         options: see TrainingTask.
 
     Raises:
-        UserError: there is nothing to learn from.
+        UserError: `masked` is None and classification_weight is 0, so there is nothing to learn.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class SequenceClassification(TrainingTask):
         return loss
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the step's samples: one that an exception ends before is made again by the run that goes on."""
+        """Add the step's accuracies to the running sum. A step that fails earlier adds nothing: resuming repeats it."""
         total, count = self._correct
         self._correct = (sum(self._step_corrects, total), count + len(self._step_corrects))
         self._step_corrects.clear()
 
     def validation_step(self, batch: SequenceBatch, batch_idx: int) -> None:
-        """Add the micro-batch to the held-out loss and accuracy, means over all held-out samples and ranks."""
+        """Add the micro-batch to the held-out loss and accuracy, which are means over all samples and ranks."""
         self._evaluate("validation", batch)
 
     def test_step(self, batch: SequenceBatch, batch_idx: int) -> None:
@@ -136,7 +136,7 @@ class SequenceClassification(TrainingTask):
         self._evaluate("test", batch)
 
     def total(self, losses: Losses) -> Tensor:
-        """Return the weighted sum that is trained on."""
+        """Return the weighted sum of the losses, which is trained on."""
         loss = self.classification_weight * losses.classification
         if self.masked is not None:
             return loss + self.masked.weight * losses.pixels
@@ -150,12 +150,13 @@ class SequenceClassification(TrainingTask):
     def batch_losses(
         self, batch: SequenceBatch, *, step: int, masking: bool = True, pixels: int | None = None
     ) -> Losses:
-        """Return the losses of a micro-batch, with the gradient's graph; nothing is logged.
+        """Return the losses of a micro-batch, differentiable; nothing is logged.
 
         Args:
+            batch: the samples and their labels.
             step: the micro-batch's number, from which random draws follow.
-            masking: whether pixels are masked at all.
-            pixels: as training_pixels.
+            masking: whether pixels are masked, if the objective has masked pixels.
+            pixels: how many pixels of each image are read (None: all); see `training_pixels`.
         """
         masked = positions = None
         tokens = batch["tokens"]
@@ -175,7 +176,7 @@ class SequenceClassification(TrainingTask):
         return replayed(self._losses, *arguments, copies=copies)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what every task saves, and the training accuracy that is still to be reported."""
+        """Save what every task saves, and the training accuracy that is not logged yet."""
         super().on_save_checkpoint(checkpoint)
         total, count = self._correct
         checkpoint["correct"] = {"sum": float(total), "micro_batches": count}
@@ -187,13 +188,13 @@ class SequenceClassification(TrainingTask):
         self._correct = (float(saved.get("sum", 0.0)), int(saved.get("micro_batches", 0)))
 
     def take_train_accuracy(self) -> float | None:
-        """Return the mean accuracy of the micro-batches since the last call; None if there are none."""
+        """Return the mean training accuracy of the micro-batches since the last call; None if there are none."""
         total, count = self._correct
         self._correct = (0.0, 0)
         return float(total) / count if count else None
 
     def generator_of(self, step: int, device: torch.device, purpose: int = MASKING) -> torch.Generator:
-        """Return the generator of a micro-batch's draws, which follow from seed, step, rank and purpose alone."""
+        """Return a generator for a micro-batch's random draws, seeded from seed, step, rank and purpose alone."""
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device)
         rank = self._trainer.global_rank if self._trainer is not None else 0

@@ -1,4 +1,4 @@
-"""What context parallelism, in which devices share each sequence, means for a run's checks, memory and plan."""
+"""Context parallelism, in which devices share each sequence, in a run's checks, memory estimate and plan."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MIB = 2**20
 
 
 def check_heads(settings: Settings) -> None:
-    """Raise UserError if trainer.context_parallel_method cannot shard the heads of a model of flashtrain's own.
+    """Raise UserError if trainer.context_parallel_method cannot shard the heads of the chosen model of flashtrain's.
 
-    Models that start from weights, and those of a user's program, are checked once they are built (check_model).
+    Models that start from weights, and registered ones, are checked once they are built (check_model).
     """
     model = settings.model
     if settings.shares_sequences and settings.weights is None and model.name in FAMILIES and model.size in SIZES:
@@ -33,7 +33,7 @@ def check_heads(settings: Settings) -> None:
 
 
 def check_shape(settings: Settings, shape: DecoderShape) -> None:
-    """Raise UserError if trainer.context_parallel_method cannot shard the heads of this shape."""
+    """Raise UserError if trainer.context_parallel_method cannot shard the heads of a model of this shape."""
     if settings.shares_sequences:
         _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, 1)
 
@@ -60,7 +60,7 @@ def attention_choice(settings: Settings, hardware: Hardware, shape: DecoderShape
 
 
 def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> int:
-    """Return the bytes of a device's memory that the exchange between devices needs; 0 without context parallelism."""
+    """Return the bytes of device memory for the communication of context parallelism; 0 without it."""
     if settings.context_degree == 1:
         return 0
     from flashtrain.distributed.context.exchange_memory import exchange_bytes
@@ -69,9 +69,9 @@ def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShap
 
 
 def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
-    """Return the summary row's columns on context parallelism; none without it.
+    """Return the summary row's columns on context parallelism: its degree and method; {} without it.
 
-    The method is the one that is used or, if the model's shape is unknown, trainer.context_parallel_method.
+    The method is the chosen one or, if the model's shape is unknown, trainer.context_parallel_method.
     """
     if not settings.shares_sequences:
         return {}

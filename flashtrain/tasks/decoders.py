@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
-    """Return the shape of flashtrain's own decoder of a family, such as "gpt2", with the settings' size."""
+    """Return the configuration of flashtrain's own decoder: a family such as "gpt2", at the settings' size."""
     names = ("vocab_rows", "positions", "dropout", "rope_base", "rope_factor")
     own = {name: getattr(settings, name) for name in names}
     return GPT2Config.of_size(settings.size, family, vocab_size=vocab_size, context=context, **own)

@@ -1,4 +1,4 @@
-"""The score of a trained model on text that is held out, and how far it is held out."""
+"""The score of a trained model on held-out text, and whether its run was trained on that text."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def score(
     counts: Callable[[], Mapping[str, int]],
     words: str,
 ) -> dict[str, Any]:
-    """Validate a trained model on the data's held-out text, and print what came out.
+    """Validate a trained model on the data's held-out text, and print the metrics.
 
     Args:
-        task: around its model.
-        counts: returns how much was scored, by unit.
-        words: a format of the metrics, and of `perplexity`.
+        task: the LightningModule around the trained model.
+        counts: returns how much was scored, by unit, such as {"samples": 100}.
+        words: the text to print, a format string with the metrics and `perplexity`.
 
     Returns:
         The metrics by name, `held_out` (whether the run was not trained on the text) and the counts.
@@ -64,7 +64,7 @@ def perplexity(loss: float) -> float:
 
 
 def why_not_held_out(settings: Settings, folder: Path) -> str | None:
-    """Return why what these settings score cannot be called held out from the run in `folder`; None if it can."""
+    """Return why the text that these settings score is not held out from the run in `folder`; None if it is."""
     if not (folder / CONFIG_FILE).is_file():
         return "what the model was trained on is not known"
     own = read_settings(folder)
@@ -78,7 +78,7 @@ def why_not_held_out(settings: Settings, folder: Path) -> str | None:
     except UserError as error:
         return f"what the run was trained on cannot be read ({error})"
     if drawn and _draw(settings) != _draw(own):
-        return "another context or data.validation_fraction draws other rows, and the run may have trained on some"
+        return "context or data.validation_fraction is not the run's, which may have trained on some of it"
     return None
 
 

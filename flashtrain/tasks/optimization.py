@@ -59,7 +59,7 @@ for _name in SCHEDULES:
 
 
 def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a function that makes a model's optimiser, as TrainingTask takes it."""
+    """Return a function that makes a model's optimiser: the `make_optimizer` of TrainingTask."""
     build = component("optimizer", settings.optimizer.name)
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -75,7 +75,7 @@ def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.O
 
 
 def schedule_builder(settings: Settings) -> Callable[[torch.optim.Optimizer], LRScheduler]:
-    """Return a function that makes an optimiser's learning-rate schedule, as TrainingTask takes it."""
+    """Return a function that makes an optimiser's learning-rate schedule: the `make_schedule` of TrainingTask."""
     build = component("schedule", settings.schedule.name)
     return partial(build, settings=settings.schedule, total_steps=settings.trainer.steps)
 
@@ -83,11 +83,11 @@ def schedule_builder(settings: Settings) -> Callable[[torch.optim.Optimizer], LR
 def training_options(
     settings: Settings, hardware: Hardware, description: dict[str, Any] | None = None, *, layout: str = "packed"
 ) -> dict[str, Any]:
-    """Return the arguments that every task takes from the settings.
+    """Return the keyword arguments that every task's LightningModule takes from the settings.
 
     Args:
-        description: of the model, saved in checkpoints; see TrainingTask.
-        layout: of the rows: "packed", or "padded", which is not compiled.
+        description: plain values that rebuild the model, saved in checkpoints; see TrainingTask.
+        layout: how samples fill rows: "packed", or "padded", which is not compiled.
     """
     return {
         "make_optimizer": optimizer_builder(settings),

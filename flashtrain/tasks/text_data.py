@@ -1,4 +1,4 @@
-"""What the settings group `data` names, built: sources of text or tokens with their tokenizer."""
+"""Builds what the settings group `data` names: sources of text or tokens, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ def _chat(settings: DataSettings) -> TextSource:
 
 
 def make_source(settings: Settings) -> TextSource | TokenSource:
-    """Build the source that `data` names."""
+    """Build the source of text or tokens that `data` names."""
     return component("source", settings.data.source)(settings.data)
 
 
 def make_sources(settings: Settings) -> tuple[Any, Any]:
-    """Build the source to train on, and the one that data.validation_path names (None: documents are drawn from it).
+    """Build the source to train on, and that of data.validation_path (None: documents of the first are held out).
 
-    With data.validation_fraction=1, where nothing is trained on, they are the source to score, and None.
+    With data.validation_fraction=1 nothing is trained on: the first is the source to score, the second None.
     """
     data, source, validation = settings.data, make_source(settings), None
     if data.validation_path is not None:
@@ -101,7 +101,7 @@ def make_sources(settings: Settings) -> tuple[Any, Any]:
 
 
 def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
-    """Return the tokenizer that `data` names, or of a `bpe`, which is trained on the source, its specification."""
+    """Return the specification of the tokenizer that `data` names; data.tokenizer=huggingface is loaded."""
     data = settings.data
     if data.tokenizer == "huggingface":
         from flashtrain.integrations.huggingface_folder import tokenizer_of
@@ -113,7 +113,7 @@ def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
 
 
 def vocabulary_of(data: DataSettings) -> int:
-    """Return how many tokens `data.tokenizer` has, as far as that is known before any text is read."""
+    """Return the vocabulary size of data.tokenizer, as far as it is known before any text is read."""
     if data.tokenizer in VOCABULARY:
         return VOCABULARY[data.tokenizer]
     if data.tokenizer in get_args(options.Tokenizer):
@@ -124,12 +124,12 @@ def vocabulary_of(data: DataSettings) -> int:
 def reading_options(
     settings: Settings, hardware: Hardware, *, requested: int | None, step: int, most: int
 ) -> dict[str, Any]:
-    """Return the arguments that TextDataModule and MaskedTextDataModule share.
+    """Return the keyword arguments that TextDataModule and MaskedTextDataModule have in common.
 
     Args:
-        requested: held-out samples of each validation, if a setting says how many.
+        requested: held-out samples of each validation, if a setting gives their number.
         step: samples of an optimiser step.
-        most: an upper bound of the samples of a validation where `requested` is None.
+        most: upper bound of the samples of a validation if `requested` is None.
     """
     every, whole = settings.trainer.validate_every, requested is None and settings.data.validation_fraction == 1
     return {

@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 
 def replayed(compute: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call a compiled function whose launches are recorded and replayed (mode="reduce-overhead"), in a new step."""
+    """Call a compiled function whose CUDA launches are recorded and replayed (mode="reduce-overhead")."""
     # A replay writes its results where the last one did: what outlives the step is copied.
     torch.compiler.cudagraph_mark_step_begin()
     return tree_map(torch.clone, compute(*arguments, **named))
 
 
 class TrainingTask(pl.LightningModule):
-    """A LightningModule around one model; its tasks add the loss.
+    """A LightningModule around a model; subclasses add the loss.
 
     Logs `gradient_norm` (before clipping).
 
@@ -65,7 +65,7 @@ class TrainingTask(pl.LightningModule):
         self._last_loss: Tensor | None = None
 
     def configure_model(self) -> None:
-        """Raise UserError under a strategy that shards the model: without support, gradients would not be added up."""
+        """Raise UserError under a strategy that shards weights, which subclasses have to support themselves."""
         if self.device_mesh is not None:
             raise UserError(f"{type(self).__name__} trains whole models on each device. Use trainer.strategy=ddp.")
 
@@ -78,12 +78,12 @@ class TrainingTask(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Free the last step's gradients: Lightning would keep them next to all that this step's forward keeps."""
+        """Free the last step's gradients, which Lightning would keep in memory during this step's forward."""
         if batch_idx % self.trainer.accumulate_grad_batches == 0:
             self.zero_grad(set_to_none=True)
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-        """Clip here: Lightning's own clipping refuses fused AdamW under mixed precision."""
+        """Clip the gradients here: Lightning's own clipping refuses fused AdamW under mixed precision."""
         norm = clip_gradients(self.model, self.gradient_clip, scale=gradient_scale(self.trainer, optimizer))
         if self.is_logged_step():
             self.log("gradient_norm", norm)
@@ -110,7 +110,7 @@ class TrainingTask(pl.LightningModule):
         return losses if self.trainer.world_size == 1 else self.trainer.strategy.reduce(losses, reduce_op="mean")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what rebuilds the model, and the first and the last loss of the run; every rank calls this."""
+        """Save what rebuilds the model, and the run's first and last loss. Every rank calls this."""
         checkpoint["flashtrain"] = self.description
         checkpoint["first_loss"] = self.first_loss
         checkpoint["last_loss"] = None if self._last_loss is None else float(self._over_ranks(self._last_loss))
@@ -124,23 +124,23 @@ class TrainingTask(pl.LightningModule):
 
     @property
     def first_loss(self) -> float | None:
-        """The loss of the run's first step, before any update, over all ranks; None before that step."""
+        """The loss of the run's first step, before any update, as a mean over ranks; None before that step."""
         return None if self._first_loss is None else float(self._first_loss)
 
     @property
     def last_loss(self) -> float | None:
-        """The loss of the latest step; None before the first. Over all ranks, once the fit has ended."""
+        """The loss of the latest step; None before the first. Once the fit has ended, a mean over ranks."""
         return None if self._last_loss is None else float(self._last_loss)
 
     def is_logged_step(self) -> bool:
-        """Return whether this step's values are logged: the first step's, and those at the trainer's log interval."""
+        """Return whether this step's metrics are logged: the first step's, and those at the log interval."""
         # Averaging over ranks and self.log cost time at each step.
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return self.global_step == 0 or (self.global_step + 1) % max(1, every) == 0
 
 
 def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
-    """Return Lightning's Trainer for one evaluation on one device, which writes nothing."""
+    """Return a Lightning Trainer for one evaluation on one device; it writes no files."""
     return pl.Trainer(
         accelerator="gpu" if hardware.kind == "cuda" else "cpu",
         devices=1,
@@ -153,6 +153,6 @@ def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
 
 
 def metric(trainer: pl.Trainer, name: str) -> float | None:
-    """Return the value that was logged last under a name; None if there is none."""
+    """Return the last logged value of a metric; None if it was never logged."""
     value = trainer.callback_metrics.get(name)
     return None if value is None else float(value)

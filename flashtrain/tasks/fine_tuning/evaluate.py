@@ -27,7 +27,7 @@ from flashtrain.training.hardware import Hardware
 def load_fine_tuned(settings: Settings, hardware: Hardware) -> TrainedModel:
     """Load the model of settings.checkpoint, on the machine's device in evaluation mode.
 
-    Its tokenizer is None if it was trained on synthetic documents.
+    The tokenizer is None for a model that was trained on synthetic documents.
     """
     folder, path = find_checkpoint(str(settings.checkpoint), prefer=BEST)
     saved = read_checkpoint(path)
@@ -41,7 +41,7 @@ def load_fine_tuned(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 
 def run_fine_tuning_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate or export; see Task.run_mode."""
+    """Run mode=evaluate or export of a fine-tuned BERT, and return the results by name (see Task.run_mode)."""
     trained = load_fine_tuned(settings, hardware)
     return _export(trained) if settings.mode == "export" else _evaluate(trained, hardware)
 

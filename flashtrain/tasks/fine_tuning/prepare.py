@@ -50,7 +50,7 @@ def check_fine_tuning_step(settings: Settings) -> None:
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """Build BERT with a head, its data and its task; see Task.prepare."""
+    """Build BERT with a head, its data module and its LightningModule; see Task.prepare."""
     start = starting_bert(settings)
     tokenizer = None if start is None else tokenizer_of(start)  # in whose tokens the weights know texts
     source = make_source(settings, tokenizer=tokenizer)
@@ -122,10 +122,10 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
 
 
 def starting_bert(settings: Settings) -> TrainedModel | None:
-    """Read the BERT that `weights` names; None for random weights.
+    """Read the BERT that `weights` names; None without `weights`.
 
     Raises:
-        UserError: the weights cannot serve the settings.
+        UserError: the weights do not suit the settings.
     """
     if settings.weights is None:
         return None
@@ -140,13 +140,13 @@ def starting_bert(settings: Settings) -> TrainedModel | None:
 
 
 def encoder_config(settings: Settings, vocab_size: int, start: TrainedModel | None = None) -> BertConfig:
-    """Return the encoder's shape: that of the weights to start from, or what `bert.*` names; without BERT's heads."""
+    """Return the encoder's shape, from the weights to start from or from `bert.*`; without pre-training heads."""
     config = bert_config(settings, vocab_size) if start is None else start.model.config
     return replace(config, dropout=settings.bert.dropout, masked_head=False, pooler=False, next_sentence=False)
 
 
 def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels: int) -> Head:
-    """Build an encoder with a head for so many labels, with random weights."""
+    """Build an encoder with a head for `labels` labels, with random weights."""
     own = settings.finetune
     encoder = BertEncoder(config, hardware.attention, settings.bert.residual)
     if own.target == "tokens":
@@ -156,9 +156,9 @@ def make_head(settings: Settings, hardware: Hardware, config: BertConfig, labels
 
 
 def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) -> Batching:
-    """Choose the texts of a micro-batch, with the memory savings.
+    """Choose the number of texts in a micro-batch, and the memory savings.
 
-    They are trainer.micro_batch, or as many as finetune.tokens_at_once and the device's memory hold.
+    The number is trainer.micro_batch, or as many as finetune.tokens_at_once and the device's memory hold.
     """
     share = settings.finetune.batch // settings.trainer.ranks
     most = max(1, settings.finetune.tokens_at_once // settings.context)
@@ -169,7 +169,7 @@ def choose_head_batching(settings: Settings, hardware: Hardware, model: Head) ->
 
 
 def parameter_count(model: torch.nn.Module) -> int:
-    """Return the number of parameters, each counted once."""
+    """Return the number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

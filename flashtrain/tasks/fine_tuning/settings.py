@@ -24,19 +24,19 @@ class FineTuningSettings:
     labels_column: str = "labels"  # of a row: the labels; of words a list of the same length
     pooling: str = option("mean", Pooling)  # of the head for whole texts
     dropout: float = 0.0  # a probability, in the head
-    layout: str = option("packed", Layout)  # rows of texts end to end, or a padded row each
+    layout: str = option("packed", Layout)  # packed: texts end to end in a row; padded: a row for each text
     batch: int = 32  # texts of a step, over all devices
-    tokens_at_once: int = 65536  # a device computes at most so many (one text at least) without trainer.micro_batch
+    tokens_at_once: int = 65536  # a device computes at most this many at once (a text at least) without micro_batch
     train: int | None = None  # texts to train on, at most
     validation: int | None = None  # texts to validate on, at most
     test: int | None = None  # texts to test on, at most
-    validation_fraction: float = 0.1  # of the texts, held out where no file or split is for it
+    validation_fraction: float = 0.1  # the share of texts held out if there is no validation split
     length: int = 16384  # of finetune.data=synthetic: tokens of a document
-    labels: int = 8  # of finetune.data=synthetic: how many there are
+    labels: int = 8  # of finetune.data=synthetic: the number of labels
 
     @property
     def data_label(self) -> str:
-        """The texts in a word: synthetic, or the name of the file, folder or dataset."""
+        """A short name of the texts: "synthetic", or the name of the file, folder or dataset."""
         if self.data == "files" and self.path:
             return Path(self.path).name
         return "synthetic" if self.data == "synthetic" else " ".join(filter(None, (self.name, self.config)))
@@ -48,7 +48,7 @@ class FineTuningSettings:
         between("finetune.validation_fraction", self.validation_fraction, 0, 1, include_low=False, include_high=False)
 
     def check_data(self) -> None:
-        """Raise UserError if what is to be read is not named. Apart from check(), since a demo may replace it."""
+        """Raise UserError if the texts to read are not named. check() leaves this out: a demo may replace them."""
         files, dataset = "a .jsonl file or a folder of them", "a dataset such as coastalcph/lex_glue"
         for setting, data, what in (("path", "files", files), ("name", "hub", dataset)):
             given = getattr(self, setting)
@@ -67,7 +67,7 @@ class FineTuningSettings:
 
 @dataclass
 class LabelledSettings(BertTextSettings):
-    """Settings of BERT on labelled texts. `data` says how they become tokens."""
+    """Settings of BERT with a head on labelled texts. `data` says how the texts become tokens."""
 
     task: str = "fine_tuning"
     finetune: FineTuningSettings = field(default_factory=FineTuningSettings)

@@ -13,7 +13,7 @@ from flashtrain.tasks.masked_language.spec import MaskedTask
 
 
 class FineTuningTask(MaskedTask):
-    """BERT on labelled texts; its settings and its demo are described as those of masked text."""
+    """task=fine_tuning: BERT with a classification head, trained on labelled texts."""
 
     settings = LabelledSettings
     modes: Mapping[str, str] = {"evaluate": "context data finetune bert.residual", "export": "context"}

@@ -29,7 +29,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass
 class LabelledSource:
-    """The samples of each split, as SequenceDataModule reads them."""
+    """The labelled samples of a run by split, in the form that SequenceDataModule reads."""
 
     samples: dict[str, LabelledSamples]  # by split; there may be none for "test"
     label_names: tuple[str, ...]
@@ -58,7 +58,7 @@ class LabelledSource:
 
     @property
     def scored(self) -> str:
-        """The split that a trained model is scored on: test, or validation where there is none."""
+        """The name of the split on which a trained model is scored: "test", or "validation" if there is none."""
         return "test" if "test" in self.samples else "validation"
 
 
@@ -72,9 +72,9 @@ def make_source(
     """Read the texts that `finetune.*` names, cut to the context.
 
     Args:
-        tokenizer: of trained weights; None: data.tokenizer, a bpe trained on the training texts.
-        label_names: of a trained model; None: those of the texts to train on, before some are held out.
-        only_test: nothing is trained on. The test texts are read or, if none are called so, all texts as test texts.
+        tokenizer: that of trained weights; None: data.tokenizer, where a bpe is trained on the training texts.
+        label_names: those of a trained model; None: all labels of the train split.
+        only_test: read texts to score only: the test split or, if there is none, all texts.
 
     Raises:
         UserError: there is nothing to read, or a text has a label that was not trained on.
@@ -109,10 +109,9 @@ def make_source(
 
 
 def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
-    """Read the rows of each split that `finetune.path` or `finetune.name` has.
+    """Read the rows of each split of `finetune.path` or `finetune.name`.
 
-    Files of a folder belong to the split that their names say (data.split_names), the others and a file alone to
-    "train".
+    Files in a folder belong to the split in their names (see data.split_names), all other files to "train".
 
     Raises:
         UserError: there is nothing to read, or a line is broken.
@@ -135,7 +134,7 @@ def read_rows(own: FineTuningSettings) -> dict[str, list[Row]]:
 
 
 def check_trainable(rows: dict[str, list[Row]], own: FineTuningSettings) -> None:
-    """Raise UserError if there are no rows to train on, or too few labels to tell apart."""
+    """Raise UserError if there are no rows to train on, or fewer labels than a classifier needs."""
     where = own.path or own.name
     if not rows.get("train"):
         held = " and ".join(name for name in SPLITS if rows.get(name)) or "no"

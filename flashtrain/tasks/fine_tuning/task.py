@@ -22,13 +22,13 @@ NUMBERS = ("real_tokens", "pairs", "sequences")  # a batch's plain numbers
 class FineTuning(TrainingTask):
     """Trains a head and its encoder on batches of flashtrain.data.labelled_documents.
 
-    The numbers real_tokens, pairs and sequences of the batches are counted in `tokens_done` and `flops_done`.
+    `tokens_done` and `flops_done` count the real tokens and FLOPs of this device's training.
     Logs `train_loss`, `gradient_norm`, `validation_loss` (the mean over micro-batches), and the score over all held-out
-    texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in testing test_... of these.
+    texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in tests the same with `test_`.
 
     Args:
-        target: "labels" (any number a text) or "class" (one a text), both of a SequenceClassifier; or "tokens", of a
-            TokenClassifier.
+        target: "labels" (any number of labels a text) or "class" (one a text), both with a SequenceClassifier; or
+            "tokens" (a label for each word), with a TokenClassifier.
         compile: run the loss through torch.compile (one graph, static shapes).
         options: see TrainingTask.
     """
@@ -52,7 +52,7 @@ class FineTuning(TrainingTask):
 
     @property
     def score_name(self) -> str:
-        """The name of the score: micro_f1 or accuracy."""
+        """The name of the score: "micro_f1" for target "labels", else "accuracy"."""
         return "micro_f1" if self.target == "labels" else "accuracy"
 
     def configure_model(self) -> None:
@@ -62,7 +62,7 @@ class FineTuning(TrainingTask):
             self._loss = torch.compile(cast(Any, self.model).loss, dynamic=False, fullgraph=True)
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits (N, L), or as tokens with L behind."""
+        """Return logits: (N, L) of N texts or, from a TokenClassifier, the shape of `tokens` followed by L."""
         return self.model(tokens, **layout)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:

@@ -1,1 +1,1 @@
-"""The next token of a text: the loss of decoders."""
+"""task=language_model: decoders trained to predict the next token of a text."""

@@ -30,7 +30,7 @@ WORDS = "loss {validation_loss:.4f}, perplexity {perplexity:.2f}"
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate, generate, export, or run another mode of checkpoints; see Task.run_mode."""
+    """Run mode=evaluate, generate, export or a registered mode of checkpoints; return the results (Task.run_mode)."""
     mode = mode_of(settings)
     if mode is not None:
         return mode.run_checkpoint(settings, hardware)
@@ -57,7 +57,7 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
 
 
 def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
-    """Load the model of `checkpoint` or, without one, that of `weights` or model.path, on the machine's device."""
+    """Load the model of `checkpoint` or, without one, of `weights` or model.path, on the machine's device."""
     if settings.checkpoint is not None:
         found = load_trained(settings.checkpoint, attention=hardware.attention, settings=settings)
     else:

@@ -24,7 +24,7 @@ NOTE = "flashtrain.json"  # the last file of an export, which names its checkpoi
 
 
 def export(trained: TrainedModel, settings: Settings) -> Path:
-    """Write the weights as safetensors into a new folder, in a layout of Hugging Face's if it can hold the model."""
+    """Write the weights as safetensors, in Hugging Face's layout if it can hold the model; return the new folder."""
     shape = trained.model.shape
     context = shape.context if shape is not None and shape.positions == "learned" else None
     with new_folder(trained.folder, "export") as folder:
@@ -38,10 +38,10 @@ def export(trained: TrainedModel, settings: Settings) -> Path:
 
 
 def take_export(settings: Settings) -> None:
-    """In the settings, replace a run of a transformers model, which model.path or `weights` names, by its export.
+    """Replace a transformers model's run, which model.path or `weights` names, by its export. Changes `settings`.
 
-    The export is written if there is none of the run's best checkpoint. `weights` of model=huggingface that are no
-    run's become its model.path.
+    The run's best checkpoint is exported if it has no export yet. If model=huggingface and `weights` are not of a run,
+    model.path takes their place.
 
     Raises:
         UserError: there is no checkpoint, or the run needs model=huggingface.

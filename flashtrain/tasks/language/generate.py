@@ -18,9 +18,9 @@ from flashtrain.tasks.language.ends import generation_ends
 
 
 def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
-    """Return the prompt with what the model writes after it; of a conversation the answer alone, without the template.
+    """Return the prompt with what the model writes after it; for a conversation the answer alone, as plain text.
 
-    Every prompt is a conversation where the data are conversations.
+    If the model was trained on conversations, every prompt starts a conversation.
 
     Raises:
         UserError: the model cannot generate text, or the prompt's file holds no conversation.
@@ -53,7 +53,7 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
 
 
 def conversation_of(prompt: str) -> dict[str, Any] | None:
-    """Return the conversation that a prompt is, an object with `messages` and perhaps `tools`; None if it is a text.
+    """Return the conversation that a prompt holds: a dict with "messages" and perhaps "tools"; None for a plain text.
 
     Args:
         prompt: the path of a .json file, or JSON: a conversation, or its list of messages.

@@ -1,4 +1,4 @@
-"""The lines in which a language model's training is announced, or planned (mode=plan)."""
+"""The texts that announce a language model's training, or plan it (mode=plan)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
 
 
 def describe_mask(settings: Settings) -> list[str]:
-    """Return the line on which tokens a token sees, and how FLOPs are counted; none under the causal mask."""
+    """Return a line on the mask and on how FLOPs are counted under it; [] for the causal mask."""
     label = settings.mask_label
     if label == "causal":
         return []

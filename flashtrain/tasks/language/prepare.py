@@ -46,7 +46,7 @@ MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tok
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """Build a language model, its data and its task; see Task.prepare."""
+    """Build a language model, its data module and its LightningModule; see Task.prepare."""
     build_model = model_builder(settings)
     data = make_data(settings, hardware, tokenizer_of_weights(settings))
     data.prepare_data()
@@ -87,9 +87,9 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
 
 
 def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
-    """Build the data module of these settings; its micro-batch is set once the model is known.
+    """Build the data module. Its micro-batch is set later, once the model is known.
 
-    A run's `own` tokenizer takes the place of one that would be trained on this text.
+    `own` is a run's tokenizer, which is used where data.tokenizer=bpe would train one on this text.
     """
     data, (source, validation) = settings.data, make_sources(settings)
     requested = None if data.validation_tokens is None else max(1, data.validation_tokens // settings.context)
@@ -121,10 +121,10 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
 
 
 def model_builder(settings: Settings) -> Callable[..., Trainable]:
-    """Return build(vocab_size=, attention=), which makes the model; its weights are random or those of `weights`.
+    """Return build(vocab_size=, attention=), which makes the model with random weights or those of `weights`.
 
     Raises:
-        UserError: the model cannot serve the settings, as far as that is known before any text is read.
+        UserError: the model does not suit the settings, as far as that is known before any text is read.
     """
     model = settings.model
     if settings.weights is not None:
@@ -149,7 +149,7 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
 
 
 def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
-    """Build the task that trains this model as the settings say."""
+    """Build the LightningModule that trains this model as the settings say."""
     return LanguageModel(
         model,
         document_mask=settings.within_documents,
@@ -160,7 +160,7 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 
 
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
-    """Return what a checkpoint stores about its model, in plain values: enough to rebuild it and to notice another."""
+    """Return plain values that a checkpoint stores about its model: enough to rebuild it, or to detect another."""
     # The shape first: a transformers model's configuration is a dataclass too, and holds more than plain values.
     known = [one for one in (model.shape, getattr(model, "config", None)) if is_dataclass(one)]
     shape = asdict(known[0]) if known and not isinstance(known[0], type) else {}

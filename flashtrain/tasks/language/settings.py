@@ -13,11 +13,11 @@ from flashtrain.settings.text import TextSettings
 
 @dataclass
 class GenerateSettings:
-    """The sample that a run prints at its end, and what mode=generate writes."""
+    """How text is generated: the sample that a run prints at its end, and mode=generate."""
 
-    max_new_tokens: int = 120  # how many are written
+    max_new_tokens: int = 120  # how many tokens are written
     temperature: float = 0.8  # divides the logits; 0 takes the likeliest token
-    top_k: int = 50  # tokens are drawn among the so many likeliest
+    top_k: int = 50  # tokens are drawn among this many likeliest ones
 
     def check(self) -> None:
         at_least("generate.max_new_tokens", self.max_new_tokens, 1)
@@ -43,19 +43,19 @@ class LanguageSettings(TextSettings):
 
     @property
     def mask_label(self) -> str:
-        """The mask in words, however documents were set to be masked."""
+        """A short name of the mask, whichever setting restricts it to documents."""
         label = replace(self.mask, documents=self.within_documents).label
         return "document" if label == "causal within documents" else label
 
     @property
     def strategy(self) -> str:
-        """trainer.strategy, or "context_parallel" where that is auto and context_parallel is above 1."""
+        """trainer.strategy, or "context_parallel" if it is auto and context_parallel is above 1."""
         strategy = self.trainer.strategy
         return CONTEXT if strategy == "auto" and (self.context_parallel or 1) > 1 else strategy
 
     @property
     def context_degree(self) -> int:
-        """Devices that share a sequence; 1 where each has its own."""
+        """The number of devices over which a sequence is sharded; 1 without context parallelism."""
         return (self.context_parallel or self.trainer.ranks) if self.strategy == CONTEXT else 1
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class LanguageSettings(TextSettings):
             self.check_context()
 
     def check_context(self) -> None:
-        """Raise UserError if a training requests context parallelism and cannot have it."""
+        """Raise UserError if the settings request context parallelism that cannot work."""
         degree, named = self.context_parallel, self.trainer.strategy
         if self.strategy != CONTEXT:
             if degree is not None and degree > 1:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LanguageTask(Task):
-    """Next-token training of a registered model on text."""
+    """task=language_model: a decoder trained on text to predict the next token."""
 
     settings = LanguageSettings
     modes: Mapping[str, str] = {

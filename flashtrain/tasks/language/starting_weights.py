@@ -24,13 +24,13 @@ Weights = tuple[GPT2Config, dict[str, Tensor]]
 
 
 def starting_weights(settings: Settings) -> Weights:
-    """Read the configuration and the weights that `weights` names, with the settings' dropout.
+    """Read the configuration and the weights that `weights` names; the dropout is that of the settings.
 
-    They are a Hugging Face GPT-2, Llama or Starcoder2 (a folder or a .safetensors file), an export in flashtrain's own
-    layout, or a run folder or checkpoint (its best weights).
+    `weights` is a Hugging Face GPT-2, Llama or Starcoder2 (a folder or a .safetensors file), an export in flashtrain's
+    own layout, or a run folder or checkpoint (its best weights).
 
     Raises:
-        UserError: it is none of these.
+        UserError: `weights` is none of these.
     """
     path = Path(str(settings.weights)).expanduser()
     if not is_of_run(path):
@@ -54,6 +54,9 @@ def weights_at_context(settings: Settings) -> Weights:
 
 def at_context(settings: Settings, config: GPT2Config, state: dict[str, Tensor], *, where: str | Path) -> Weights:
     """Adapt weights to the settings' context, by model.interpolate_positions, rope_base and rope_factor.
+
+    Args:
+        where: the weights' place, for messages.
 
     Raises:
         UserError: learned positions would have to be stretched, and model.interpolate_positions is false.
@@ -85,7 +88,7 @@ def model_of_weights(settings: Settings, start: Weights, *, vocab_size: int, att
     """Build the model that starts from these weights (see weights_at_context).
 
     Raises:
-        UserError: the weights were trained on other tokens.
+        UserError: vocab_size is not that of the weights.
     """
     config, state = start
     check_tokens(settings, config, vocab_size)
@@ -95,7 +98,7 @@ def model_of_weights(settings: Settings, start: Weights, *, vocab_size: int, att
 
 
 def check_tokens(settings: Settings, config: GPT2Config, vocab_size: int) -> None:
-    """Raise UserError unless the tokenizer makes as many tokens as the weights know."""
+    """Raise UserError unless vocab_size, the tokenizer's, is that of the weights."""
     if vocab_size != config.vocab_size:
         raise UserError(
             f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}. "
@@ -109,13 +112,13 @@ def is_of_run(path: Path) -> bool:
 
 
 def run_of_weights(settings: Settings) -> Path | None:
-    """Return the folder of the run whose weights `weights` names; None if it names those of no run."""
+    """Return the folder of the run that `weights` names; None if `weights` is no run's."""
     path = Path(str(settings.weights)).expanduser()
     return find_checkpoint(str(path), prefer=BEST)[0] if settings.weights and is_of_run(path) else None
 
 
 def tokenizer_of_weights(settings: Settings) -> Tokenizer | None:
-    """Load the tokenizer of the run whose weights `weights` names; None if it names those of no run."""
+    """Load the tokenizer of the run that `weights` names; None if `weights` is no run's."""
     run = run_of_weights(settings)
     if run is None:
         return None

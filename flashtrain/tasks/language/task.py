@@ -32,7 +32,7 @@ class LanguageModel(TrainingTask):
         document_mask: attention stays within each document of a packed row, and positions restart there.
         mask: returns each batch's mask, in place of document_mask and of the causal rule: called by name with documents
             and positions (B, S), seqlen S and device, it returns a flashtrain_kernels Mask, or None for the model's own
-            rule. A label that its own token sees is not scored.
+            rule. Labels that the predicting token can see are not scored.
         compile: run the loss through torch.compile (one graph, static shapes).
         cuda_graphs: record the launches of the compiled loss once, forward and backward, and replay them: for models so
             small that launching takes longer than computing. Without effect unless the loss is compiled as a whole.
@@ -119,7 +119,7 @@ class LanguageModel(TrainingTask):
             return batch
         labels = labels.masked_fill(shown, IGNORED_LABEL)
         if not bool((labels != IGNORED_LABEL).any()):
-            raise UserError("the mask shows every token its label, so there is nothing to predict. Use a causal mask.")
+            raise UserError("every token sees its label under this mask: nothing is left to predict. Use mask=causal.")
         return Batch(**{**batch, "labels": labels})
 
     def _mask(self, documents: Tensor, positions: Tensor) -> Mask | None:
@@ -128,7 +128,7 @@ class LanguageModel(TrainingTask):
         return self.mask(documents=documents, positions=positions, seqlen=documents.shape[1], device=documents.device)
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss of a micro-batch in nats, with the gradient's graph; nothing is logged."""
+        """Return the mean loss of a micro-batch in nats, differentiable; nothing is logged."""
         positions = batch["positions"] if self.document_mask else None
         mask: Mask | None = None
         if self.document_mask or self.mask is not None:
@@ -140,7 +140,7 @@ class LanguageModel(TrainingTask):
 
 
 def next_shown(mask: Mask) -> Tensor:
-    """Return (B or 1, S) bool: whether each token sees the next one, under a mask in sequence order."""
+    """Return (B or 1, S) bool: whether each token sees the next token, under a mask in sequence order."""
     rows = mask.queries
     following = torch.arange(1, rows.shape[2] + 1, device=rows.device)
     shown = (rows[masks.LOW] <= following) & (following < rows[masks.HIGH])

@@ -21,11 +21,11 @@ from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
 
 def load_trained(given: str, *, attention: str, settings: Settings | None = None) -> TrainedModel:
-    """Load the model of a run's best checkpoint, or of the checkpoint named, on the CPU in evaluation mode.
+    """Load the model of a run's best checkpoint, or of the checkpoint given, on the CPU in evaluation mode.
 
     Args:
         given: a run folder, or a checkpoint in one.
-        settings: a context longer than the model's, and how its positions are adapted to it (None: as it was trained).
+        settings: those with which to use the model, such as a longer context; None: the run's own.
 
     Raises:
         UserError: there is no such checkpoint, or its positions cannot be adapted to the context.
@@ -53,6 +53,6 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
 
 
 def move(model: Any, kind: str, precision: str) -> Any:
-    """Move a torch module to a kind of device, and to the dtype of an unmixed precision such as "bf16-true"."""
+    """Move a module to a device type such as "cuda", and to the dtype of a precision without autocast ("bf16-true")."""
     dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision)
     return model.to(device=kind, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The settings of a language model that follow from the weights that it has."""
+"""The settings of a language model that follow from the weights it starts from."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from flashtrain.tasks.language.starting_weights import run_of_weights, starting_
 
 
 def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
-    """Make the settings fit the model that `weights` or model.path names, as far as the command line leaves them open.
+    """Change the settings to suit the model that `weights` or model.path names, except for those in `given`.
 
     Args:
         settings: changed in place: tokenizer, model, context, and model.path if it names a run.
-        given: the settings that the command line names.
+        given: the names of the settings on the command line.
 
     Returns:
-        The lines to print.
+        The lines to print about the changes.
 
     Raises:
-        UserError: `given` contradicts the weights, or no tokenizer of this text could be that of the weights.
+        UserError: `given` contradicts the weights, or data.tokenizer=bpe could not be the weights' tokenizer.
     """
     take_export(settings)
     if settings.weights is None:

@@ -22,7 +22,7 @@ PADDED_PARAGRAPHS = 6.3
 
 
 def check_masked_step(settings: Settings) -> None:
-    """Raise UserError unless a step is whole rows for each device, and a row holds the longest sample."""
+    """Raise UserError unless a step is whole rows on each device, and a row can hold the longest sample."""
     budget, ranks, context = settings.masked.token_budget, settings.trainer.ranks, settings.context
     at_least("context", context, 3)  # a token and the special ones
     at_least("masked.token_budget", budget, context)  # the longest sample
@@ -50,10 +50,10 @@ def tokens_per_device(settings: Settings) -> int:
 def choose_masked_batching(
     settings: Settings, hardware: Hardware, model: Bert, padding: float | None = None
 ) -> Batching:
-    """Choose how many tokens a row holds, with the memory savings.
+    """Choose how many tokens a row holds (the micro-batch), and the memory savings.
 
     Args:
-        padding: see MaskedTextDataModule.padding; None: the text is not read yet, and taken to be as uneven as most.
+        padding: tokens computed for each token of the budget (MaskedTextDataModule.padding); None: a usual value.
     """
     layout, share, sizes = settings.masked.layout, settings.masked.mlm_probability, settings.masked.token_budget
     if padding is None:
@@ -77,12 +77,13 @@ def bert_estimate(
     *,
     share: float = 0.0,
 ) -> Estimate:
-    """Return the function that estimates the memory of a micro-batch of BERT.
+    """Return a function that estimates the memory of a micro-batch of BERT.
 
     Args:
+        parameters: the model's number of parameters.
         layout: "packed", or "padded", which is not compiled.
         tokens_each: tokens, padding included, of a micro-batch of size 1.
-        share: of the tokens, masked.
+        share: the fraction of the tokens that is masked.
     """
     shape = encoder_shape(config, residual=settings.bert.residual)
 

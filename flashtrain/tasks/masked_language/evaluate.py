@@ -34,7 +34,7 @@ def load_bert_run(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 
 def run_masked_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
-    """Evaluate or export; see Task.run_mode."""
+    """Run mode=evaluate or export of a BERT, and return the results by name (see Task.run_mode)."""
     return _export(settings) if settings.mode == "export" else _evaluate(settings, hardware)
 
 

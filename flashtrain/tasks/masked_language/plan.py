@@ -1,4 +1,4 @@
-"""The lines in which a training of BERT on masked text is announced, or planned (mode=plan)."""
+"""The texts that announce a training of BERT on masked text, or plan it (mode=plan)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flashtrain.training.hardware import Hardware
 
 
 def bert_config(settings: Settings, vocab_size: int) -> BertConfig:
-    """Return the shape that `bert.*` names, for so many tokens, the special ones included."""
+    """Return the shape of the model that `bert.*` names; vocab_size includes the special tokens."""
     bert = settings.bert
     own = {name: getattr(bert, name) for name in ("vocab_rows", "dropout", "activation")}
     return BertConfig.of_size(bert.size, bert.family, vocab_size=vocab_size, context=settings.context, **own)

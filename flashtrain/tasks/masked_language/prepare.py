@@ -31,7 +31,7 @@ MAX_VALIDATION_SAMPLES = 10_000  # of each validation, where masked.validation_s
 
 
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
-    """Build BERT, its data and its task; see Task.prepare."""
+    """Build BERT, its data module and its LightningModule; see Task.prepare."""
     data = make_masked_data(settings, hardware)
     data.prepare_data()
     data.setup()
@@ -93,10 +93,10 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
 
 
 def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataModule:
-    """Build the data module of these settings; its token_budget and accumulate are set once the model is known.
+    """Build the data module. Its token_budget and accumulate are set later, once the model is known.
 
     Raises:
-        UserError: data.streaming, or a source that is not text.
+        UserError: data.streaming is true, or the source has no text.
     """
     if settings.data.streaming:
         raise UserError("data.streaming=true supports language models only. Use data.streaming=false.")
@@ -126,8 +126,8 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
     """Build the model to train, with random weights or those that `weights` names.
 
     Raises:
-        UserError: the weights are of other tokens or of a shorter context.
-        KeyError: they have no masked-language head.
+        UserError: the weights have another vocabulary or a shorter context.
+        KeyError: the weights have no masked-language head.
     """
     if settings.weights is None:
         return Bert(bert_config(settings, vocab_size), hardware.attention, settings.bert.residual)
@@ -148,7 +148,7 @@ def make_bert(settings: Settings, hardware: Hardware, vocab_size: int) -> Bert:
 def make_masked_task(
     settings: Settings, hardware: Hardware, model: Bert, description: dict[str, Any]
 ) -> MaskedLanguageModel:
-    """Build the task that trains this model as the settings say."""
+    """Build the LightningModule that trains this model as the settings say."""
     options = training_options(settings, hardware, description, layout=settings.masked.layout)
     return MaskedLanguageModel(model, cuda_graphs=settings.trainer.cuda_graphs, **options)
 

@@ -11,18 +11,18 @@ from flashtrain.settings.text import TextSettings
 
 @dataclass
 class BertSettings:
-    """The encoder: a size of models.BERT_SIZES as a family."""
+    """The encoder's shape: one of models.BERT_SIZES, in the architecture of a family."""
 
     size: str = option("large", BertSize)
     family: str = option("bert", BertFamily)  # modern: pre-norm, rotary positions, GeGLU, no biases
     activation: str | None = None  # null: the family's own, gelu (tanh form) of bert; gelu_exact: transformers' default
     dropout: float = 0.0  # a probability
     vocab_rows: int | None = None  # rows of the embedding table; null: the tokens rounded up to a multiple of 64
-    residual: str = option("compute", Residual)  # between blocks, under autocast: float32 (weights) or half (compute)
+    residual: str = option("compute", Residual)  # dtype between blocks, autocast: float32 (weights), half (compute)
 
     @property
     def label(self) -> str:
-        """Family and size, such as bert-large."""
+        """A short name of the model: family and size, such as bert-large."""
         return f"{self.family}-{self.size}"
 
     def check(self) -> None:
@@ -32,14 +32,14 @@ class BertSettings:
 
 @dataclass
 class MaskedSettings:
-    """The samples, and what of them is masked."""
+    """How text becomes samples and micro-batches, and how many tokens are masked."""
 
     sample_unit: str = option("paragraph", SampleUnit)  # what a sample is, cut at `context` tokens
     shortest: int = 16  # tokens; shorter pieces are joined to the next
     token_budget: int | None = 16384  # tokens of a micro-batch; null: as many as a GPU's memory holds
-    layout: str = option("packed", Layout)  # rows of samples end to end, or a padded row each
-    mlm_probability: float = 0.15  # of the tokens, masked
-    validation_samples: int | None = None  # of each validation; null: a tenth of the training's time, at most 10,000
+    layout: str = option("packed", Layout)  # packed: samples end to end in a row; padded: a row for each sample
+    mlm_probability: float = 0.15  # the share of tokens that is masked
+    validation_samples: int | None = None  # a validation's; null: a tenth of the training's time, at most 10,000
 
     def check(self) -> None:
         for name in ("shortest", "token_budget", "validation_samples"):
@@ -49,7 +49,7 @@ class MaskedSettings:
 
 @dataclass
 class BertTextSettings(TextSettings):
-    """Settings of a task of BERT."""
+    """Settings shared by the tasks that train BERT on text."""
 
     bert: BertSettings = field(default_factory=BertSettings)
 
@@ -64,7 +64,7 @@ class MaskedLanguageSettings(BertTextSettings):
     """Settings of BERT on masked text."""
 
     task: str = "masked_language_model"
-    target_accuracy: float | None = None  # stop at this held-out accuracy, and say how long it took
+    target_accuracy: float | None = None  # stop at this held-out accuracy, and report the time to it
     masked: MaskedSettings = field(default_factory=MaskedSettings)
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ from flashtrain.tasks.masked_language.settings import MaskedLanguageSettings
 
 
 class MaskedTask(Task):
-    """BERT on masked text."""
+    """task=masked_language_model: BERT trained on text to predict masked tokens."""
 
     settings: type[Settings] = MaskedLanguageSettings
     shards = False

@@ -21,8 +21,8 @@ class MaskedLanguageModel(LanguageModel):
     the original token has the highest score, which is MLPerf's masked-language accuracy.
 
     Args:
-        model: has `.loss` and `.score` as Bert does.
-        options: see LanguageModel, without document_mask: a sample never sees another.
+        model: a Bert, or a module with its `.loss` and `.score`.
+        options: see LanguageModel; document_mask is not needed, since samples never attend to each other.
     """
 
     def __init__(self, model: Bert, **options: Any) -> None:
@@ -35,15 +35,15 @@ class MaskedLanguageModel(LanguageModel):
 
     @property
     def bert(self) -> Bert:
-        """The model as a Bert."""
+        """The model, typed as a Bert."""
         return cast(Bert, self.model)
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Return logits of every token; for the arguments see Bert."""
+        """Return the logits of every token; the arguments are those of Bert.forward."""
         return self.bert(tokens, **layout)
 
     def batch_loss(self, batch: MaskedBatch) -> Tensor:  # type: ignore[override]
-        """Return the micro-batch's share of the step's mean loss in nats, with the gradient's graph."""
+        """Return the micro-batch's part of the step's mean loss in nats, differentiable."""
         arguments = loss_arguments(batch)
         if not self._replays:
             return self._loss(**arguments)
@@ -57,7 +57,7 @@ class MaskedLanguageModel(LanguageModel):
         return super().training_step(cast(Any, batch), batch_idx)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the step's work: one that an exception ends before is made again by the run that goes on."""
+        """Add the step's tokens, sequences and FLOPs to the totals. A step that fails earlier adds nothing."""
         for tokens, sequences, flops in self._step_work:
             self.tokens_done += tokens
             self.sequences_done += sequences
@@ -65,7 +65,7 @@ class MaskedLanguageModel(LanguageModel):
         self._step_work.clear()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what every task saves, and what has been done so far (on the device that writes)."""
+        """Save what every task saves, and the totals of tokens, sequences and FLOPs of the device that writes."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["done"] = [self.tokens_done, self.sequences_done, self.flops_done]
 
@@ -76,7 +76,7 @@ class MaskedLanguageModel(LanguageModel):
             self.tokens_done, self.sequences_done, self.flops_done = checkpoint["done"]
 
     def validation_step(self, batch: MaskedBatch, batch_idx: int) -> None:  # type: ignore[override]
-        """Add the micro-batch to the held-out sums."""
+        """Add the micro-batch's loss, correct predictions and number of labels to the held-out sums."""
         self._scores.append(self.bert.score(**score_arguments(batch)))
 
     def on_validation_epoch_end(self) -> None:

@@ -24,6 +24,7 @@ def read_bert(given: str | Path, settings: Settings, attention: str = "sdpa") ->
     Args:
         given: a run folder or a checkpoint in one (its best weights), an export of flashtrain's, or a Hugging Face
             folder or .safetensors file with config.json next to it.
+        settings: saved in the result; only bert.residual is used.
 
     Returns:
         The model (models.Bert); its tokenizer is None if there is none next to the weights.
@@ -51,7 +52,7 @@ def read_bert(given: str | Path, settings: Settings, attention: str = "sdpa") ->
 
 
 def check_context(config: BertConfig, context: int, where: str) -> None:
-    """Raise UserError if weights with learned positions would need more positions than they have."""
+    """Raise UserError if `context` is longer than the learned positions of the weights in `where`."""
     if config.positions == "learned" and context > config.context:
         raise UserError(
             f"context={context} is longer than the {config.context} positions that the weights in {where} were "
@@ -63,7 +64,7 @@ def tokenizer_of(trained: TrainedModel) -> Tokenizer:
     """Return the tokenizer of a BERT.
 
     Raises:
-        UserError: there is none, or one of more tokens than the weights know.
+        UserError: there is none, or its vocabulary is larger than that of the weights.
     """
     tokenizer, known = trained.tokenizer, trained.model.config.vocab_size
     if tokenizer is None:
@@ -81,14 +82,14 @@ def tokenizer_of(trained: TrainedModel) -> Tokenizer:
 
 
 def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """Return [PAD], [CLS], [SEP] and [MASK]: a WordPiece tokenizer's own, or four past the tokens of another."""
+    """Return the ids of [PAD], [CLS], [SEP] and [MASK]: a WordPiece tokenizer's own, else four after the vocabulary."""
     if isinstance(tokenizer, WordPieceTokenizer):
         return tokenizer.special
     return SpecialTokens.past(tokenizer.vocab_size)
 
 
 def save_encoder_tokenizer(tokenizer: Tokenizer, folder: Path, config: BertConfig) -> str:
-    """Write the tokenizer of an encoder of this shape into its export; see integrations.save_tokenizer."""
+    """Write an encoder's tokenizer into its export in `folder`; return what was written, as text."""
     context = config.context if config.positions == "learned" else None
     special = special_tokens(tokenizer)
     return save_tokenizer(tokenizer, folder, context=context, special=special, segments=config.segments > 0)
