@@ -21,12 +21,12 @@ def messages_of(given: object, column: str) -> Messages:
 
     Raises UserError, which names the column, if the value does not hold messages.
     """
-    given = parse_json(given, f"its {column}") if isinstance(given, str) else given
+    given = parse_json(given, f"column {column}") if isinstance(given, str) else given
     if not isinstance(given, list) or not given:
-        raise UserError(f"its column {column} is not a list of messages: expected {EXPECTED}.")
+        raise UserError(f"column {column} is not a list of messages: expected {EXPECTED}.")
     for number, message in enumerate(given, start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise UserError(f"message {number} of its {column} has no role: expected an object with role and content.")
+            raise UserError(f"message {number} in column {column} has no role: expected {{role: ..., content: ...}}.")
     # Templates test whether a key exists, and write "None" if its value is null.
     return [{key: value for key, value in message.items() if value is not None} for message in given]
 
@@ -34,9 +34,9 @@ def messages_of(given: object, column: str) -> Messages:
 def tools_of(row: Mapping[str, Any]) -> list[Any] | None:
     """Return the tools of a row, which may be JSON text. Raises UserError if they are not a list of objects."""
     given = row.get("tools")
-    given = parse_json(given, "its tools") if isinstance(given, str) and given else given
+    given = parse_json(given, "column tools") if isinstance(given, str) and given else given
     if given is not None and (not isinstance(given, list) or not all(isinstance(one, dict) for one in given)):
-        raise UserError("its column tools is not a list of objects: expected a JSON schema for each tool.")
+        raise UserError("column tools is not a list of objects: expected a JSON schema for each tool.")
     return given or None
 
 

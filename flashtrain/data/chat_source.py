@@ -89,8 +89,7 @@ class ChatSource:
     def encoded(self, tokenizer: Tokenizer) -> Iterator[Encoded]:
         """Yield the encoded documents in groups. `tokenizer` is not used: the template has its own.
 
-        Raises:
-            UserError: More rows are malformed than `skip_broken` allows; the message names the first.
+        Raises UserError, which names the first, if more rows are malformed than `skip_broken` allows.
         """
         for group in grouped(self._pieces(), lambda piece: 2 * len(piece.text)):
             tokens, marks = zip(*self.template.encode(group), strict=True)

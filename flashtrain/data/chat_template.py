@@ -25,10 +25,8 @@ TRAIN_ON = get_args(options.TrainOn)
 class ChatTemplate:
     """A Hugging Face tokenizer with its chat template: turns rows into documents, and these into tokens and labels.
 
-    Without a template, only rows of plain text and of prompt and completion can be read.
-
-    Raises:
-        UserError: The tokenizer is of another kind, or the template is not valid Jinja.
+    Without a template, only rows of plain text and of prompt and completion can be read. Raises UserError if the
+    tokenizer is of another kind, or the template is not valid Jinja.
     """
 
     tokenizer: Any  # a HuggingFaceTokenizer

@@ -40,9 +40,7 @@ def file_rows(path: Path, columns: Columns) -> list[Row]:
     """Read the rows of a .jsonl file (also compressed) or a .parquet file.
 
     A text may be a list of paragraphs, which are joined by line feeds. Labels are strings or integers, one or a list.
-
-    Raises:
-        UserError: A row cannot be read; the message names the row.
+    Raises UserError, which names the row, if a row cannot be read.
     """
     return [_row(row, where, columns) for where, row in TextReader().rows(path)]
 

@@ -252,10 +252,8 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the state's steps with exactly the next sample, also at another batch size.
 
-        If the data, context or seed has changed, samples may repeat, and a warning is logged.
-
-        Raises:
-            UserError: The state is that of another kind of data.
+        If the data, context or seed has changed, samples may repeat, and a warning is logged. Raises UserError if the
+        state is that of another kind of data.
         """
         now = self.state_dict()
         missing = self.steps.place(self.step).keys() - state_dict.keys()

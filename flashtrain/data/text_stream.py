@@ -65,8 +65,7 @@ class TextStream:
     def documents(self, place: Place) -> Iterator[tuple[np.ndarray, Place]]:
         """Yield the tokens of each document and the place of its first token, from the document at `place` on.
 
-        Raises:
-            UserError: An epoch has no document for this device, or `datasets` is not installed.
+        Raises UserError if an epoch has no document for this device, or `datasets` is not installed.
         """
         while True:
             found = place.state is not None
@@ -214,8 +213,7 @@ class StreamLoader:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with exactly the next token, also in other micro-batches.
 
-        Raises:
-            UserError: The run has another number of devices, or the state is that of another kind of data.
+        Raises UserError if the run has another number of devices, or the state is that of another kind of data.
         """
         if "streams" not in state_dict:
             raise UserError("the checkpoint was saved without streaming. Resume with data.streaming=false.")

@@ -34,10 +34,8 @@ TOKENS_CHUNK = 2**24  # tokens that are checked at once
 class TokenFiles(SplitFiles):
     """A TokenSource: a file of tokens, or all .npy and .bin files below a folder, in the order of their paths.
 
-    In a folder, files named for validation are held out, and those named for a test are not read (split_names).
-
-    Raises:
-        UserError: The path does not exist, a file is malformed, or a token is not in the vocabulary.
+    In a folder, files named for validation are held out, and those named for a test are not read (split_names). Raises
+    UserError if the path does not exist, a file is malformed, or a token is not in the vocabulary.
     """
 
     source: InitVar[str | os.PathLike[str]]  # the file or folder

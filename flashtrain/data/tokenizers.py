@@ -164,7 +164,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         from flashtrain.data.token_ids import TokenIds
 
         return TokenIds(saved["vocab_size"], saved["end_of_text"])
-    raise UserError(f"no tokenizer saved by flashtrain in {folder}.")
+    raise UserError(f"no tokenizer saved by flashtrain in {folder}: expected tokenizer_config.json.")
 
 
 def begin_of(tokenizer: Tokenizer) -> Sequence[int]:

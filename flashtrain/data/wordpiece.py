@@ -46,10 +46,7 @@ class WordPieceTokenizer(LibraryTokenizer):
     """The tokenizer of a BERT, whose vocabulary has [PAD], [CLS], [SEP] and [MASK]. It adds none of them to a text.
 
     Unlike our other tokenizers, and like transformers, it reads the spelling "[SEP]" in a text as that token. Its
-    end_of_text is [SEP], as BERT has no other end of a document.
-
-    Raises:
-        UserError: The vocabulary lacks one of these four tokens.
+    end_of_text is [SEP], as BERT has no other end of a document. Raises UserError if one of the four is missing.
     """
 
     kind, name = "wordpiece", "WordPiece"

@@ -98,10 +98,8 @@ def write_config(settings: Settings, folder: Path) -> None:
 def read_settings(folder: Path) -> Settings:
     """Return the settings of the run in `folder`. Interpolations are not resolved: `${oc.env:NAME}` stays a text.
 
-    Older names of settings are replaced by the current ones (aliases.py).
-
-    Raises:
-        UserError: `folder` is not a run folder, or its settings are unknown or invalid.
+    Older names of settings are replaced by the current ones (aliases.py). Raises UserError if `folder` is not a run
+    folder, or its settings are unknown or invalid.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():

@@ -55,7 +55,7 @@ def read_result(path: str | Path) -> ResultFile:
     try:
         return ResultFile(**json.loads(Path(path).read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} is not a result file: {error}") from error
+        raise UserError(f"{path} is not a result file, as --save writes: {error}") from error
 
 
 def command_line(words: Iterable[str], *, without: tuple[str, ...] = ()) -> str:
@@ -103,10 +103,7 @@ def collect_summaries(folder: str | Path) -> list[Row]:
     """Return the summary row of every run below `folder`, in the order of job numbers, or of `folder` if it is a run.
 
     A row gains the key "run", its folder's path relative to `folder`. A job that ended before it wrote its summary.json
-    has the status "no summary".
-
-    Raises:
-        UserError: no run is in the folder or below it.
+    has the status "no summary". Raises UserError if no run is in the folder or below it.
     """
     folder = Path(folder)
     if (folder / SUMMARY_FILE).is_file():

@@ -67,8 +67,7 @@ def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: di
 def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:
     """Return the checkpoint to resume from: of the run resume=RUN or, with resume=auto, in `folder`; None: begin anew.
 
-    Raises:
-        UserError: the checkpoint is of another model, holds weights only, or is at the last step already.
+    Raises UserError if the checkpoint is of another model, holds weights only, or is at the last step already.
     """
     if settings.resume is None:
         return None

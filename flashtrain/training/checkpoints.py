@@ -48,8 +48,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
     """Save a checkpoint under a temporary name in the same folder, flush it to the disk, then rename it to `path`.
 
-    Raises:
-        UserError: the disk is full or the folder cannot be written; `path` is then unchanged.
+    Raises UserError if the disk is full or the folder cannot be written; `path` is then unchanged.
     """
     # One fixed name, unlike disk.replacing: the next write replaces the gigabytes that a kill leaves.
     partial, earlier = path.with_name(path.name + PARTIAL), path.with_name(f"{path.name}.earlier")

@@ -100,8 +100,7 @@ def _with_largest(savings: MemorySavings, sizes: Sequence[int], room: Room, esti
 def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
     """Return the first option that fits, else the last that fits in host memory: estimates err on the high side.
 
-    Raises:
-        UserError: every option needs more host memory than is free.
+    Raises UserError if every option needs more host memory than is free.
     """
     for option in options:
         if option.fits:
