@@ -292,7 +292,7 @@ def test_a_tokenizer_without_a_template_serves_texts_and_says_what_conversations
         ({"conversations": []}, "columns conversations: expected messages"),
         ({}, "columns none"),
         ({"messages": []}, "column messages is not a list"),
-        ({"messages": ["hello"]}, "message 1 of its messages has no role"),
+        ({"messages": ["hello"]}, "message 1 in column messages has no role"),
         ({"messages": TALK[:1]}, "data.train_on=all"),
         ({"messages": "[{"}, "column messages is not valid JSON"),
         ({"messages": TALK, "tools": ["weather"]}, "column tools is not a list of objects"),
