@@ -30,10 +30,10 @@ class MemorySavings:
     """Options that reduce the memory of activations at the cost of time, without changing results or weights.
 
     Args:
-        checkpointing: Which activations of a block are stored for its backward, which recomputes the others (Chen et
-            al. 2016, "Training Deep Nets with Sublinear Memory Cost"): "none" stores all, "selective" the block's
-            input and attention's output and log-sum-exp, so that attention is not recomputed (Korthikanti et al.
-            2022, "Reducing Activation Recomputation in Large Transformer Models"), "full" the input alone.
+        checkpointing: Which activations of a block are stored; the backward recomputes the others (Chen et al. 2016,
+            "Training Deep Nets with Sublinear Memory Cost"). "none": all are stored; "selective": the block's input,
+            and attention's output and log-sum-exp, so that attention is not recomputed (Korthikanti et al. 2022,
+            "Reducing Activation Recomputation in Large Transformer Models"); "full": the block's input alone.
         offload: Whether blocks' inputs are stored in pinned host memory, with "selective" or "full".
         ffn_chunk: Tokens that the feed-forward computes at once, forward and backward (None: all).
         loss_chunk: Tokens whose logits are stored at once (None: the loss's own choice).
@@ -53,7 +53,7 @@ class MemorySavings:
         at_least("loss_chunk", self.loss_chunk, 1)
 
     def describe(self) -> str:
-        """The options in words, such as "full checkpointing, feed-forward by 16,384 tokens"; "" where all are off."""
+        """Describe the options, such as "full checkpointing, feed-forward by 16,384 tokens"; "" where all are off."""
         parts = [f"{self.checkpointing} checkpointing"] if self.checkpointing != "none" else []
         parts += ["inputs in host memory"] if self.offload else []
         parts += [f"feed-forward by {self.ffn_chunk:,} tokens"] if self.ffn_chunk else []
@@ -67,14 +67,15 @@ def checkpointed(
     """Compute function(x, **arguments) and store only x for the backward, with "selective" also attention's output.
 
     Selective checkpointing stores the outputs of our attention and of torch's SDPA, but nothing of standard attention,
-    whose S x S matrices would be stored. With savings.offload each block and step copies x over the bus twice, in line
-    with the computation.
+    whose S x S matrices would be stored. With savings.offload x is copied to the host and back in every step, and the
+    computation waits for it.
 
     Args:
-        function: May be compiled.
-        x: (B, S, E).
-        savings: With checkpointing "selective" or "full".
-        dropout: The probability inside `function`; recomputation drops the same weights again.
+        function: The block's computation, which may be compiled.
+        x: The block's input, (B, S, E).
+        savings: The memory options, with checkpointing "selective" or "full".
+        dropout: The dropout probability inside `function`; above 0, recomputation drops the same weights again.
+        arguments: Further keyword arguments of `function`.
 
     Returns:
         The function's result, (B, S, E).
@@ -106,7 +107,7 @@ def _from_host(saved: tuple[torch.device, torch.Size, list[Tensor]]) -> Tensor:
 
 
 def save_output_of(operator: Any) -> None:
-    """Let selective checkpointing store this operator's outputs too. The operator must draw no random numbers."""
+    """Make selective checkpointing store an operator's outputs too. The operator must not draw random numbers."""
     _OURS.add(operator)
 
 

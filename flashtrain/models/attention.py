@@ -30,7 +30,7 @@ MAX_HEAD_DIM = 256  # of the kernels
 class Attention(nn.Module):
     """Self-attention (Vaswani et al. 2017), causal or not, multi-head or grouped-query (Ainslie et al. 2023).
 
-    Scores are scaled by 1/sqrt(D). qkv.weight has (H + 2K) * D rows: query heads, key heads, value heads.
+    Scores are scaled by 1/sqrt(D). qkv.weight has (H + 2K) * D rows: those of query heads, then key heads, value heads.
 
     Args:
         embed: Width E of the input and the output.
@@ -82,10 +82,10 @@ class Attention(nn.Module):
         mask: AnyMask | PackedSequences | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Attend within each sequence.
+        """Compute the self-attention of each sequence.
 
-        Where sequences are sharded over devices (sharded_sequence.py), x is this device's shard, a mask is the whole
-        sequence's, and flash attention over the devices computes it, whatever `attention` is.
+        Under context parallelism (sharded_sequence.py) x is this device's shard of the sequence, `mask` is the mask of
+        the whole sequence, and flash attention across the devices is used, whatever `attention` is.
 
         Args:
             x: (B, S, E).
@@ -93,14 +93,14 @@ class Attention(nn.Module):
             mask: Which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a BlockMask), for
                 example masks.document(ids, causal=True). Or the PackedSequences of one packed row, to which `causal`
                 applies; without a cache.
-            cache: Keys and values of earlier tokens of the same rows, which these tokens see and are appended to. A
-                mask then has S queries and all keys so far.
+            cache: Keys and values of the rows' earlier tokens, which these tokens see; those of these tokens are
+                appended to it. A mask then has S queries and, as keys, all tokens so far.
 
         Returns:
             (B, S, E).
 
         Raises:
-            UserError: A mask of other sizes.
+            UserError: The mask has other sizes.
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
@@ -125,7 +125,7 @@ class Attention(nn.Module):
 
     @property
     def active_dropout(self) -> float:
-        """The current probability of dropping an attention weight: 0 in evaluation."""
+        """The probability of dropping an attention weight, which is 0 in evaluation mode."""
         return self.dropout if self.training else 0.0
 
     def extra_repr(self) -> str:
@@ -133,7 +133,7 @@ class Attention(nn.Module):
 
 
 def check_heads(embed: int, heads: int, kv_heads: int) -> int:
-    """The head dimension D = embed / heads; UserError where heads do not divide or are too large for the kernels."""
+    """Return the head dimension D = embed / heads; UserError where sizes do not divide or D is too large."""
     for name, count, of, total in (("heads", heads, "embed", embed), ("kv_heads", kv_heads, "heads", heads)):
         if count < 1 or total < 1 or total % count:
             raise UserError(f"{name}={count} must divide {of}={total}.")

@@ -29,14 +29,14 @@ AnyMask = Mask | BlockMask
 
 
 class PackedSequences(NamedTuple):
-    """Sequences packed into one row, for attention without our kernels, where a mask would be a T x T tensor."""
+    """The lengths of sequences packed into one row, for attention functions whose mask would be a T x T tensor."""
 
     lengths: tuple[int, ...]  # of the sequences, in their order in the row; tokens after them belong to none
 
     def attend(self, attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Call attention(q, k, v) for each sequence by itself, so that one sequence's scores are stored at a time.
+        """Call attention(q, k, v) for one sequence after the other, so that only one sequence's scores are stored.
 
-        q is (1, T, H, D), k and v are (1, T, K, D). The result (1, T, H, D) is 0 at tokens of no sequence.
+        q is (1, T, H, D), k and v are (1, T, K, D). The result (1, T, H, D) is 0 at tokens after the last sequence.
         """
         sizes = [length for length in self.lengths if length]
         used = sum(sizes)
@@ -47,10 +47,10 @@ class PackedSequences(NamedTuple):
 
 
 def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
-    """Whether block_rows_attention can compute this call.
+    """Return whether block_rows_attention can compute attention with these arguments.
 
-    It needs one pattern of whole blocks for all rows and heads without a band, no torch.compile, and no gradients (each
-    block's would be as large as all keys).
+    It needs a BlockMask of whole blocks without a band, the same for all rows and heads, no torch.compile, and no
+    gradients (each block of queries would make a gradient as large as all keys).
     """
     if not isinstance(mask, BlockMask) or torch.compiler.is_compiling():
         return False
@@ -64,10 +64,10 @@ def takes_block_rows(q: Tensor, k: Tensor, v: Tensor, mask: object) -> bool:
 def block_rows_attention(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: BlockMask, dropout: float = 0.0
 ) -> Tensor:
-    """Attention by blocks of queries, each with the keys that it sees; takes_block_rows must be true of the call.
+    """Compute block-sparse attention in torch: for each block of queries, with the keys that the block sees.
 
-    It evaluates block-sparse models on a CPU, where our kernels do not run and a dense mask of 65,536 pixels takes
-    4 GiB.
+    takes_block_rows must be true of the arguments. This function evaluates block-sparse models on a CPU, where our
+    kernels do not run and a dense mask of 65,536 pixels takes 4 GiB.
     """
     size_q, size_k = mask.block_size
     keys, values = (tensor.transpose(1, 2).unflatten(2, (-1, size_k)) for tensor in (k, v))  # (B, K, nk, size_k, D)
@@ -92,7 +92,7 @@ def block_rows_attention(
 def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Attention by flashtrain_kernels, exact and in memory linear in S (FlashAttention, Dao et al. 2022)."""
+    """Compute attention by flashtrain_kernels, exactly and in memory linear in S (FlashAttention, Dao et al. 2022)."""
     out = flash_attn_func(q, k, v, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
     return cast(Tensor, out)  # without return_lse it is the output alone
 
@@ -100,7 +100,7 @@ def flash_attention(
 def flash_packed_attention(
     qkv: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """As flash_attention, of one projection's output qkv (B, S, 3, H, D), which is neither split nor copied."""
+    """Compute flash_attention from one tensor of queries, keys and values, qkv (B, S, 3, H, D), without a copy."""
     out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
     return cast(Tensor, out)
 
@@ -108,7 +108,7 @@ def flash_packed_attention(
 def sdpa_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Attention by torch's scaled_dot_product_attention, with an Sq x Sk mask where torch needs one."""
+    """Compute attention by torch's scaled_dot_product_attention, with an Sq x Sk mask where torch needs one."""
     if takes_block_rows(q, k, v, mask):
         return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
     queries, keys = q.shape[1], k.shape[1]
@@ -133,7 +133,7 @@ def sdpa_attention(
 def standard_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Attention by its formula, which stores the whole Sq x Sk matrix: the baseline of Dao et al. 2022."""
+    """Compute attention by its formula, which stores the whole Sq x Sk matrix: the baseline of Dao et al. 2022."""
     visible = visible_keys(q, k, causal, mask)
     unseeing = _queries_without_keys(visible, q, k, mask)
     group = q.shape[2] // k.shape[2]
@@ -159,13 +159,13 @@ ATTENTION_FUNCTIONS: dict[str, InnerAttention] = {
 def plan_mask(
     mask: AnyMask | None, x: Tensor, *, attention: str, head_dim: int, dropout: float = 0.0
 ) -> AnyMask | None:
-    """Plan a mask for our kernels once a batch, instead of in every layer.
+    """Plan a mask for our kernels once per batch, instead of in every layer.
 
     Args:
-        mask: Which tokens each token sees (None: no mask). A BlockMask is its own plan.
-        x: The layers' input; attention computes in its dtype, or in autocast's.
-        attention: A name in ATTENTION_FUNCTIONS. Only "flash" uses plans, and only where our kernels run.
-        head_dim: D.
+        mask: Which tokens each token sees (None: no mask). A BlockMask needs no plan.
+        x: The layers' input, which gives the device and, without autocast, the dtype of attention.
+        attention: "flash", "sdpa" or "standard". Only "flash" uses plans, and only where our kernels run.
+        head_dim: The head dimension, D.
         dropout: The probability that attention will be called with (0 in evaluation).
 
     Returns:
@@ -184,11 +184,11 @@ def plan_mask(
 
 
 def padding_mask(length: int, lengths: Tensor) -> Mask:
-    """The mask of padded rows, without a causal rule: padding sees nothing and is not seen.
+    """Make the mask of padded rows, without a causal rule: padding sees no token and is seen by none.
 
     Args:
-        length: S.
-        lengths: (B,), the real tokens of each row.
+        length: The length of the rows with padding, S.
+        lengths: (B,), the number of real tokens of each row, which come first.
     """
     index = torch.arange(length, device=lengths.device)
     ends = torch.where(index < lengths[:, None], lengths[:, None], 0).int()
@@ -196,7 +196,7 @@ def padding_mask(length: int, lengths: Tensor) -> Mask:
 
 
 def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None) -> Tensor | None:
-    """Which keys each query sees, (B or 1, 1 or H, Sq, Sk) bool; None where every query sees every key."""
+    """Return which keys each query sees, (B or 1, 1 or H, Sq, Sk) bool; None where every query sees every key."""
     if mask is None:
         if not causal or q.shape[1] == 1:
             return None

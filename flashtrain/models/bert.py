@@ -29,9 +29,9 @@ SCORED_CHUNK = 2048  # positions whose logits are stored at once
 
 
 class MaskedLanguageHead(nn.Module):
-    """Logits of all tokens at masked positions (Devlin et al. 2019): dense, GELU, norm, decoder.
+    """The head that predicts the masked tokens (Devlin et al. 2019): dense, GELU, norm, decoder.
 
-    The decoder is the token embedding, passed to each call, plus a bias of its own (none without config.bias).
+    The decoder's matrix is the token embedding table, an argument of the methods; its bias is a parameter of the head.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -43,11 +43,11 @@ class MaskedLanguageHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocab_rows)) if config.bias else None
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """hidden (..., E) -> the decoder's input (..., E)."""
+        """Compute the decoder's input (..., E) from the encoder's states hidden (..., E)."""
         return self.norm(F.gelu(self.dense(hidden), approximate=self.approximate))
 
     def forward(self, hidden: Tensor, table: Tensor) -> Tensor:
-        """hidden (..., E), table (V, E) -> logits (..., V), -inf past vocab_size."""
+        """Compute logits (..., V), -inf past vocab_size, from hidden (..., E) and the token embedding table (V, E)."""
         logits = F.linear(self.transform(hidden), table, self.bias)
         if logits.shape[-1] > self.vocab_size:
             padding = torch.arange(logits.shape[-1], device=logits.device) >= self.vocab_size
@@ -55,13 +55,13 @@ class MaskedLanguageHead(nn.Module):
         return logits
 
     def loss_sum(self, hidden: Tensor, table: Tensor, labels: Tensor, chunk: int | None = None) -> Tensor:
-        """The sum of the cross-entropies, in nats.
+        """Compute the sum of the cross-entropies in nats.
 
         Args:
-            hidden: States of the encoder at the masked positions, (M, E).
-            table: Token embedding, (V, E).
-            labels: (M,) int64; -100 is ignored.
-            chunk: Positions whose logits are stored at once (None: the loss's own choice).
+            hidden: The encoder's states at the masked positions, (M, E).
+            table: The token embedding table, (V, E).
+            labels: (M,) int64, the original tokens; -100 is ignored.
+            chunk: The number of positions whose logits are stored at once (None: chosen by the loss).
 
         Returns:
             A float32 scalar.
@@ -76,7 +76,7 @@ class MaskedLanguageHead(nn.Module):
 
     @torch.no_grad()
     def correct(self, hidden: Tensor, table: Tensor, labels: Tensor) -> Tensor:
-        """The number of labels (M,) with the highest logit, an int64 scalar; labels of -100 never count."""
+        """Count the labels (M,) that have the highest logit, as an int64 scalar; labels of -100 never count."""
         matches = [
             (self(part, table).argmax(-1) == label).sum()
             for part, label in zip(hidden.split(SCORED_CHUNK), labels.split(SCORED_CHUNK), strict=True)
@@ -85,14 +85,14 @@ class MaskedLanguageHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """tanh(dense(x)) of a sequence's first token: x (N, E) -> (N, E)."""
+    """BERT's pooler: tanh(dense(x)) for the states x (N, E) of the sequences' first tokens."""
 
     def __init__(self, embed: int, bias: bool = True) -> None:
         super().__init__()
         self.dense = nn.Linear(embed, embed, bias=bias)
 
     def forward(self, first: Tensor) -> Tensor:
-        """x (N, E) -> (N, E)."""
+        """Compute the pooled states (N, E) from the first tokens' states (N, E)."""
         return torch.tanh(self.dense(first))
 
 
@@ -105,7 +105,7 @@ class MaskedScore(NamedTuple):
 
 
 class Bert(Trainable):
-    """The encoder with the heads that the config selects; for attention and residual see BertEncoder."""
+    """BERT: the encoder with the heads that BertConfig selects; for attention and residual see BertEncoder."""
 
     def __init__(self, config: BertConfig, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
@@ -117,13 +117,13 @@ class Bert(Trainable):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """BERT's initialization: weights normal(0, 0.02), biases 0."""
+        """Initialize as BERT does: weights normal(0, 0.02), biases 0."""
         start_normal(self)
         if self.masked_head is not None and self.masked_head.bias is not None:
             nn.init.zeros_(self.masked_head.bias)
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits (B, S, V) or (T, V); layout: the encoder's segments, lengths, cu_seqlens and positions."""
+        """Compute logits (B, S, V) or (T, V); layout: further arguments of BertEncoder.forward, such as lengths."""
         return self._head()(self.encoder(tokens, **layout), self.output_weight)
 
     @property
@@ -145,19 +145,19 @@ class Bert(Trainable):
         next_sentence: Tensor | None = None,
         sentence_count: Tensor | None = None,
     ) -> Tensor:
-        """Mean cross-entropy in nats at the masked positions, a float32 scalar (plus that of next_sentence).
+        """Compute the mean cross-entropy in nats at the masked positions, plus that of next_sentence if it is given.
 
-        torch.compile(model.loss, fullgraph=True) works, with one compilation for equal T, N and M.
+        The loss is a float32 scalar. torch.compile(model.loss, fullgraph=True) compiles once for equal T, N and M.
 
         Args:
             tokens: Padded (B, S) or packed (T,), some of them masked.
             masked: (M,) int64 indices into the flattened tokens.
             labels: (M,) int64, the original tokens; -100 is ignored, so that M can be the same for all batches.
             segments, lengths, cu_seqlens, positions: See BertEncoder.forward.
-            label_count: Scalar divisor in place of the batch's count of labels. With the same one in every micro-batch
-                of a step, their mean is the mean over the step's labels, however these are divided among them.
+            label_count: Scalar divisor in place of this batch's number of labels. Give all micro-batches of a step the
+                mean number of labels, and the mean of their losses is the mean over the labels of the step.
             next_sentence: (N,) int64, 0 where the second segment followed the first, 1 where not, -100 for no pair.
-            sentence_count: Divisor for next_sentence, as label_count.
+            sentence_count: Divisor for next_sentence's loss, in the same way as label_count.
         """
         head = self._head()
         hidden = self.encoder(tokens, segments=segments, lengths=lengths, cu_seqlens=cu_seqlens, positions=positions)
@@ -173,7 +173,7 @@ class Bert(Trainable):
 
     @torch.no_grad()
     def score(self, tokens: Tensor, masked: Tensor, labels: Tensor, **layout: Any) -> MaskedScore:
-        """The sums of a batch, whose totals over all batches give exact loss and accuracy; arguments as in loss."""
+        """Compute a batch's sums, whose totals over all batches give exact loss and accuracy; arguments as in loss."""
         head = self._head()
         hidden = self.encoder(tokens, **layout)
         states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, masked)
@@ -184,29 +184,29 @@ class Bert(Trainable):
         )
 
     def pooled(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """The pooler's output (N, E) for the encoder's states."""
+        """Compute the pooler's output (N, E) from the encoder's states (B, S, E), or (T, E) with cu_seqlens."""
         return cast(Pooler, self.pooler)(first_tokens(hidden, cu_seqlens))
 
     def next_sentence_logits(self, hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-        """Next-sentence logits (N, 2) of the encoder's states."""
+        """Compute next-sentence logits (N, 2) from the encoder's states (B, S, E), or (T, E) with cu_seqlens."""
         return cast(nn.Linear, self.next_sentence)(self.pooled(hidden, cu_seqlens))
 
     def _head(self) -> MaskedLanguageHead:
         return cast(MaskedLanguageHead, self.masked_head)
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """FLOPs of one token's forward and backward in sequences of `context` tokens (None: the config's), 15% of them
-        masked; BertConfig.flops is exact for a batch's real lengths."""
+        """Return the FLOPs of one token's forward and backward in sequences of `context` tokens (None: config.context),
+        with 15% of the tokens masked; BertConfig.flops is exact for a batch's real lengths."""
         length = self.config.context if context is None else context
         return self.config.cost_per_token(0.15) + self.config.cost_per_pair() * length
 
 
 def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The state of each sequence's first token; an empty sequence gives another token's state (set its label to -100).
+    """Select the state of each sequence's first token; for an empty sequence it is another's (set its label to -100).
 
     Args:
-        hidden: (B, S, E), or (T, E) of packed tokens.
-        cu_seqlens: (N + 1,), for packed tokens.
+        hidden: The encoder's states (B, S, E), or (T, E) of packed tokens.
+        cu_seqlens: (N + 1,), 0 and each sequence's end, for packed tokens.
 
     Returns:
         (N, E).

@@ -23,7 +23,7 @@ POOLINGS = get_args(options.Pooling)
 
 
 class SequenceClassifier(nn.Module):
-    """One class per sequence, or any number of them (multi_label), from the encoder's pooled states.
+    """A classifier that assigns each sequence one label, or any number of labels (multi_label), on BERT's encoder.
 
     Args:
         encoder: Module with BertEncoder's forward and config.
@@ -60,7 +60,7 @@ class SequenceClassifier(nn.Module):
         self.classifier = start_normal(nn.Linear(config.embed, labels))
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits (N, L) of tokens (B, S) or (T,); layout: the encoder's segments, lengths, cu_seqlens, positions."""
+        """Compute logits (N, L) for tokens (B, S) or (T,); layout: further arguments of BertEncoder.forward."""
         hidden = self.encoder(tokens, **layout)
         cu_seqlens = layout.get("cu_seqlens")
         if self.pooler is not None:
@@ -71,13 +71,13 @@ class SequenceClassifier(nn.Module):
         return self.classifier(self.dropout(pooled))
 
     def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
-        """The mean cross-entropy in nats, a float32 scalar.
+        """Compute the mean cross-entropy in nats, a float32 scalar.
 
         Args:
             tokens: (B, S) or (T,).
             labels: Classes (N,) int64, or (N, L) of 0 and 1 with multi_label. A class of -100, or a row that contains
                 -100, is ignored.
-            layout: As in forward.
+            layout: Further arguments of BertEncoder.forward (segments, lengths, cu_seqlens, positions).
         """
         logits = self(tokens, **layout)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -89,7 +89,7 @@ class SequenceClassifier(nn.Module):
 
 
 class TokenClassifier(nn.Module):
-    """One class per token: encoder, dropout, linear layer; UserError for fewer than two labels."""
+    """A classifier that assigns each token one label: BERT's encoder, dropout, linear layer. It needs two labels."""
 
     def __init__(self, encoder: BertEncoder, labels: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -99,11 +99,11 @@ class TokenClassifier(nn.Module):
         self.classifier = start_normal(nn.Linear(encoder.config.embed, labels))
 
     def forward(self, tokens: Tensor, **layout: Any) -> Tensor:
-        """Logits (B, S, L) or (T, L); layout as SequenceClassifier's."""
+        """Compute logits (B, S, L) or (T, L); layout: further arguments of BertEncoder.forward."""
         return self.classifier(self.dropout(self.encoder(tokens, **layout)))
 
     def loss(self, tokens: Tensor, labels: Tensor, **layout: Any) -> Tensor:
-        """The mean cross-entropy in nats, float32, over the labels (int64, shaped as tokens) that are not -100."""
+        """Compute the mean cross-entropy in nats, float32, over labels (int64, shaped as tokens) that are not -100."""
         logits = self(tokens, **layout)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return _mean_cross_entropy(logits.flatten(0, -2), labels.flatten())

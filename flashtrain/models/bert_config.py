@@ -37,24 +37,24 @@ BERT_SIZES = {
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The shape of an encoder and its heads; with the weights it is enough to rebuild them.
+    """The configuration of BERT's encoder and heads; with the weights it is enough to rebuild a model.
 
     Args:
-        vocab_size: Tokens, special ones included.
+        vocab_size: Number of tokens, special tokens included.
         vocab_rows: Rows of the embedding table, at least vocab_size; further rows are never predicted.
         context: Longest sequence in tokens, a limit with learned positions only.
         ffn: Width inside the feed-forward.
-        segments: Segment embeddings (0: none).
-        norm_place: "post" or "pre".
-        activation: A name in block.ACTIVATIONS.
-        dropout: Probability, for embeddings, attention weights and both branches of a block.
-        epsilon: Of every LayerNorm.
+        segments: Number of segment embeddings (0: none).
+        norm_place: "post" (norm after each sum, as in BERT) or "pre" (norm before attention and feed-forward).
+        activation: A name in feed_forward.ACTIVATIONS.
+        dropout: Dropout probability for embeddings, attention weights and both branches of a block.
+        epsilon: The epsilon of every LayerNorm.
         masked_head: Whether there is a head that predicts masked tokens.
         pooler: Whether the first token's state passes a layer with tanh.
         next_sentence: Whether a head on the pooler, which it needs, predicts if the second segment followed the first.
 
     Raises:
-        UserError: Sizes that do not fit together, or an unknown name.
+        UserError: Sizes do not fit together, or a name is unknown.
     """
 
     vocab_size: int
@@ -101,14 +101,14 @@ class BertConfig:
         next_sentence: bool = False,
         activation: str | None = None,
     ) -> BertConfig:
-        """The configuration of a named size.
+        """Make the configuration of a named size.
 
         Args:
-            size: A name in BERT_SIZES.
+            size: A name in BERT_SIZES, such as "base".
             family: "bert", or "modern" (pre-norm, rotary, GeGLU, no biases, segments with next_sentence only).
             vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
-            activation: A name in feed_forward.ACTIVATIONS (None: the family's; for "bert" GELU's tanh form, where
-                transformers' BERT has "gelu_exact").
+            activation: A name in feed_forward.ACTIVATIONS (None: the family's; for "bert" GELU's tanh form, whereas
+                transformers' BERT computes "gelu_exact").
             next_sentence: Whether there are a pooler and a head that predicts if the second segment followed the first.
 
         Raises:
@@ -139,13 +139,12 @@ class BertConfig:
         )
 
     def cost_per_token(self, masked_share: float = 0.0) -> float:
-        """FLOPs of a token's forward and backward, without attention's scores.
+        """Return the FLOPs of one token's forward and backward, without those of attention's scores.
 
-        Six for each weight that multiplies the token (Chowdhery et al. 2022, appendix B); embedding look-ups cost
-        nothing.
+        Each weight of a matrix costs six (Chowdhery et al. 2022, appendix B); embedding look-ups cost nothing.
 
         Args:
-            masked_share: Share of the tokens that have a label.
+            masked_share: The share of the tokens that have a label, 0 to 1.
         """
         width = self.embed
         ffn = (3 if self.activation in GATED else 2) * width * self.ffn
@@ -153,20 +152,20 @@ class BertConfig:
         return 6.0 * (self.layers * (4 * width * width + ffn) + head)
 
     def cost_per_pair(self) -> float:
-        """FLOPs of one query's attention to one key in all layers: two products forward, four backward."""
+        """Return the FLOPs of one query's attention to one key in all layers: two products forward, four backward."""
         return 12.0 * self.layers * self.embed
 
     def flops(self, lengths: Sequence[int], masked: int = 0) -> float:
-        """Model FLOPs of a batch's forward and backward; padding and recomputation are not counted.
+        """Return the model FLOPs of a batch's forward and backward; padding and recomputation are not counted.
 
         Args:
-            lengths: Of the sequences.
-            masked: Number of labels.
+            lengths: The lengths of the batch's sequences.
+            masked: The number of labels.
         """
         return self.flops_of(sum(lengths), sum(length * length for length in lengths), len(lengths), masked)
 
     def flops_of(self, tokens: int, pairs: int, sequences: int, masked: int = 0) -> float:
-        """As `flops`, from sums over a batch.
+        """Return the same as `flops`, from sums over a batch.
 
         Args:
             tokens: Sum of the sequences' lengths.

@@ -18,7 +18,7 @@ from flashtrain_kernels.environment import autocast_dtype
 
 
 class BertEncoder(nn.Module):
-    """Embeddings and blocks (Devlin et al. 2019), or their modern variant; every token sees its whole sequence.
+    """BERT's encoder (Devlin et al. 2019) or its modern variant; every token sees all tokens of its sequence.
 
     Args:
         attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
@@ -58,21 +58,21 @@ class BertEncoder(nn.Module):
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The states (B, S, E) of padded tokens (B, S), or (T, E) of packed tokens (T,).
+        """Compute the states (B, S, E) of padded tokens (B, S), or (T, E) of packed tokens (T,).
 
         Without our kernels, and outside torch.compile, packed lengths are read from the device (one synchronization).
 
         Args:
-            tokens: Integers, (B, S) or (T,).
-            segments: Shaped as tokens (None: all 0).
-            lengths: (B,) lengths of padded rows (None: no padding).
+            tokens: Token ids, (B, S) or (T,).
+            segments: Segment ids, shaped as tokens (None: all 0).
+            lengths: (B,) numbers of real tokens in padded rows (None: no padding).
             cu_seqlens: (N + 1,) int32 on the tokens' device, required for packed tokens: 0, then each sequence's end.
                 Empty sequences at the end are ignored, so that N can be the same for all batches. Tokens past the last
-                end see nothing and are not seen.
-            positions: Shaped as tokens (None: counted from each sequence's first token).
+                end see no token and are seen by none.
+            positions: Positions, shaped as tokens (None: counted from each sequence's first token).
 
         Raises:
-            UserError: Positions past the context.
+            UserError: There are more positions than the context has.
         """
         packed = tokens.dim() == 1
         rows = tokens[None] if packed else tokens

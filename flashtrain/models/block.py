@@ -27,13 +27,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def normalization(norm: str, embed: int, bias: bool, epsilon: float = EPSILON) -> nn.LayerNorm | nn.RMSNorm:
-    """The norm named by one of NORMS (RMSNorm, Zhang and Sennrich 2019, has no bias)."""
+    """Make the norm "layernorm" or "rmsnorm" of width `embed` (RMSNorm, Zhang and Sennrich 2019, has no bias)."""
     norms: dict[str, Any] = {"layernorm": partial(nn.LayerNorm, bias=bias), "rmsnorm": nn.RMSNorm}
     return norms[norm](embed, eps=epsilon)
 
 
 def start_normal(model: Model) -> Model:
-    """Initialize a module as GPT-2 and BERT do, weights normal(0, 0.02), biases 0, norms 1 and 0; returns it."""
+    """Initialize a module as GPT-2 and BERT do (weights normal(0, 0.02), biases 0, norms 1 and 0), and return it."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=INITIAL_STD)
@@ -49,8 +49,8 @@ def check_shape(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[
 
     Args:
         config: A model's configuration, with vocab_size and dropout.
-        sizes: Fields that must be at least 1.
-        names: Fields with their possible values.
+        sizes: The fields that must be at least 1.
+        names: The fields that are names, with their possible values.
     """
     for name in sizes:
         at_least(name, getattr(config, name), 1)
@@ -61,7 +61,7 @@ def check_shape(config: Any, sizes: Sequence[str], names: Mapping[str, Iterable[
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `number`."""
+    """Return the smallest multiple of `multiple` that is at least `number`."""
     return -(-number // multiple) * multiple
 
 
@@ -71,10 +71,10 @@ class Block(nn.Module):
     Args:
         embed, heads, kv_heads, causal, attention, rotary: See Attention.
         ffn: Width inside the feed-forward.
-        norm: "layernorm" or "rmsnorm", with this epsilon.
+        norm: "layernorm" or "rmsnorm".
         activation: A name in feed_forward.ACTIVATIONS.
         bias: Whether projections and LayerNorm have biases.
-        dropout: Probability, for attention weights and for both branches before they are added.
+        dropout: Dropout probability for attention weights and for both branches before they are added.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Block(nn.Module):
         mask: AnyMask | PackedSequences | None = None,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """x (B, S, E) -> (B, S, E); positions, mask and cache as in Attention.forward."""
+        """Compute the block's output (B, S, E) from x (B, S, E); positions, mask, cache: see Attention.forward."""
         compute = self.compute if self._compiled is None or cache is not None else self._compiled
         if self.savings.checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
             return compute(x, positions=positions, mask=mask, cache=cache)
@@ -120,7 +120,7 @@ class Block(nn.Module):
         return checkpointed(compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask)
 
     def compute(self, x: Tensor, **options: Any) -> Tensor:
-        """The forward without checkpointing; options: Attention.forward's keywords."""
+        """Compute the block without activation checkpointing; options: keyword arguments of Attention.forward."""
         x = x + self.dropout(self.attention(self.attention_norm(x), **options))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
@@ -130,22 +130,22 @@ class Block(nn.Module):
         self.feed_forward.chunk = savings.ffn_chunk
 
     def compile_inside(self, **options: Any) -> None:
-        """Compile `compute` by torch.compile; checkpointing and its hooks stay outside of compiled code."""
+        """Compile `compute` by torch.compile with these options; checkpointing stays outside of compiled code."""
         self._compiled = torch.compile(self.compute, **options)
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
-        """The two layers that write into the residual stream (GPT-2 initializes them smaller in deeper models)."""
+        """Return the two layers that write into the residual stream (GPT-2 initializes them smaller in deep models)."""
         return self.attention.output, self.feed_forward.down
 
 
 class PostNormBlock(Block):
-    """The original Transformer's block (Vaswani et al. 2017; BERT): each norm follows the sum with its branch.
+    """Post-norm Transformer block (Vaswani et al. 2017; BERT): a norm follows each sum of x and a branch.
 
-    Arguments as Block. The sums keep the input's dtype, also where norms under autocast return float32.
+    The arguments are Block's. Sums have the input's dtype, also where norms under autocast return float32.
     """
 
     def compute(self, x: Tensor, **options: Any) -> Tensor:
-        """norm(x + attention(x)), then norm(x + feed_forward(x)): x (B, S, E) -> (B, S, E)."""
+        """Compute norm(x + attention(x)), then norm(x + feed_forward(x)), from x (B, S, E) to (B, S, E)."""
         dtype = x.dtype
         x = self.attention_norm(x + self.dropout(self.attention(x, **options))).to(dtype)
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(dtype)
@@ -154,10 +154,10 @@ class PostNormBlock(Block):
 def make_blocks(
     config: Any, *, causal: bool, attention: str, rotary: nn.Module | None, kind: type[Block] = Block
 ) -> nn.ModuleList:
-    """The blocks of a model.
+    """Make the blocks of a model.
 
     Args:
-        config: Has layers and Block's arguments; those that it lacks have Block's defaults.
+        config: The model's configuration, with `layers` and Block's arguments; missing ones have Block's defaults.
         causal, attention, rotary: See Attention.
         kind: Block or PostNormBlock.
     """

@@ -39,7 +39,7 @@ PATTERNS = (DENSE, *_PATTERNS, *TILED)
 
 
 def tile_of(block: int) -> tuple[int, int]:
-    """The height and the width in pixels of a tile of `block` pixels, such as 8 x 16 for 128."""
+    """Return (height, width) in pixels of a tile of `block` pixels, such as (8, 16) for 128."""
     height = 1 << ((block.bit_length() - 1) // 2)
     return height, block // height
 
@@ -52,7 +52,7 @@ def check_tiles(side: int, block: int) -> None:
 
 
 def tile_order(side: int, block: int) -> Tensor:
-    """The raster numbers of a square image's pixels, tile by tile, (side * side,) int64; UserError as check_tiles."""
+    """Return the raster numbers of a square image's pixels in the order of tiles, (side * side,) int64."""
     check_tiles(side, block)
     height, width = tile_of(block)
     pixels = torch.arange(side * side, device="cpu").view(side // height, height, side // width, width)
@@ -60,12 +60,13 @@ def tile_order(side: int, block: int) -> Tensor:
 
 
 def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
-    """Which tiles see each other: those near in both directions, and the first `globals` tiles with all.
+    """Compute which tiles see each other: tiles that are near vertically and horizontally, and global ones with all.
 
     Args:
-        side: Of the image, in pixels.
-        block: Pixels of a tile.
-        local: Distance up to which tiles are near, in tile widths.
+        side: The side of the square image, in pixels.
+        block: The number of pixels in a tile.
+        local: The distance up to which tiles are near, in tile widths.
+        globals: The number of first tiles that see all tiles and are seen by all.
 
     Returns:
         (tiles, tiles) bool.
@@ -80,7 +81,7 @@ def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
 
 
 class BlockPattern(nn.Module):
-    """Which blocks of tokens see each other in every layer and head, symmetrically (Dao et al. 2022, section 3.3).
+    """The blocks of tokens that see each other, the same in every layer and head (Dao et al. 2022, section 3.3).
 
     A block of consecutive raster pixels is a strip of one row, far in the sequence from the pixels above it. Patterns
     of tiles therefore order the pixels tile by tile.
@@ -89,17 +90,17 @@ class BlockPattern(nn.Module):
         name: "butterfly" (block i sees those whose numbers differ in one binary digit), "local-global",
             "butterfly-local-global" (both), "tiles" (local-global with the tiles of a square image as blocks), or
             "butterfly-tiles".
-        length: S.
-        block: Tokens of a block, a power of two from 16 to 1,024.
-        local: Nearest blocks on each side; of tiles, in both directions.
-        globals: First blocks, which see all and are seen by all.
-        side: Of the image, for tiles.
+        length: The number of tokens in a sequence, S.
+        block: The number of tokens in a block, a power of two from 16 to 1,024.
+        local: How many neighbouring blocks on each side a block sees; with tiles, the distance in tile widths.
+        globals: The number of first blocks, which see all blocks and are seen by all.
+        side: The side of the square image in pixels, for tiles.
 
     Attributes:
-        density: Share of the pairs of blocks that see each other.
+        density: The share of the pairs of blocks that see each other.
 
     Raises:
-        UserError: Other sizes.
+        UserError: A size is not supported.
     """
 
     order: Tensor | None  # (S,) int64: the pixel of each token (None: raster order)
@@ -131,7 +132,7 @@ class BlockPattern(nn.Module):
             self.register_buffer(field, getattr(made, field), persistent=False)
 
     def forward(self) -> BlockMask:
-        """The pattern as a BlockMask on the module's device."""
+        """Return the pattern as a BlockMask on the module's device."""
         size = (self._block, self._block)
         lists = (self.query_rows, self.query_blocks, self.key_rows, self.key_blocks)
         return BlockMask(*lists, size, self._length, self._length, None, None)  # type: ignore[arg-type]

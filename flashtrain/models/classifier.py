@@ -39,7 +39,7 @@ class Losses(NamedTuple):
 
 
 class GreyEmbedding(nn.Module):
-    """A grey level's vector: its value, normalized to [-1, 1], times one learned vector, plus another."""
+    """The embedding of a grey level: its value, scaled to [-1, 1], times one learned vector, plus another."""
 
     def __init__(self, embed: int) -> None:
         super().__init__()
@@ -47,15 +47,15 @@ class GreyEmbedding(nn.Module):
         self.bias = nn.Parameter(torch.empty(embed))
 
     def forward(self, levels: Tensor) -> Tensor:
-        """levels (B, S) integers 0..255 -> (B, S, E), in the weights' dtype also under autocast."""
+        """Embed levels (B, S), integers 0..255, as (B, S, E), in the weights' dtype also under autocast."""
         value = (levels.to(self.weight.dtype) / (GREY_LEVELS - 1) - 0.5) / 0.5
         return value[..., None] * self.weight + self.bias
 
 
 class Classifier(nn.Module):
-    """Embedding and positions, pre-norm encoder blocks (every token sees every token), norm, pooling, head.
+    """A Transformer classifier: embedding and positions, pre-norm blocks (not causal), norm, pooling, head.
 
-    The head has one hidden layer of E with GELU. Everything inside runs under torch.compile(fullgraph=True).
+    The head has one hidden layer of width E with GELU. The model runs under torch.compile(fullgraph=True).
 
     Args:
         attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
@@ -94,8 +94,8 @@ class Classifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize: normal embeddings, layers as torch does, and those that write into the residual stream scaled by
-        1/sqrt(2 layers) (Radford et al. 2019)."""
+        """Initialize embeddings normally, layers as torch does, and scale the layers that write into the residual
+        stream by 1/sqrt(2 layers) (Radford et al. 2019)."""
         for parameter in (*self.embedding.parameters(), self.mask_embedding):
             if parameter is not None:
                 nn.init.normal_(parameter, std=INITIAL_STD)
@@ -107,13 +107,13 @@ class Classifier(nn.Module):
                     projection.weight.mul_((2 * self.config.layers) ** -0.5)
 
     def forward(self, tokens: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Logits (B, classes) of tokens (B, S), or (B, 2, S) with two towers; any integer dtype.
+        """Compute logits (B, classes) for tokens (B, S), or (B, 2, S) with two towers, of any integer dtype.
 
         Args:
-            lengths: (B,) or (B, 2), the tokens of each row before its padding, at least 1 (None: no padding).
+            lengths: (B,) or (B, 2), the number of tokens of each row before its padding, at least 1 (None: no padding).
 
         Raises:
-            UserError: Learned positions past `length`, or padding under a block pattern.
+            UserError: Rows are longer than learned positions allow, or have padding under a block pattern.
         """
         rows, row_lengths = _rows(tokens, lengths)
         return self.logits(self.hidden(rows, row_lengths), row_lengths)
@@ -125,13 +125,13 @@ class Classifier(nn.Module):
         masked: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """The states (B, S, E) after the last norm.
+        """Compute the states (B, S, E) after the last norm.
 
         Args:
-            tokens: (B, S).
-            lengths: (B,) real tokens of padded rows (None: no padding).
-            masked: (B, S) bool, the pixels whose level is hidden (None: no pixels).
-            positions: (B, S) int64, the pixels' numbers where the tokens are a selection (None: all, in order).
+            tokens: Tokens or grey levels, (B, S).
+            lengths: (B,) numbers of real tokens in padded rows (None: no padding).
+            masked: (B, S) bool, True at tokens or pixels that are hidden from the model (None: none are).
+            positions: (B, S) int64, the pixels' raster numbers where only some are given (None: all, in order).
         """
         mask = self._mask(tokens, lengths)
         order, places = (None, None) if self.pattern is None else (self.pattern.order, self.pattern.places)
@@ -154,7 +154,7 @@ class Classifier(nn.Module):
         return x if places is None else x[:, places]
 
     def logits(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """hidden (B, S, E) -> (B, classes); with two towers the two rows of a sample follow each other."""
+        """Compute logits (B, classes) from hidden (B, S, E); with two towers hidden has 2B rows, two per sample."""
         pool = self.pooling or (mean_of_tokens if self.config.pooling == "mean" else max_of_tokens)
         pooled = pool(hidden, lengths)
         if self.config.towers == 2:
@@ -172,14 +172,14 @@ class Classifier(nn.Module):
         *,
         copies: bool = True,
     ) -> Losses:
-        """The losses of a batch, in float32 at least: tokens and lengths as in forward, labels (B,) int64.
+        """Compute the losses of a batch, in at least float32; tokens and lengths as in forward, labels (B,) int64.
 
         Args:
-            masked: (C, M) int64, C at most B: the pixels or tokens of the first C rows to be predicted from the others
-                (Devlin et al. 2019 for words; Amos et al. 2023, arXiv 2310.02980, for pixels), -1 for none.
-            positions: As in hidden; only without masked.
-            copies: Whether the masked rows are read in addition to the whole ones, from which labels are then
-                predicted. Otherwise labels are predicted from masked rows too, and C = B.
+            masked: (C, M) int64, C at most B: indices of the tokens or pixels of the first C rows that are hidden and
+                predicted from the others (Devlin et al. 2019; Amos et al. 2023, arXiv 2310.02980), -1 for none.
+            positions: As in `hidden`; only without masked.
+            copies: Whether masked rows are read in addition to the unmasked batch, from which labels are then
+                predicted. Otherwise labels are predicted from the masked rows, and C = B.
         """
         rows, row_lengths = _rows(tokens, lengths)
         if masked is None:
@@ -204,12 +204,12 @@ class Classifier(nn.Module):
         return Losses(classification, pixels, correct)
 
     def pixel_loss(self, hidden: Tensor, levels: Tensor, masked: Tensor) -> Tensor:
-        """Mean cross-entropy of the masked grey levels' bins, or of the masked tokens, in nats.
+        """Compute the mean cross-entropy in nats of the masked tokens, or of the masked grey levels' bins.
 
         Args:
-            hidden: (C, S, E).
+            hidden: The states after the last norm, (C, S, E).
             levels: Grey levels or tokens, (C, S).
-            masked: (C, M) int64, the masked places of each row, -1 for none.
+            masked: (C, M) int64, the indices of each row's masked tokens or pixels, -1 for none.
         """
         places = masked.clamp(min=0)
         states = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
@@ -229,10 +229,10 @@ class Classifier(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_sample(self, length: int | None = None) -> float:
-        """FLOPs of forward and backward for one sample of `length` tokens (None: the config's).
+        """Return the FLOPs of forward and backward for one sample of `length` tokens (None: config.length).
 
-        6 N S + 12 layers heads head_dim S^2 times the share of blocks computed, for each tower (Chowdhery et al. 2022,
-        appendix B, not halved, since nothing is causal); N is the parameters of the blocks. Embeddings, pooling and a
+        For each tower: 6 N S + 12 layers heads head_dim S^2 times the pattern's density (Chowdhery et al. 2022,
+        appendix B, not halved, since nothing is causal), with N parameters in the blocks. Embeddings, pooling and a
         second reading with masked pixels are not counted.
         """
         config = self.config

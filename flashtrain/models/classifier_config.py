@@ -19,12 +19,12 @@ GREY_LEVELS = 256
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """The configuration of a Classifier; with the weights it is enough to rebuild one.
+    """The configuration of a Classifier; with the weights it is enough to rebuild the model.
 
     Args:
         classes: Number of classes.
-        length: Tokens of the longest sequence, a limit with learned positions only.
-        vocab_size: Rows of the token table, padding included.
+        length: The longest sequence in tokens, a limit with learned positions only.
+        vocab_size: Number of tokens, padding included (rows of the token table).
         inputs: "tokens" (numbers below vocab_size, looked up in a table) or "grey" (grey levels 0..255 as a value in
             [-1, 1] times one learned vector plus another, so that levels which no training image had mean something,
             as a curriculum of differing contrasts needs).
@@ -32,12 +32,13 @@ class ClassifierConfig:
         rope_base: Base of the rotary angles (None: 10000, axial 100).
         pooling: How a sequence's states become one vector: their "mean", their component-wise "max", or "attention"
             (sequence_pooling.AttentionPooling).
-        towers: 2 where a sample is two sequences a and b; the head then reads [a, b, a * b, a - b].
-        grey_bins: Classes for masked grey levels, a divisor of 256; for masked tokens vocab_size; 0 for no such head.
-        pattern, pattern_block, pattern_local, pattern_globals: See BlockPattern; "dense" sees every token.
+        towers: 1, or 2 where a sample is two sequences; of their vectors a and b the head reads [a, b, a * b, a - b].
+        grey_bins: Classes for masked grey levels, a power of two up to 256; for masked tokens vocab_size; 0: no such
+            head.
+        pattern, pattern_block, pattern_local, pattern_globals: See BlockPattern; "dense": every token sees all.
 
     Raises:
-        UserError: Sizes that do not fit together, or an unknown name.
+        UserError: Sizes do not fit together, or a name is unknown.
     """
 
     classes: int
@@ -100,7 +101,7 @@ class ClassifierConfig:
 
     @property
     def angle_base(self) -> float:
-        """The base of the rotary angles: rope_base, or the default of the kind of positions."""
+        """The base of the rotary angles: rope_base, or the default for `positions`."""
         if self.rope_base is not None:
             return self.rope_base
         return AXIAL_BASE if self.positions == "axial" else 10000.0

@@ -32,7 +32,7 @@ _WEIGHTS = "Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, str acti
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), or down(activation(gate(x)) * value(x)) for a gated activation.
+    """A feed-forward: down(activation(up(x))), or down(activation(gate(x)) * value(x)) for a gated activation.
 
     Args:
         embed: Width E of the input and the output.
@@ -41,7 +41,7 @@ class FeedForward(nn.Module):
         bias: Whether both layers have biases.
 
     Attributes:
-        chunk: Tokens computed at a time (None: all).
+        chunk: The number of tokens computed at a time (None: all).
     """
 
     def __init__(self, embed: int, ffn: int, activation: str = "gelu", bias: bool = True) -> None:
@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
         self.chunk: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., E) -> (..., E)."""
+        """Compute the feed-forward of x (..., E), a tensor (..., E)."""
         up, down = self.up, self.down
         plain = type(up) is nn.Linear and type(down) is nn.Linear  # adapters and quantized layers compute differently
         if plain and self.chunk is not None and x.shape[:-1].numel() > self.chunk:
@@ -90,7 +90,7 @@ def chunked_feed_forward(
         up: (U, E), with a bias (U,) or None.
         down: (E, F), with a bias (E,) or None.
         activation: A name in ACTIVATIONS.
-        chunk: Tokens of a chunk.
+        chunk: The number of tokens in a chunk.
 
     Returns:
         (..., E).

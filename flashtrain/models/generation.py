@@ -35,27 +35,27 @@ def generate(
     """Generate up to max_new_tokens tokens after a prompt.
 
     A model sees at most its context. Of a longer prompt it reads the last `context` tokens. When the context is full,
-    the last context // 2 tokens are read again as a new window, so that reading stays cheap on average.
+    generation goes on with the last context // 2 tokens alone, which are read again, so that reading stays cheap.
     Generation runs in evaluation mode on the model's device; the model's mode is restored. A model on the meta device
     (transformers_decoder's) first loads its weights, on the prompt's device.
 
     Args:
         model: A model whose `generates` is true.
         tokens: The prompt, (B, S) int64; rows of equal length, without padding.
-        max_new_tokens: Of each row.
+        max_new_tokens: The largest number of tokens to add to each row.
         temperature: Divides the logits before sampling; 0 takes the likeliest token (greedy).
         top_k: Sample among the k likeliest tokens (None: all).
         seed: The same seed, model and device give the same tokens.
-        end_of_text: One or several ids. A row that draws one is finished and filled with the first of them; generation
-            ends when all rows are finished.
-        mask: Makes the mask that says which tokens each token sees; the window counts as one document.
+        end_of_text: Token ids that end a text, one or several. A row that has drawn one is filled with the first of
+            these ids; generation ends when all rows have ended.
+        mask: Makes the mask of the tokens read so far, as of one document (None: the model's own causal rule).
 
     Returns:
         The prompt and the new tokens, (B, S + new) int64.
 
     Raises:
-        UserError: A model that cannot generate, an empty prompt, tokens outside the vocabulary, options out of range,
-            or logits of NaN or infinity.
+        UserError: The model cannot generate, the prompt is empty or outside the vocabulary, an option is out of range,
+            or logits are NaN or infinite.
     """
     shape = model.shape
     if shape is None or not model.generates:
@@ -102,7 +102,7 @@ def generate(
 
 
 def row_mask(make: MaskMaker, seqlen: int, device: torch.device, read: int = 0) -> Mask | None:
-    """The mask of one document of `seqlen` tokens, for its queries after the first `read` tokens."""
+    """Make the mask of one document of `seqlen` tokens, for the queries after the first `read` tokens."""
     positions = torch.arange(seqlen, device=device)[None]
     mask = make(documents=torch.zeros_like(positions), positions=positions, seqlen=seqlen, device=device)
     return mask.select(positions[0, read:], positions[0]) if mask is not None and read else mask

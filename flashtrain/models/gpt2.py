@@ -32,7 +32,7 @@ RESIDUALS = get_args(options.Residual)
 
 
 class GPT2(Trainable):
-    """The decoder: embedding, blocks, final norm, output head (tied to the embedding table or not).
+    """A GPT-2 or Llama-style decoder: embedding, blocks, final norm, output head (tied to the embedding or not).
 
     Args:
         attention: "flash", "sdpa" or "standard"; it changes speed and memory, not the result or the weights.
@@ -66,7 +66,7 @@ class GPT2(Trainable):
         return self.config
 
     def reset_parameters(self) -> None:
-        """GPT-2's initialization: weights normal(0, 0.02), biases 0, residual projections times 1/sqrt(2 layers)."""
+        """Initialize as GPT-2: weights normal(0, 0.02), biases 0, residual projections times 1/sqrt(2 layers)."""
         start_normal(self)
         for module in self.modules():
             if isinstance(module, Block):
@@ -82,16 +82,16 @@ class GPT2(Trainable):
         cache: KeyValueCache | None = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits (B, S, V) for the token after each of tokens (B, S) int64; -inf past vocab_size.
+        """Compute logits (B, S, V) for the token after each of tokens (B, S) int64; -inf past vocab_size.
 
         Args:
             positions: (B, S) integers (None: 0, 1, ..., or continued from the cache).
-            mask: Which tokens each token sees, in place of the causal rule (see Attention.forward); planned here once.
-            cache: From new_cache(): the earlier tokens, to which these are appended.
+            mask: Which tokens each token sees, in place of the causal rule (see Attention.forward).
+            cache: Keys and values of earlier tokens, from new_cache(); those of these tokens are appended.
             last_only: Whether to return the last token's logits alone, (B, 1, V).
 
         Raises:
-            UserError: Learned positions past the context, a full cache, or a mask of other sizes.
+            UserError: There are more tokens than learned positions or the cache allow, or the mask has other sizes.
         """
         hidden = self.hidden(tokens, positions=positions, mask=mask, cache=cache)
         return self.logits(hidden[:, -1:] if last_only else hidden)
@@ -104,7 +104,7 @@ class GPT2(Trainable):
         mask: AnyMask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The states (B, S, E) that the output head reads; arguments as in forward."""
+        """Compute the states (B, S, E) that the output head reads; arguments as in forward."""
         if self.position_embedding is not None:
             check_learned(tokens.shape[1] + (cache.length if cache is not None else 0), self.config.context)
         if positions is None:
@@ -128,7 +128,7 @@ class GPT2(Trainable):
         return self.token_embedding.weight if self.head is None else self.head.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden (B, S, E) -> (B, S, V), -inf past vocab_size."""
+        """Compute logits (B, S, V), -inf past vocab_size, from hidden (B, S, E)."""
         logits = F.linear(hidden, self.output_weight)
         if self.config.vocab_rows > self.config.vocab_size:
             # The logits of imported GPT-2 weights are far below 0, so that added rows of zeros would win every softmax.
@@ -144,7 +144,7 @@ class GPT2(Trainable):
         positions: Tensor | None = None,
         mask: AnyMask | None = None,
     ) -> Tensor:
-        """Mean cross-entropy in nats over the labels that are not -100, a scalar; 0 when there are none.
+        """Compute the mean cross-entropy in nats over the labels that are not -100, a scalar; 0 without labels.
 
         The loss is float32 whatever the weights or autocast (float64 for a float64 model). The logits of at most a few
         thousand tokens are stored at a time. torch.compile(model.loss, fullgraph=True) works.
@@ -164,11 +164,11 @@ class GPT2(Trainable):
         )
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
-        """An empty cache for so many tokens (None: the context); its memory is allocated with the first token."""
+        """Make an empty cache for `tokens` tokens (None: the context); the first append allocates its memory."""
         return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
 
     def flops_per_token(self, context: int | None = None) -> float:
-        """FLOPs of forward and backward for one token in a sequence of `context` tokens (None: the model's own).
+        """Return the FLOPs of forward and backward for one token in a sequence of `context` tokens (None: config's).
 
         6 N + 12 * layers * heads * head_dim * context / 2 (Chowdhery et al. 2022, appendix B; halved since half of the
         scores are masked). N is the parameters that multiply a token: all but the position table and an untied input

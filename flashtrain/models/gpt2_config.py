@@ -39,21 +39,21 @@ SIZES = {
 
 @dataclass(frozen=True)
 class GPT2Config(DecoderShape):
-    """The shape of a model; with the weights it is enough to rebuild it.
+    """The configuration of a GPT2; with the weights it is enough to rebuild the model.
 
     Args:
-        vocab_size: Tokens.
+        vocab_size: Number of tokens in the vocabulary.
         vocab_rows: Rows of the embedding table, at least vocab_size (a multiple of 64 is faster); further rows are
             never predicted.
         context: Longest sequence in tokens, a limit with learned positions only.
         ffn: Width inside the feed-forward.
-        dropout: Probability, for embeddings, attention weights and both branches of a block.
-        rope_base: Base of the rotary angles, as trained first.
-        rope_factor: How many times longer the context is than in that training; it raises the base
+        dropout: Dropout probability for embeddings, attention weights and both branches of a block.
+        rope_base: Base of the rotary angles in the original training.
+        rope_factor: How many times longer the context is than in the original training; it raises the base
             (positions.rotary_base_for).
 
     Raises:
-        UserError: Sizes that do not fit together, or an unknown name.
+        UserError: Sizes do not fit together, or a name is unknown.
     """
 
     vocab_size: int
@@ -107,17 +107,17 @@ class GPT2Config(DecoderShape):
         rope_base: float | None = None,
         rope_factor: float | None = None,
     ) -> GPT2Config:
-        """The configuration of a named size; the output head is tied to the embedding table.
+        """Make the configuration of a named size; the output head is tied to the embedding table.
 
         Args:
-            size: A name in SIZES.
+            size: A name in SIZES, such as "124m".
             family: "gpt2", or "llama" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
             vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
             positions: "learned" or "rotary" (None: the family's).
-            rope_base, rope_factor: For rotary positions only (None: 10000 and 1).
+            rope_base, rope_factor: As GPT2Config's, for rotary positions only (None: 10000 and 1).
 
         Raises:
-            UserError: An unknown size or family, or rope_base or rope_factor with learned positions.
+            UserError: The size or family is unknown, or rope_base or rope_factor is given with learned positions.
         """
         one_of("model size", size, SIZES)
         one_of("model family", family, FAMILIES)

@@ -30,7 +30,7 @@ class LayerCache:
             The keys and the values of all tokens so far, (B, length, K, D), views into the cache.
 
         Raises:
-            UserError: More tokens than the cache holds.
+            UserError: There are more tokens than the cache has room for.
         """
         start, end = self.length, self.length + k.shape[1]
         if end > self.context:

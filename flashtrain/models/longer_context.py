@@ -30,18 +30,18 @@ def with_context(
     rope_base: float | None = None,
     rope_factor: float | None = None,
 ) -> tuple[GPT2Config, dict[str, Tensor]]:
-    """The configuration and state dict of a trained decoder, changed for sequences of up to `context` tokens.
+    """Adapt a trained decoder's configuration and state dict to sequences of up to `context` tokens; return both.
 
     Args:
-        config: Of the trained model.
-        state_dict: Of the trained model; its tensors are not changed.
-        context: Tokens; no more than the model's context changes nothing.
+        config: The trained model's configuration.
+        state_dict: The trained model's state dict, whose tensors are not changed.
+        context: The new longest sequence in tokens; ignored if the model's own context is as long.
         interpolate: Whether to stretch learned positions (C, E) to (context, E); without it they do not fit.
         rope_base: New base of rotary positions (None: unchanged).
         rope_factor: New factor of rotary positions (None: unchanged).
 
     Raises:
-        UserError: rope_base or rope_factor with learned positions.
+        UserError: rope_base or rope_factor is given for a model with learned positions.
     """
     rotary = config.positions == "rotary"
     for name, given in (("rope_base", rope_base), ("rope_factor", rope_factor)):

@@ -17,14 +17,14 @@ def pixels_to_mask(
     """Select a random share of the pixels of each row, at least one.
 
     Args:
-        rows: Number of rows.
-        length: S.
-        share: Of the pixels, or of a padded row's own length.
-        generator: The result is on its device.
-        lengths: (rows,) real tokens of padded rows (None: no padding).
+        rows: The number of rows.
+        length: The length of a row, S.
+        share: The share of a row's pixels to select, without its padding.
+        generator: The random generator; the result is on its device.
+        lengths: (rows,) numbers of real tokens in padded rows (None: no padding).
 
     Returns:
-        (rows, M) int64, ascending, where M is round(share * S); after fewer selected pixels -1.
+        (rows, M) int64, ascending indices, where M is round(share * S); -1 fills rows with fewer selected pixels.
     """
     count = min(length, max(1, round(share * length)))
     drawn = torch.rand((rows, length), generator=generator, device=generator.device)
@@ -43,11 +43,11 @@ def pixels_to_read(levels: Tensor, count: int, generator: torch.Generator) -> Te
 
     Args:
         levels: Grey levels, (B, S).
-        count: M.
-        generator: On the images' device.
+        count: The number of pixels to select, M.
+        generator: The random generator, on the images' device.
 
     Returns:
-        (B, M) int64, ascending.
+        (B, M) int64, ascending raster numbers.
     """
     drawn = torch.rand(levels.shape, generator=generator, device=levels.device)
     return (drawn + (levels > DARK)).topk(count, dim=1).indices.sort(dim=1).values

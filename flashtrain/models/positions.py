@@ -19,14 +19,14 @@ AXIAL_BASE = 100.0
 
 
 class RotaryPositions(nn.Module):
-    """Rotary positions (Su et al. 2021, RoFormer): turns the pairs (i, i + D/2) of a head by position * base^(-2i/D).
+    """Rotary positions (Su et al. 2021, RoFormer): rotate the pair (i, i + D/2) of a head by position * base^(-2i/D).
 
     Every forward computes the angles from the positions, in float32 at least (float64 for float64 inputs). So there is
     no table that a cast to bfloat16 would round, and no longest position.
 
     Args:
-        head_dim: D, an even number.
-        base: Above 1.
+        head_dim: The head dimension D, an even number.
+        base: The base of the angles, above 1.
     """
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
@@ -35,7 +35,7 @@ class RotaryPositions(nn.Module):
         self.base = base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (B, S, N, D) rotated, in its dtype; positions (B, S) or (1, S), any integer dtype."""
+        """Rotate x (B, S, N, D), in its dtype, by positions (B, S) or (1, S) of any integer dtype."""
         precise = torch.promote_types(x.dtype, torch.float32)
         exponent = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim
         # Whole turns are removed in float64: a float32 product near position 1,000,000 is wrong by 0.03 radians.
@@ -62,7 +62,7 @@ class LearnedPositions(nn.Embedding):
         super().__init__(context, embed)
 
     def forward(self, positions: Tensor, *, packed: bool = False) -> Tensor:
-        """Look the positions up.
+        """Look up the vectors of positions.
 
         Args:
             positions: (B, S) or (1, S), int32 or int64.
@@ -72,7 +72,7 @@ class LearnedPositions(nn.Embedding):
             (B or 1, S, E).
 
         Raises:
-            UserError: A position past the trained context.
+            UserError: S, or on the CPU a position, is past the context of the table.
         """
         context = self.num_embeddings
         # Values are checked only on the CPU outside torch.compile: elsewhere that would stall the device.
@@ -84,16 +84,16 @@ class LearnedPositions(nn.Embedding):
 
 
 def rotary_base_for(base: float, factor: float, head_dim: int) -> float:
-    """The rotary base for a context `factor` times as long as the one that `base` was trained with.
+    """Return the rotary base for a context `factor` times as long as the one that `base` was trained with.
 
     base * factor^(D / (D - 2)), the "NTK-aware" scaling posted by bloc97 in June 2023 and described in Peng et al. 2023
     (YaRN, section 3.1): the slowest pair turns `factor` times slower, so that the longest distance turns it no further
     than in training, and the fastest pair, which distinguishes neighbours, turns as before.
 
     Args:
-        base: As trained first.
-        factor: At least 1.
-        head_dim: D.
+        base: The base in the original training.
+        factor: How many times longer the new context is, at least 1.
+        head_dim: The head dimension, D.
     """
     at_least("rope_factor", factor, 1)
     return base if factor == 1 else base * factor ** (head_dim / (head_dim - 2))
@@ -116,15 +116,15 @@ def check_rotary(head_dim: int, base: float, multiple: int = 2) -> None:
 
 
 class AxialRotaryPositions(nn.Module):
-    """Rotary positions of an image: the first half of a head's pairs turns by the row, the second by the column.
+    """Rotary positions of an image: the first half of a head's pairs rotates by the row, the second by the column.
 
-    Pair j of the D/4 of an axis turns by coordinate * base^(-4j/D) (Heo et al. 2024, arXiv 2403.13298). The unit is the
-    pixel, so that what is learned of near pixels holds in images of any side, as a curriculum of growing images needs.
+    Pair j of an axis (0 .. D/4 - 1) rotates by coordinate * base^(-4j/D) (Heo et al. 2024, arXiv 2403.13298), with
+    coordinates in pixels, so that what is learned of near pixels holds in images of any side (curricula need this).
 
     Args:
-        head_dim: D, a multiple of 4.
-        side: Pixels of a row.
-        base: Above 1.
+        head_dim: The head dimension D, a multiple of 4.
+        side: The number of pixels in a row of the image.
+        base: The base of the angles, above 1.
     """
 
     def __init__(self, head_dim: int, side: int, base: float = AXIAL_BASE) -> None:
@@ -132,7 +132,7 @@ class AxialRotaryPositions(nn.Module):
         self.head_dim, self.side, self.base = head_dim, side, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x (B, S, N, D) rotated; positions (B, S) or (1, S), pixel numbers in raster order."""
+        """Rotate x (B, S, N, D) by positions (B, S) or (1, S), pixel numbers in raster order."""
         exponent = torch.arange(0, self.head_dim, 4, device=x.device, dtype=torch.float64) / self.head_dim
         frequency = self.base**-exponent * (1 / math.tau)
         rows = torch.div(positions, self.side, rounding_mode="floor").double()

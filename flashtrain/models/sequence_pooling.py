@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 
 def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The mean state of each sequence's real tokens, computed in float32; 0 for an empty sequence.
+    """Compute the mean state of each sequence's real tokens, in float32; 0 for an empty sequence.
 
     Args:
-        hidden: (B, S, E), or (T, E) of packed tokens.
-        lengths: (B,) real tokens of padded rows (None: no padding).
-        cu_seqlens: (N + 1,), for packed tokens.
+        hidden: The encoder's states (B, S, E), or (T, E) of packed tokens.
+        lengths: (B,) numbers of real tokens in padded rows (None: no padding).
+        cu_seqlens: (N + 1,), 0 and each sequence's end, for packed tokens.
 
     Returns:
         (N, E).
@@ -36,7 +36,7 @@ def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Te
 
 
 def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The maximum (N, E) of each component over a sequence's real tokens; arguments as mean_of_tokens.
+    """Compute the maximum (N, E) of each component over a sequence's real tokens; arguments: see mean_of_tokens.
 
     The gradient goes to the first of equal maxima.
     """
@@ -51,9 +51,9 @@ def max_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Ten
 
 
 class AttentionPooling(nn.Module):
-    """A mean weighted by the softmax of the states' products with one learned vector.
+    """Attention pooling: the mean of a sequence's states, weighted by the softmax of their products with a vector.
 
-    Lin et al. 2017 (arXiv 1703.03130), with one hop.
+    The vector is learned (Lin et al. 2017, arXiv 1703.03130, with one hop).
     """
 
     def __init__(self, embed: int) -> None:
@@ -61,7 +61,7 @@ class AttentionPooling(nn.Module):
         self.score = nn.Linear(embed, 1, bias=False)
 
     def forward(self, hidden: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """hidden (B, S, E) -> (B, E); lengths: (B,) real tokens of padded rows, at least 1 (None: no padding)."""
+        """Pool hidden (B, S, E) to (B, E); lengths: (B,) numbers of real tokens, at least 1 (None: no padding)."""
         scores = self.score(hidden).to(torch.promote_types(hidden.dtype, torch.float32))
         if lengths is not None:
             padding = ~real_tokens(hidden.shape[1], lengths)[..., None]
@@ -70,7 +70,7 @@ class AttentionPooling(nn.Module):
 
 
 def real_tokens(length: int, lengths: Tensor) -> Tensor:
-    """Which tokens of padded rows are real: (B, S) bool from S and the rows' lengths (B,)."""
+    """Return which tokens of padded rows are real, (B, S) bool, from the padded length S and the lengths (B,)."""
     return torch.arange(length, device=lengths.device) < lengths[:, None]
 
 

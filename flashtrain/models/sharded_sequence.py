@@ -1,4 +1,4 @@
-"""What a model needs of a batch whose sequences are sharded over devices (context parallelism).
+"""The interface by which models compute on sequences that are sharded over devices (context parallelism).
 
 A model computes on the tokens that it is given. Attention, default positions and labels need the whole sequence: where
 a sharded sequence is active (flashtrain.distributed.context provides one), models use its methods.
@@ -21,7 +21,7 @@ from flashtrain_kernels import Mask
 
 
 class ShardedSequence(Protocol):
-    """A batch of sequences, each sharded over the devices."""
+    """A batch whose sequences are sharded over devices, as models see it on one device."""
 
     @property
     def length(self) -> int:
@@ -48,13 +48,13 @@ class ShardedSequence(Protocol):
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Compute the attention of this device's queries to the whole sequence.
+        """Compute the attention of this device's queries to the whole sequence; other arguments as flash_attn_func's.
 
         Args:
-            q: (B, n, H, D).
-            k: (B, n, K, D).
-            v: (B, n, K, D).
-            mask: Of the whole sequence (None: causal or full, within the window).
+            q: This device's queries, (B, n, H, D).
+            k: This device's keys, (B, n, K, D).
+            v: This device's values, (B, n, K, D).
+            mask: The mask of the whole sequence (None: causal or full, within the window).
             sinks: (H,), one more score per query, whose value is zero.
 
         Returns:
@@ -62,35 +62,35 @@ class ShardedSequence(Protocol):
         """
 
     def refuse_own_part(self, keys: int, what: str) -> None:
-        """Raise UserError if this many keys are this device's shard.
+        """Raise UserError if an attention would see only this device's shard of the sequence.
 
-        Attention that computes on one device alone calls this method first.
+        Attention functions that compute on one device alone call this method first.
 
         Args:
-            keys: Number of keys of the call.
-            what: The attention, in words.
+            keys: The number of keys that the attention is called with; as many as the shard has are an error.
+            what: The attention, in words, for the message.
         """
 
     def whole(self, name: str, device: torch.device) -> Tensor | None:
-        """The batch's tensor of this name before sharding, on the device; None where there is none."""
+        """Return the batch's tensor of this name as it was before sharding, on `device`; None where there is none."""
 
     def gathered(self, part: Tensor) -> Tensor:
-        """The shards (B, n, ...) of all devices, in the sequence's order (B, S, ...); every device must call it."""
+        """Gather all devices' shards (B, n, ...) in the sequence's order (B, S, ...); every device must call it."""
 
     def summed(self, x: Tensor) -> Tensor:
-        """The differentiable sum of the devices' tensors x; every device must call it."""
+        """Sum the devices' tensors x, differentiably; every device must call it."""
 
     def shard(self, x: Tensor) -> Tensor:
-        """This device's shard (B, n, ...) of x (B, S, ...); 0 for padding."""
+        """Return this device's shard (B, n, ...) of x (B, S, ...), with 0 for padding."""
 
     def next_labels(self, labels: Tensor) -> Tensor:
-        """Labels (B, n) shifted by one within the whole sequence, so that each stands at the token that predicts it.
+        """Shift labels (B, n) by one within the whole sequence, so that each stands at the token that predicts it.
 
         The step's loss is the mean over these labels; every device must call this method.
         """
 
     def weighted(self, loss: Tensor) -> Tensor:
-        """The loss weighted as mean_over_context says; the strategy then does not weight it again."""
+        """Return the loss, weighted as in mean_over_context; the strategy then does not weight it again."""
 
 
 # Global to the process, not to a thread: recomputation in the backward runs on autograd's own threads.
@@ -98,7 +98,7 @@ _active: ShardedSequence | None = None
 
 
 def sharded_sequence() -> ShardedSequence | None:
-    """The active sharded sequence; None where sequences are whole on their device."""
+    """Return the active sharded sequence; None where sequences are whole on their device."""
     return _active
 
 
@@ -114,7 +114,7 @@ def use_sharded_sequence(sequence: ShardedSequence | None) -> Iterator[None]:
 
 
 def whole(batch: Any, name: str) -> Tensor:
-    """The tensor batch[name] as it was before the strategy sharded it, from which masks are made.
+    """Return the tensor batch[name] as it was before the strategy sharded it, for making masks.
 
         mask = masks.document(whole(batch, "documents"), causal=True)
 
@@ -123,7 +123,7 @@ def whole(batch: Any, name: str) -> Tensor:
         name: The tensor's name.
 
     Returns:
-        (B, S, ...); without context parallelism batch[name] itself.
+        The whole tensor, (B, S, ...); without context parallelism batch[name] itself.
     """
     found = None if _active is None else _active.whole(name, batch[name].device)
     return batch[name] if found is None else found
@@ -132,7 +132,7 @@ def whole(batch: Any, name: str) -> Tensor:
 def mean_over_context(loss: Tensor) -> Tensor:
     """Weight a mean over this rank's labels, so that the mean over ranks is the mean over all labels.
 
-    The strategy by itself weights what a step returns, passes to manual_backward or logs with sync_dist=True. Call this
+    The strategy weights the loss that a step returns, passes to manual_backward or logs with sync_dist=True. Call this
     function only in a step that computes something else from its mean. A step that only logs the result must return the
     same loss tensor that it passed in, not a copy.
 
@@ -146,11 +146,11 @@ def mean_over_context(loss: Tensor) -> Tensor:
 
 
 def next_positions(tokens: int, cache: KeyValueCache | LayerCache | None, device: torch.device) -> Tensor:
-    """The default positions of the next tokens, continued from a cache.
+    """Return the default positions of the next tokens, continued from a cache.
 
     Args:
-        tokens: Number of tokens, on this device.
-        cache: The tokens before them (None: there are none).
+        tokens: The number of tokens on this device.
+        cache: The cache of the tokens before them (None: there are none).
         device: The result's device.
 
     Returns:

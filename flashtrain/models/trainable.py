@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DecoderShape:
-    """The sizes from which a decoder's memory and communication are estimated; GPT2Config has them."""
+    """The sizes of a decoder from which memory and communication are estimated (such as a GPT2Config)."""
 
     vocab_size: int
     vocab_rows: int  # of the embedding table
@@ -71,30 +71,30 @@ class Trainable(nn.Module):
         positions: Tensor | None = None,
         mask: Mask | None = None,
     ) -> Tensor:
-        """Mean cross-entropy in nats, a float32 scalar, over the labels (B, S) that are not -100.
+        """Compute the mean cross-entropy in nats, a float32 scalar, over the labels (B, S) that are not -100.
 
         Args:
-            tokens: (B, S).
-            labels: (B, S), already shifted.
+            tokens: Token ids, (B, S).
+            labels: (B, S), already shifted: labels[b, s] is the token after tokens[b, s].
             positions: (B, S), each token's position in its document (None: 0, 1, ...).
             mask: Which tokens each token sees, in place of the model's own rule; on the tokens' device, without a plan.
         """
 
     @abstractmethod
     def flops_per_token(self, context: int | None = None) -> float:
-        """Model FLOPs of one token's forward and backward, for TFLOP/s and MFU.
+        """Return the model FLOPs of one token's forward and backward, for TFLOP/s and MFU.
 
         Args:
-            context: Tokens of the sequence that contains the token (None: the model's longest).
+            context: The length in tokens of the sequence that contains the token (None: the model's longest).
         """
 
     def parameter_count(self) -> int:
-        """All parameters; one that is used twice (a tied output head) is counted once."""
+        """Count the parameters; a parameter that is used twice (a tied output head) counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
     def shape(self) -> DecoderShape | None:
-        """The sizes from which memory is estimated (None: unknown)."""
+        """The model's sizes, from which memory is estimated (None: unknown)."""
         return None
 
     def save_memory(self, savings: MemorySavings) -> None:
@@ -107,7 +107,7 @@ class Trainable(nn.Module):
             block.save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Compile each block by itself with these options of torch.compile; False where the model has no blocks."""
+        """Compile each block separately with these options of torch.compile; False where the model has no blocks."""
         blocks = self._blocks()
         for block in blocks:
             block.compile_inside(**options)
@@ -132,7 +132,7 @@ class Trainable(nn.Module):
         return any(isinstance(module, Attention) for module in self.modules())
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
-        """An empty cache of keys and values for so many tokens (None: the model's context)."""
+        """Make an empty cache of keys and values for `tokens` tokens (None: the model's context)."""
         raise NotImplementedError
 
     @property
@@ -147,14 +147,14 @@ class Trainable(nn.Module):
         """
 
     def materialise(self, device: torch.device) -> None:
-        """Load the weights of a model on the meta device onto this device, or draw them; they may be sharded."""
+        """Load or initialize the weights of a model on the meta device, on `device`; they may be sharded."""
 
     def fill(self, weights: Mapping[str, Tensor]) -> None:
-        """Load the weights of a checkpoint, on the CPU; RuntimeError or UserError where they do not fit."""
+        """Load a checkpoint's weights (CPU tensors); RuntimeError or UserError where they do not fit."""
         self.load_state_dict(weights)
 
     def save(self, folder: Path) -> str | None:
-        """Export the model for other programs; returns how to load the export, in words (None: not supported)."""
+        """Export the model for other programs; return in words how to load the export (None: not supported)."""
         return None
 
 
@@ -175,17 +175,17 @@ def check_contract(model: nn.Module, what: str) -> None:
 
 
 def as_trainable(model: nn.Module) -> Trainable:
-    """The model itself where it is a Trainable, else a wrapper around it.
+    """Return a Trainable for a model: the model itself, or a wrapper where it is another module.
 
     Args:
         model: A Trainable; or a module with its own `loss`, or whose forward maps tokens (B, S) to logits (B, S, V).
-            Either takes the keywords positions and mask where the run's settings need them.
+            The loss or forward must accept `positions` and `mask` where the run's settings need them.
     """
     return model if isinstance(model, Trainable) else _Wrapped(model)
 
 
 def inner(model: Trainable) -> nn.Module:
-    """The module that was passed to as_trainable to make this model."""
+    """Return the module that was passed to as_trainable to make this model."""
     return model.module if isinstance(model, _Wrapped) else model
 
 

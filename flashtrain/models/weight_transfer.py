@@ -23,19 +23,18 @@ FREE = ("length", "side", "layers", "dropout", "grey_bins", "rope_base", "poolin
 
 
 def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, Tensor]) -> None:
-    """Load the weights of another classifier into a model.
+    """Load the weights of a trained classifier into the classifier of a curriculum's next stage.
 
-    Learned positions of square images are copied grid-wise to the new side (grown_grid). Pixel heads that only one of
-    the two models has are dropped, or stay as initialized. Additional layers come last and change nothing at first:
-    their output projections are zero.
+    Learned positions of square images are adapted to the new side (grown_grid). Where grey_bins differs, the pixel head
+    stays as initialized. Additional layers come last and change nothing at first: their output projections are zero.
 
     Args:
-        model: Receives the weights.
-        config: Of the trained model.
+        model: The new model, which receives the weights.
+        config: The trained model's configuration.
         state: The trained model's state dict, which is not changed.
 
     Raises:
-        UserError: The models differ in other fields than FREE, or the new one has fewer layers.
+        UserError: The configurations differ in other fields than FREE, or the new model has fewer layers.
     """
     expected, given = asdict(model.config), asdict(config)
     differing = [name for name in expected if name not in FREE and expected[name] != given[name]]
@@ -67,11 +66,11 @@ def grown_grid(table: Tensor, side: int) -> Tensor:
     """Adapt the learned position table of a square image to another side.
 
     Each pixel takes the vector of the trained pixel at the same relative place, so that doubling the side copies each
-    vector to a square of four (as Dao et al. 2022 for their larger images).
+    vector to a square of four pixels (as Dao et al. 2022 for their larger images).
 
     Args:
-        table: (s * s, E), of the trained side s.
-        side: The new side.
+        table: The trained table, (s * s, E) for images of side s.
+        side: The side of the new images in pixels.
 
     Returns:
         (side * side, E).
