@@ -44,7 +44,7 @@ class LearningCurve(pl.Callback):
         return accuracy is not None and (step >= stage.steps or self._reached(stage, step))
 
     def made(self) -> dict[str, int]:
-        """Return {steps, samples} of all stages up to the last row; {} before the first row."""
+        """Return the total `steps` and `samples` of all stages up to the last row; {} before the first row."""
         last = {row["stage"]: row["step"] for row in self.rows}
         return {"steps": sum(last.values()), "samples": self.rows[-1]["images"]} if self.rows else {}
 

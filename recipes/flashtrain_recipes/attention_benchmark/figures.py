@@ -71,7 +71,7 @@ def _lines(rows: Rows, measure: str, title: str, path: str | Path) -> Path:
 
 
 def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
-    """Return the name and rows of the shape with the most lengths. Rows with a time or out of memory count.
+    """Return the name and rows of the shape measured at the most sequence lengths; running out of memory counts.
 
     Raises:
         UserError: no shape has two lengths.

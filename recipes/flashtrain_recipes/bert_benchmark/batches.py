@@ -58,7 +58,7 @@ def bucket_batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
 
 
 def packed_batches(lengths: np.ndarray, tokens: int) -> tuple[list[np.ndarray], int]:
-    """Return (the numbers of the sequences in each packed row of at most `tokens`, T); rows are equally full."""
+    """Plan equally full packed rows of at most `tokens`: return (each row's sequence numbers, the tokens of a row)."""
     total, longest = int(lengths.sum()), int(lengths.max())
     rows = -(-total // tokens)
     while True:
@@ -88,7 +88,7 @@ def masked_batches(
 
     Args:
         batches: the numbers of the sequences in each batch.
-        budget: T, to pack each batch; None, to pad it.
+        budget: tokens of a packed row; None: the batches are padded instead.
     """
     # room for as many labels and sequences as the fullest batch has: few shapes to compile
     max_rows = max(len(members) for members in batches)

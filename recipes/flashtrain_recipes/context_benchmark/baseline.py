@@ -27,7 +27,7 @@ class Place:
     """A case, the ranks that compute it, and the mask of the whole sequence on this rank's device.
 
     Attributes:
-        layout: returns the layout of a name, as "zigzag": which tokens each rank holds.
+        layout: returns a layout, as "zigzag", by its name: it says which tokens each rank holds.
     """
 
     def __init__(self, case: ContextCase, team: Team) -> None:

@@ -155,7 +155,7 @@ class Benchmark(ABC):
             return row
 
     def follow(self, run: Run) -> int:
-        """Measure the cases until the time limit, and return how many were begun. Those left share the time equally."""
+        """Measure the cases, which share the time until the limit equally, and return how many were begun."""
         for number, case in enumerate(self.cases):
             left = run.seconds_left
             if left <= 0:

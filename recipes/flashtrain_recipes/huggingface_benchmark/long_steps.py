@@ -93,7 +93,7 @@ class LongSteps(Benchmark):
             with closing(in_ranks(measure_steps, arguments, self.devices, until=run.until)) as found:
                 return dict(next(found))
         except TimeoutError:
-            return {"status": NO_TIME, "error": "benchmark.max_seconds were over"}
+            return {"status": NO_TIME, "error": "the limit benchmark.max_seconds was reached"}
         except RankFailed as error:
             write_atomically(run.folder / f"case-{number}.txt", error.failure.trace)
             return {"status": OUT_OF_MEMORY if error.failure.full else FAILED, "error": str(error)}

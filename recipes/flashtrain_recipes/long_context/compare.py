@@ -48,9 +48,9 @@ def length_rows(
 ) -> list[Row]:
     """Return a row for each context, shortest first; a context without scores has its training's status and error.
 
-    The columns `loss_less_shorter` and `loss_less_shortest` are the mean difference in nats to the next shorter and the
-    shortest context with scores, negative where the longer one is better, with intervals over the same resampled units;
-    `against_shorter` is its verdict in words.
+    The columns `loss_less_shorter` and `loss_less_shortest` are the mean loss, in nats, minus that of the next shorter
+    and the shortest context with scores: negative where the longer context is better. Their intervals use the same
+    resampled units; `against_shorter` is the verdict in words.
 
     Args:
         trained: {context: the training's summary row}.

@@ -30,8 +30,8 @@ def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Return the sum and the number of the losses in each unit, both (U,).
 
     Args:
-        losses: (N, T).
-        units: (N,), the unit of each window.
+        losses: (N, T), of N windows with T scored tokens each.
+        units: (N,), the unit (document) of each window.
     """
     _, place = np.unique(units, return_inverse=True)
     sums = np.bincount(place, weights=losses.sum(axis=1, dtype=np.float64))
@@ -43,8 +43,8 @@ def mean_interval(sums: np.ndarray, counts: np.ndarray, drawn: np.ndarray) -> In
     """Return the mean loss over all tokens, with the 95% interval of the resampled means.
 
     Args:
-        sums, counts: (U,), as per_unit returns them.
-        drawn: (R, U), as draws returns them.
+        sums, counts: (U,), the sum and the number of the losses in each unit (per_unit).
+        drawn: (R, U), the units in each of R resamples (draws).
     """
     value = float(sums.sum() / counts.sum())
     if len(sums) < 2:

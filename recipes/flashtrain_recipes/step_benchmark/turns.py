@@ -47,8 +47,8 @@ class StepTurns(Turns[StepCase, StepEntry]):
 
     Args:
         peak_flops: the device's dense peak in FLOP/s, for MFU; None: unknown.
-        full: (title of a baseline, case) pairs that ran out of memory; this case's are added. A case that needs as much
-            memory is not tried, unless the baseline adapts.
+        full: (title of a baseline, case) pairs that ran out of memory; this case's are added. A baseline is not tried
+            at a case that needs as much memory, unless it adapts by saving more.
     """
 
     def __init__(

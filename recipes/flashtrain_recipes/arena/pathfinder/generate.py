@@ -34,7 +34,7 @@ CHUNK = 256  # images; at side 64, the slowest, some seconds
 
 @dataclass(frozen=True)
 class ImageStream:
-    """An endless sequence of images: what decides an image, together with its number in the stream."""
+    """The parameters, seed and split of an endless sequence of images; with its number they determine each image."""
 
     parameters: PathfinderParameters
     seed: int
@@ -42,7 +42,7 @@ class ImageStream:
 
     @property
     def key(self) -> int:
-        """64 bits that differ between streams with different seeds, splits or sides."""
+        """A number of 64 bits that differs between streams with different seeds, splits or sides."""
         name = f"{VERSION}/{self.seed}/{self.split}/{self.parameters.side}"
         return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 

@@ -46,7 +46,7 @@ def directions(parameters: PathfinderParameters, margin: int) -> np.ndarray:
 
 
 def turned_back(angles: np.ndarray) -> np.ndarray:
-    """Return the opposite directions, again from -pi to pi."""
+    """Return the opposite of each direction, in radians, again from -pi to pi."""
     return np.where(angles < 0, angles + np.pi, angles - np.pi)
 
 
@@ -84,7 +84,7 @@ def fine_dashes(parameters: PathfinderParameters, margin: int) -> np.ndarray:
 
 
 def reduced(drawn: np.ndarray, size: int) -> np.ndarray:
-    """Reduce drawings on the finer grid, (..., fine, fine) bool, to (..., size, size) uint8."""
+    """Reduce drawings on a grid twice as fine as pixels, (..., fine, fine) bool, to (..., size, size) uint8."""
     fine = drawn.reshape(-1, *drawn.shape[-2:]).astype(np.uint8) * 255
     images = [Image.fromarray(one).resize((size, size), Image.Resampling.LANCZOS) for one in fine]
     return np.stack([np.asarray(image) for image in images]).reshape(*drawn.shape[:-2], size, size)
@@ -116,12 +116,12 @@ def disc_pixels(radius: float) -> np.ndarray:
 
 
 def disc_windows(radius: float) -> np.ndarray:
-    """Return a disc for each place near the image's edges, (C, C, 2 g + 1, 2 g + 1) uint8, [place y, place x, y, x].
+    """Return a small image of a disc for each place near the image's edges, (C, C, 2 g + 1, 2 g + 1) uint8.
 
-    Unlike dashes, discs are reduced on the whole image, whose edge cuts the filter. C = 2 (g + 3) + 1 places: as many
-    pixels from the first edge, the middle one for all that are far from both, then as many from the last (disc_place).
-    g is the radius rounded up, plus 3. The disc lies around a corner of the finer grid's pixels, a quarter of a pixel
-    up and left of its tip.
+    The indices are [place y, place x, y, x]; g is the radius rounded up, plus 3. Unlike dashes, discs are reduced on
+    the whole image, whose edge cuts the filter. C = 2 (g + 3) + 1 places: as many pixels from the first edge, the
+    middle one for all that are far from both, then as many from the last (disc_place). The disc lies around a corner of
+    the finer grid's pixels, a quarter of a pixel up and left of its tip.
     """
     reach = math.ceil(radius) + 3
     places = 2 * (reach + 3) + 1

@@ -32,7 +32,7 @@ class AttentionBaseline(Baseline):
         """Return a function that computes out (B, Sq, H, D) from one set of inputs. Masks are made here, untimed."""
 
     def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
-        """Return a function to time that makes the case's mask, as is done once per batch; None: no mask is made."""
+        """Return a function that makes the case's mask, as is done once per batch, to be timed; None: it makes none."""
         return None
 
 
