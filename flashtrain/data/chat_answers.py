@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer with everything that the model sees before it."""
+    """An answer, in a text that ends with it and begins with all that the model sees before it."""
 
     text: str
     begin: int  # where in the text the answer begins

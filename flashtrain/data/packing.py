@@ -70,8 +70,8 @@ def split_documents(offsets: np.ndarray, *, fraction: float, context: int) -> Sp
     Both sides get at least one sample (S + 1 tokens) if the corpus is long enough. At least one document is held out,
     and more if they are short. A document of more than twice the share (which would turn 1% into half of a corpus of
     few documents) is held out only if there is no other choice, the shortest sufficient one first. If no whole document
-    can be held out, as in a corpus of one, the last tokens of the longest document are, and a line is logged; if not
-    even those, nothing is, and a line is logged. The split follows from the arguments alone.
+    can be held out, as in a corpus of one document, the last tokens of the longest document are held out; if there are
+    too few, nothing is. In both cases a line is logged. The split follows from the arguments alone.
 
     Args:
         offsets: (documents + 1,) int64, as in a token cache.

@@ -211,7 +211,7 @@ class StreamLoader:
         return {"step": step, "accumulate": self.accumulate, "seed": self.stream.seed, "streams": places}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with exactly the next token, also in other micro-batches.
+        """Continue with exactly the next token, also with micro-batches of another size.
 
         Raises UserError if the run has another number of devices, or the state is that of another kind of data.
         """

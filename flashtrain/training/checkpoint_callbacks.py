@@ -85,10 +85,10 @@ class SaveLast(ModelCheckpoint):
     """Writes `last.ckpt` every N optimiser steps, after the last step, and when an exception ends the fit.
 
     ModelCheckpoint (2.6.6) also writes between two micro-batches, whose gradients are then lost: after the first one of
-    a resumed run, and after an exception. The last step it writes only if N divides it, or else after the loop has
+    a resumed run, and after an exception. It writes the last step only if N divides it, or else after the loop has
     closed its epoch; a longer run would not resume from there at the next sample. Lightning counts an interrupted
-    validation as half done; a checkpoint written during one (best.ckpt, or last.ckpt after a signal) therefore records
-    the state before it.
+    validation as half done; a checkpoint written in a validation (best.ckpt, or last.ckpt after a signal) therefore
+    records the state before it.
 
     After an exception the file holds the last completed step. It is not written if the optimiser was updating weights,
     if several processes train (the others may wait for the one that failed), or after KeyboardInterrupt.
