@@ -1,7 +1,7 @@
 """flashtrain: train long-context models with exact FlashAttention kernels, Hydra and PyTorch Lightning.
 
 The command is `python -m flashtrain recipe=gpt2`, and in Python it is `flashtrain.train("gpt2")`. The names below are
-all there is to know; each is imported when first used, so that `import flashtrain` stays quick.
+the public ones; each is imported when first used, so that `import flashtrain` stays quick.
 """
 
 from __future__ import annotations

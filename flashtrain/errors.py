@@ -68,7 +68,7 @@ def needs_package(what: str, package: str, extra: str) -> Iterator[None]:
     """Raise UserError if an import inside the `with` block fails.
 
     Args:
-        what: What needs the package: a setting with its value, or words.
+        what: What needs the package, as text, such as a setting with its value.
         package: The package's name.
         extra: flashtrain's extra that installs the package.
     """

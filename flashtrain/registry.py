@@ -10,9 +10,8 @@ build what a program registered:
         return BeepCallback()
 
 Installed packages register through the entry point group `flashtrain.components`, one entry per component, named
-"group.name", for example `callback.beep = my_package.beep:make_beep`. What ships with flashtrain is named the same way:
-its own parts below, and those of the experiments next to the recipes in their package (COMPONENTS). Each is imported
-when it is first looked up.
+"group.name", for example `callback.beep = my_package.beep:make_beep`. flashtrain's own components are listed below, the
+recipes' in COMPONENTS of their package. A component is imported when it is first looked up.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class TrainingSetup:
     throughput: Throughput
     batching: Batching
     description: dict[str, Any]  # of the model, in plain values, for its checkpoints
-    # Lines about the data and the training, asked for once the folder is the run's: data that take long may be made on
-    # the way.
+    # Lines to print about the data and the training. They are read once the run has its folder, since reading them may
+    # prepare data for long.
     said: Iterable[str]
     # Called after the fit, on every rank: returns the columns of the summary row that the training found, and prints
     # whatever else there is to report.

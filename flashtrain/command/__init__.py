@@ -1,1 +1,1 @@
-"""From words on a command line to checked settings, a sweep, or help."""
+"""The command line: its words become checked settings, a sweep, or help."""

@@ -177,11 +177,7 @@ def generate(run: Any, prompt: Any = "", max_new_tokens: int | None = None, **op
 def export(run: Trained, *, quiet: bool = True, **settings: Any) -> Path:
     """Export a run's best checkpoint, or the one given, for other programs (transformers, if it knows the model).
 
-    Returns:
-        The new folder, inside the run's folder.
-
-    Raises:
-        UserError: there is no such checkpoint.
+    Return the new folder, inside the run's folder. Raises UserError if there is no such checkpoint.
     """
     with preserve_process_state(quiet=quiet):
         return modes.of_checkpoint(_of(run, settings, mode="export"))["folder"]

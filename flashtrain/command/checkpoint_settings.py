@@ -36,10 +36,7 @@ _TEXT = {
 
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:
-    """Return the checked settings of a mode that uses a trained model: the run's own, with those of `words` on top.
-
-    Raises UserError if `words` (the command line's key=value) name no model, or a setting that cannot work.
-    """
+    """Return the checked settings of a trained model's run, with `words` (key=value) on top. Raises UserError."""
     given = {override.get_key_element().lstrip("+~"): override for override in parse_overrides(words)}
     mode = str(given["mode"].value())
     if "checkpoint" not in given:

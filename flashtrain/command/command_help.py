@@ -1,4 +1,4 @@
-"""What `python -m flashtrain --help` prints: the recipes with a line each, every mode with an example, and settings."""
+"""The text of `python -m flashtrain --help`: all recipes, every mode with an example, and common settings."""
 
 from __future__ import annotations
 

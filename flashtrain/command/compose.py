@@ -48,11 +48,7 @@ _recipes: dict[str, tuple[Path, int, dict[str, Any]]] = {}  # of each the file, 
 def register_configs(words: Sequence[str]) -> str:
     """Register with Hydra every recipe, and conf/config.yaml with the config groups of the task that `words` choose.
 
-    Returns:
-        The name of the configuration to compose, which is the task's name.
-
-    Raises:
-        UserError: a word names a setting that the task does not have.
+    Return the name of the configuration to compose, which is the task's. UserError: the task has no such setting.
     """
     store = ConfigStore.instance()
     for name, path in recipe_files().items():
@@ -83,11 +79,7 @@ def _task_of(recipe: str) -> str:
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """Compose the settings of these command-line words (key=value) with Hydra, and check them.
-
-    Raises:
-        UserError: the words cannot be composed, or the settings cannot work.
-    """
+    """Compose the settings of these command-line words (key=value) with Hydra, and check them. Raises UserError."""
     task = register_configs(overrides)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose(task, overrides=list(overrides))
@@ -113,10 +105,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Parse the command line's `key=value` words with Hydra's grammar.
-
-    Raises UserError for a word that the grammar refuses, or an older name of a setting.
-    """
+    """Parse `key=value` words with Hydra's grammar. Raises UserError, also for an older name of a setting."""
     with readable_errors():
         parsed = OverridesParser.create().parse_overrides(list(words))
     for override in parsed:

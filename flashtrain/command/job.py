@@ -83,7 +83,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         settings.logger.check_installed()
     wanted, studies = settings.trainer.devices, [name for name, mode in modes().items() if mode.study]
     if hardware.kind == "cuda" and wanted > hardware.count and settings.mode in ("train", "plan", *studies):
-        raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count}. Use at most that many.")
+        raise UserError(f"trainer.devices={wanted}, but this machine has {hardware.count} GPUs. Use at most that many.")
     _check_processes(settings)
     if settings.hardware.peak_tflops is not None:
         hardware = replace(hardware, peak_flops=settings.hardware.peak_tflops * 1e12)
@@ -170,8 +170,7 @@ def plan(settings: Settings, overrides: Sequence[str]) -> str:
 def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
     """Return the run's folder: the one that the words name (hydra.run.dir), that of the run to resume, or a new one.
 
-    Raises:
-        UserError: the settings cannot be run here (no folder is made), or there is no run to resume.
+    Raises UserError if the settings cannot be run here (no folder is made), or there is no run to resume.
     """
     named = [override.value() for override in parse_overrides(overrides) if key_of(override) == FOLDER]
     if named:

@@ -1,6 +1,6 @@
-"""Which settings each mode uses, and the error about one that it does not.
+"""Which settings each mode uses, and the error about a setting that the mode does not use.
 
-Only what a command line names is looked at: a recipe holds the settings of all its modes.
+Only settings that a command line names are checked: a recipe holds the settings of all its modes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""mode=evaluate, generate, export and passkey: what is done with a run folder or a checkpoint."""
+"""Runs mode=evaluate, generate, export and passkey on a run folder or a checkpoint."""
 
 from __future__ import annotations
 

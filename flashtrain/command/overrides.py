@@ -34,8 +34,7 @@ _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML
 def plain_words(words: Sequence[str]) -> list[str]:
     """Return the command line's words in Hydra's form: known names in their own case, 1e6 as 1000000, paths quoted.
 
-    Raises:
-        UserError: a word is neither a flag of Hydra's nor a setting, or a group's value is no name.
+    Raises UserError if a word is neither a flag of Hydra's nor a setting, or a group's value is no name.
     """
     for number, word in enumerate(words):
         if word.startswith("-") and not any(flag.startswith(word.split("=", 1)[0]) for flag in _flags()):

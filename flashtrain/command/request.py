@@ -1,4 +1,4 @@
-"""A command's words to its checked settings, for the command, its sweeps and the Python API alike."""
+"""Turns command-line words into checked settings, for the command, its sweeps and the Python API."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from flashtrain.spec import is_of_checkpoint
 def settings_of(words: Sequence[str]) -> Settings:
     """Return the checked settings of command-line words: the recipe's, or a trained run's, with the words on top.
 
-    Raises:
-        UserError: a word names no setting, its value cannot be used, or the mode does not use the setting.
+    Raises UserError if a word names no setting, its value cannot be used, or the mode does not use the setting.
     """
     check_given_once(words)
     mode = next((str(one.value()) for one in parse_overrides(words) if key_of(one) == "mode"), "train")

@@ -5,7 +5,7 @@ every rank, memory that one job leaves behind would spoil the next one's measure
 runs all jobs again, into the same folders, without a table. A job that fails is a row that says so; the others go on.
 
 runs/gpt2-sweep/2026-11-21_10-15-02/
-  sweep.json                       the jobs' words: the same command with resume=auto goes on here
+  sweep.json                       the jobs' settings: the same command with resume=auto continues this sweep
   00/, 01/, ...                    the jobs, each a run folder like any other
   sweep.md, sweep.png   the table and the figure
 """

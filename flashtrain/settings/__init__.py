@@ -1,1 +1,1 @@
-"""What can be set: one dataclass a config group, with its checks and its defaults."""
+"""The settings: one dataclass for each config group, with its defaults and checks."""

@@ -106,9 +106,9 @@ class DataSettings:
         between("data.skip_broken", self.skip_broken, 0.0, 1.0, include_high=False)
         check_encoding(self.encoding)
         if (self.vocab is None) != (self.merges is None):
-            raise UserError("data.vocab and data.merges belong together. Set both files, or neither to use the hub's.")
+            raise UserError("data.vocab and data.merges belong together. Set both, or neither to use the hub's files.")
         if self.vocab is not None and self.tokenizer != "gpt2":
-            raise UserError(f"data.vocab={self.vocab} needs data.tokenizer=gpt2, and this is {self.tokenizer}.")
+            raise UserError(f"data.vocab={self.vocab} needs data.tokenizer=gpt2, not {self.tokenizer}. Remove it.")
         for name, sources in READ_BY.items():
             given = getattr(self, name)
             if given is not None and self.source in get_args(Source) and self.source not in sources:

@@ -1,4 +1,4 @@
-"""The groups that say what a run stands on: attention, memory and hardware. None: decided when the run starts."""
+"""The groups attention, memory and hardware. A default of None is decided when the run starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flashtrain.settings.options import Accelerator, ActivationCheckpointing, At
 
 @dataclass
 class AttentionSettings:
-    """The attention (conf/attention): flash (own kernels), sdpa (torch's), standard (the S x S matrix, a baseline)."""
+    """The attention (conf/attention): flash (flashtrain's), sdpa (torch's), standard (computes the S x S matrix)."""
 
     name: str = option("flash", Attention)
 

@@ -55,7 +55,7 @@ class ModelSettings:
     def check(self) -> None:
         if self.path is not None and self.config is not None:
             raise UserError(
-                "model.path has weights, and model.config initialises them at random. Remove one of the two."
+                "model.path=... loads trained weights, and model.config=... makes random ones. Remove one of the two."
             )
         self._check_used()
         at_least("model.adapter_rank", self.adapter_rank, 1)

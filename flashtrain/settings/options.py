@@ -1,4 +1,4 @@
-"""Every closed set of values that a setting may have, once; and a field of a settings dataclass that has one of them.
+"""All closed sets of values that settings may have, and `option`, a dataclass field with one of those values.
 
 Nothing else is imported here, so that models, data and training read the same names.
 """

@@ -1,6 +1,6 @@
 """The settings of every run, from which each task derives a dataclass with its own.
 
-Hydra composes YAML; schema.py turns the result into the dataclass of the task. Below them flashtrain passes plain
+Hydra composes YAML; schema.py turns the result into the dataclass of the task. Models, data and training take plain
 arguments, so a setting's type, default and limits are decided in this folder and in the settings.py of each task alone.
 A None means "decided from the machine or the model when the run starts".
 """

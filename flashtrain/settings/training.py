@@ -1,4 +1,4 @@
-"""The groups that say how a model is trained: optimizer, schedule and trainer. None: decided when the run starts."""
+"""The groups optimizer, schedule and trainer: how a model is trained. None: decided when the run starts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OptimizerSettings:
 
     def check(self) -> None:
         if self.states != "full" and self.name != "adamw":
-            raise UserError(f"optimizer.states={self.states} needs optimizer=adamw, and this is {self.name}.")
+            raise UserError(f"optimizer.states={self.states} needs optimizer=adamw, not {self.name}. Use states=full.")
         no_options("optimizer", self.name, self.options, get_args(Optimizer))
         above("optimizer.learning_rate", self.learning_rate, 0)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):

@@ -72,7 +72,7 @@ def _chat(settings: DataSettings) -> TextSource:
 
     if (settings.path is None) == (settings.name is None):
         raise UserError(
-            "data=chat needs data.path=..., a .jsonl or .parquet file, or a folder of them or of save_to_disk; or "
+            "data=chat needs data.path=..., a .jsonl or .parquet file, a folder of such files or of save_to_disk, or "
             "data.name=..., a dataset of the hub."
         )
     if settings.path is not None and saved_folder(settings.path, settings.split) is None:

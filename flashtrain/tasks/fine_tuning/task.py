@@ -24,7 +24,7 @@ class FineTuning(TrainingTask):
 
     `tokens_done` and `flops_done` count the real tokens and FLOPs of this device's training.
     Logs `train_loss`, `gradient_norm`, `validation_loss` (the mean over micro-batches), and the score over all held-out
-    texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in tests the same with `test_`.
+    texts of all devices: `validation_micro_f1` for labels, else `validation_accuracy`; in testing `test_...` of these.
 
     Args:
         target: "labels" (any number of labels a text) or "class" (one a text), both with a SequenceClassifier; or

@@ -20,7 +20,7 @@ from flashtrain.tasks.language.ends import generation_ends
 def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) -> str:
     """Return the prompt with what the model writes after it; for a conversation the answer alone, as plain text.
 
-    If the model was trained on conversations, every prompt starts a conversation.
+    If `data` is conversations, a prompt in plain text is the first message of one.
 
     Raises:
         UserError: the model cannot generate text, or the prompt's file holds no conversation.

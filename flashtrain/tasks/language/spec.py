@@ -47,8 +47,8 @@ class LanguageTask(Task):
         prefix = settings.mask.prefix
         if settings.mask.name == "prefix" and prefix is not None and prefix >= settings.context:
             raise UserError(
-                f"mask.prefix={prefix} leaves none of context={settings.context} tokens to predict: what the "
-                f"prefix sees is not scored. Expected at most {settings.context - 1}."
+                f"mask.prefix={prefix} leaves none of context={settings.context} tokens to predict: tokens "
+                f"of the prefix are not scored. Expected at most {settings.context - 1}."
             )
 
     def fit_weights(self, settings: Settings, given: Collection[str]) -> Sequence[str]:

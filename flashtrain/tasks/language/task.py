@@ -24,7 +24,7 @@ class LanguageModel(TrainingTask):
     """Trains a decoder on batches of packed text (flashtrain.data.packing.Batch, or ChatBatch).
 
     Logs `train_loss`, `gradient_norm` (before clipping) and `validation_loss`, in nats a token. The `train_loss` of a
-    model of experts includes their balancing loss, which is logged too, of a step's last micro-batch.
+    mixture-of-experts model includes its balancing loss; that of a step's last micro-batch is logged too.
 
     Args:
         model: has `.loss(tokens, labels, positions=, mask=)`, a float32 scalar, as GPT2 does; or any module whose

@@ -54,7 +54,7 @@ def _fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
             starting_weights(settings)  # there are some
             raise UserError(
                 f"data.tokenizer=bpe is trained on this text, and the weights in {settings.weights} know other tokens. "
-                "Use data.tokenizer=gpt2 for GPT-2's (with data.vocab=... and data.merges=... where no hub is), or "
+                "Use data.tokenizer=gpt2 for GPT-2's (with data.vocab=... and data.merges=... if offline), or "
                 "weights=RUN, which takes the run's own."
             )
         return []
