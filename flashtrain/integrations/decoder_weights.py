@@ -115,7 +115,7 @@ def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None,
     content = {**layout.absent, **dict.fromkeys(layout.biases, False), **content}
     rope = content.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
-        raise UserError(f"{where}: rope_type={rope['rope_type']} in {CONFIG}: expected default (a rope_theta alone).")
+        raise UserError(f"{where}: rope_type={rope['rope_type']} in {CONFIG}: expected default (no scaling).")
     if "rope_parameters" in content:
         content.pop("rope_scaling", None)  # the older name of the same entry
     check_architecture(content, LAYOUTS, layout.computation, where)

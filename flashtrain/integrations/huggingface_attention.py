@@ -90,7 +90,7 @@ def attention(
         others: Further arguments of the layer; cu_seq_lens_q and cu_seq_lens_k, or position_ids, mark packed documents.
 
     Returns:
-        ((B, Sq, H, Dv), None).
+        (the output (B, Sq, H, Dv), None in place of attention weights).
 
     Raises:
         UserError: The kernels do not support an argument.
@@ -155,8 +155,8 @@ def _over_devices(
         return None
     given, is_causal, position_bias, others = request
     if position_bias is not None or isinstance(given, Tensor):
-        what = "position biases" if position_bias is not None else "a 4-D attention_mask"
-        raise UserError(f"{what} {UNDER}: not supported. Use a model without, or another strategy (fsdp, ddp).")
+        what = "support for position biases" if position_bias is not None else "support for a 4-D attention_mask"
+        raise UserError(f"no {what} {UNDER}. Use a model that needs none, or another strategy (fsdp, ddp).")
     mask = _layer_mask(module, given, is_causal, (query.shape[0], sequence.length, sequence.length), query.dtype)
     positions, lengths = others.get("position_ids"), others.get("cu_seq_lens_q")
     whole = {**others, "position_ids": None}
@@ -165,7 +165,7 @@ def _over_devices(
     if lengths is not None and lengths not in _OF_WHOLE and int(lengths[-1]) != mask.batch * mask.seqlen_k:
         raise UserError(
             f"cu_seq_lens_q end at {int(lengths[-1])} {UNDER}: expected {mask.batch * mask.seqlen_k}, the tokens of "
-            "the whole batch. Put them into the batch, or make them of whole(batch, 'position_ids')."
+            "the whole batch. Put cu_seq_lens_q into the batch, or compute it from whole(batch, 'position_ids')."
         )
     if lengths is not None:
         _OF_WHOLE[lengths] = True

@@ -130,7 +130,7 @@ def _part_and_whole(
     if not isinstance(given, Tensor) or given.dim() != 2 or given.shape[1] not in (sequence.held, sequence.length):
         what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
         raise UserError(
-            f"{name} {what} {UNDER}: expected a tensor (B, S) of the batch, sharded as its tokens are, or none."
+            f"{name} {what} {UNDER}: expected None, or a tensor (B, S) of the batch, sharded as the tokens are."
         )
     if given.shape[1] == sequence.held:
         return given, whole_of(sequence, given)
@@ -155,7 +155,7 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
         _CHECKED.add(model)
     past = given.get("past_key_values")
     if past is not None and past.get_seq_length() > 0:
-        raise UserError(f"past_key_values with tokens {UNDER}: expected none. Pass the whole sequence at once.")
+        raise UserError(f"past_key_values with tokens {UNDER}: expected an empty cache or None. Pass whole sequences.")
     if given.get("labels") is not None:
         _check_loss(model)
     scale = getattr(model.config, "floor_scale", None)
@@ -242,8 +242,8 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("num_items_in_batch") is not None:
             raise UserError(
-                f"num_items_in_batch {UNDER}: expected none, since the strategy weights a step's loss as the mean "
-                "over this device's labels."
+                f"num_items_in_batch {UNDER}: expected None, since the strategy weights the loss itself, by each "
+                "device's number of labels."
             )
         if given.get("shift_labels") is None:
             given["shift_labels"] = sequence.next_labels(given["labels"])

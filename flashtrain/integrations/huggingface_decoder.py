@@ -103,7 +103,7 @@ class HuggingFaceDecoder(Trainable):
     def save_memory(self, savings: MemorySavings) -> None:
         """Use these memory options from now on; UserError for ffn_chunk where a layer has no known feed-forward."""
         if savings.ffn_chunk is not None and any(layer.feed_forward is None for layer in self.layers):
-            raise UserError(f"{type(self.module).__name__} has no known feed-forward. Set memory.ffn_chunk=null.")
+            raise UserError(f"memory.ffn_chunk does not support {type(self.module).__name__}: expected null.")
         self.savings = savings
         for layer in self.layers:
             layer.save_memory(savings)
@@ -273,7 +273,7 @@ class HuggingFaceDecoder(Trainable):
             found = self.load_state_dict(weights, strict=False)
             if missing or found.unexpected_keys:
                 odd = sorted([*missing, *found.unexpected_keys])[0]
-                raise UserError(f"the checkpoint's adapters do not match the model's: '{odd}' is in one of them alone.")
+                raise UserError(f"the checkpoint's adapters do not match the model's: only one of both has '{odd}'.")
             return
         self.load_state_dict(weights, assign=True)
         self.module.tie_weights(recompute_mapping=False)

@@ -52,7 +52,7 @@ def folder_of(path: str, *weights: str) -> Path:
 def tokenizer_of(path: str | None, *, begin_of_text: bool = True) -> Tokenizer:
     """Load the tokenizer of a model's folder or hub name; for begin_of_text see huggingface_tokenizer."""
     if path is None:
-        raise UserError("data.tokenizer=huggingface is the tokenizer of model.path. Set model.path=FOLDER_OR_HUB_NAME.")
+        raise UserError("data.tokenizer=huggingface reads the model's tokenizer. Set model.path=FOLDER_OR_HUB_NAME.")
     return huggingface_tokenizer(folder_of(path), begin_of_text=begin_of_text)
 
 

@@ -34,7 +34,7 @@ def decoder_layers(module: Any) -> list[nn.Module]:
     for one in module.base_model.modules():
         if isinstance(one, nn.ModuleList) and len(one) == count:
             return list(one)
-    raise UserError(f"{type(module).__name__} has no list of {count} layers: expected the count of its configuration.")
+    raise UserError(f"{type(module).__name__} has no list of {count} layers, as its configuration says: expected one.")
 
 
 def feed_forward_of(layer: nn.Module) -> nn.Module | None:

@@ -126,7 +126,7 @@ def _of_whole(
     rules = None if function is None else mask_rules.read(function)
     if function is None or rules is None:
         raise UserError(
-            f"mask function of the model's or caller's own {UNDER}: expected causal, window, chunk and document rules. "
+            f"an unknown mask function {UNDER}: expected causal, window, chunk and document rules of transformers. "
             "Use another strategy (fsdp, ddp)."
         )
     length, padding = sequence.length, inputs.padding

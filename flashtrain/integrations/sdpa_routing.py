@@ -46,8 +46,8 @@ class route_sdpa:  # noqa: N801  (used like a function: with route_sdpa(): ...)
         devices: Device types to route; ("cuda", "cpu") also computes CPU tensors by flashtrain_kernels, for tests.
 
     Attributes:
-        routed: Number of calls that ran on our kernels.
-        left: Counter of reasons for calls that did not. str() gives both in one line.
+        routed: The number of calls that ran on our kernels.
+        left: A Counter of the calls that torch computed, by the reason. str(routing) gives both in one line.
     """
 
     def __init__(self, devices: Iterable[str] = ("cuda",)) -> None:

@@ -117,13 +117,13 @@ def files_of_weights(path: Path) -> list[Path]:
     """Return the safetensors files of a folder, or the file itself; UserError for none, or for another format."""
     if path.is_file():
         if path.suffix != ".safetensors":
-            raise UserError(f"{path.name} is not a safetensors file: expected one, or a folder with one.")
+            raise UserError(f"{path.name} is not a safetensors file: expected such a file, or a folder with one.")
         return [path]
     if (path / INDEX).is_file():  # only files in this folder, whatever it names
         return sorted({path / Path(name).name for name in read_json(path / INDEX)["weight_map"].values()})
     if (path / WEIGHTS).is_file():
         return [path / WEIGHTS]
-    raise UserError(f"no {WEIGHTS} in {path}: expected it, or its shards and {INDEX}.")
+    raise UserError(f"no {WEIGHTS} in {path}: expected this file, or its shards and {INDEX}.")
 
 
 def check_architecture(
@@ -142,7 +142,7 @@ def check_architecture(
     """
     given = content.get("model_type", "no model_type")
     if given not in kinds:
-        raise UserError(f"{where} contains another architecture, model_type {given}: expected {', '.join(kinds)}.")
+        raise UserError(f"{where} contains a model of model_type {given}: expected {', '.join(kinds)}.")
     for name, possible in computation.items():
         if content.get(name, possible[0]) not in possible:
             raise UserError(

@@ -35,11 +35,11 @@ class MemorySavings:
             and attention's output and log-sum-exp, so that attention is not recomputed (Korthikanti et al. 2022,
             "Reducing Activation Recomputation in Large Transformer Models"); "full": the block's input alone.
         offload: Whether blocks' inputs are stored in pinned host memory, with "selective" or "full".
-        ffn_chunk: Tokens that the feed-forward computes at once, forward and backward (None: all).
-        loss_chunk: Tokens whose logits are stored at once (None: the loss's own choice).
+        ffn_chunk: The number of tokens that the feed-forward computes at once, forward and backward (None: all).
+        loss_chunk: The number of tokens whose logits are stored at once (None: chosen by the loss).
 
     Raises:
-        UserError: An unknown name, or a number below 1.
+        UserError: A name is unknown, or a number is below 1.
     """
 
     checkpointing: str = "none"

@@ -34,16 +34,16 @@ class Attention(nn.Module):
 
     Args:
         embed: Width E of the input and the output.
-        heads: Query heads H, which must divide E.
-        kv_heads: Key/value heads K, which must divide H (None: H).
+        heads: Number of query heads H, which must divide E.
+        kv_heads: Number of key/value heads K, which must divide H (None: H).
         causal: Whether a token sees only itself and earlier tokens.
         bias: Whether both projections have biases.
         dropout: Probability of dropping an attention weight in training, in [0, 1).
         attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard" (stores the S x S matrix).
-        rotary: Module (x (B, S, N, D), positions (B, S)) -> x for queries and keys, e.g. RotaryPositions(E // H).
+        rotary: Module that rotates queries and keys (B, S, N, D) by positions (B, S), such as RotaryPositions(E // H).
 
     Raises:
-        UserError: Sizes that do not divide, an unknown attention, or a dropout out of range.
+        UserError: Sizes do not divide, the attention is unknown, or the dropout is out of range.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         the whole sequence, and flash attention across the devices is used, whatever `attention` is.
 
         Args:
-            x: (B, S, E).
+            x: The input, (B, S, E).
             positions: (B, S) or (1, S) integers, used by rotary only (None: 0, 1, ..., or continued from the cache).
             mask: Which tokens each token sees, in place of `causal` (flashtrain_kernels.masks or a BlockMask), for
                 example masks.document(ids, causal=True). Or the PackedSequences of one packed row, to which `causal`
@@ -97,7 +97,7 @@ class Attention(nn.Module):
                 appended to it. A mask then has S queries and, as keys, all tokens so far.
 
         Returns:
-            (B, S, E).
+            The output, (B, S, E).
 
         Raises:
             UserError: The mask has other sizes.

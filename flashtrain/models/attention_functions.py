@@ -203,7 +203,7 @@ def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None) -> Te
         mask = masks.causal(q.shape[1], k.shape[1], device=q.device)
     visible = mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
     if visible.shape[2:] != (q.shape[1], k.shape[1]):
-        raise UserError(f"mask of {tuple(visible.shape[2:])} queries and keys: expected {(q.shape[1], k.shape[1])}.")
+        raise UserError(f"a mask of {tuple(visible.shape[2:])} (queries, keys): expected {(q.shape[1], k.shape[1])}.")
     return visible
 
 

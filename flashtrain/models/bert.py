@@ -209,7 +209,7 @@ def first_tokens(hidden: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
         cu_seqlens: (N + 1,), 0 and each sequence's end, for packed tokens.
 
     Returns:
-        (N, E).
+        The first tokens' states, (N, E).
     """
     if cu_seqlens is None:
         return hidden[:, 0]

@@ -69,7 +69,7 @@ def near_tiles(side: int, block: int, local: int, globals: int) -> Tensor:
         globals: The number of first tiles that see all tiles and are seen by all.
 
     Returns:
-        (tiles, tiles) bool.
+        A symmetric matrix (tiles, tiles) bool.
     """
     height, width = tile_of(block)
     number = torch.arange((side // height) * (side // width), device="cpu")
@@ -111,7 +111,7 @@ class BlockPattern(nn.Module):
     ) -> None:
         super().__init__()
         if block not in (16, 32, 64, 128, 256, 512, 1024):
-            raise UserError(f"blocks of {block} tokens: expected 16, 32, 64, 128, 256, 512 or 1024.")
+            raise UserError(f"pattern_block={block}: expected 16, 32, 64, 128, 256, 512 or 1024.")
         at_least("local", local, 0)
         at_least("globals", globals, 0)
         self.name = name

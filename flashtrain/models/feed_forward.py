@@ -86,14 +86,14 @@ def chunked_feed_forward(
     compute in autocast's dtype.
 
     Args:
-        x: (..., E).
-        up: (U, E), with a bias (U,) or None.
-        down: (E, F), with a bias (E,) or None.
+        x: The input, (..., E).
+        up: The weights of the up projection, (U, E), with a bias (U,) or None.
+        down: The weights of the down projection, (E, F), with a bias (E,) or None.
         activation: A name in ACTIVATIONS.
         chunk: The number of tokens in a chunk.
 
     Returns:
-        (..., E).
+        The output, (..., E).
     """
     tensors: tuple[Tensor | None, ...] = (x.reshape(-1, x.shape[-1]), up, up_bias, down, down_bias)
     dtype = autocast_dtype(x.device.type)

@@ -51,7 +51,7 @@ def generate(
         mask: Makes the mask of the tokens read so far, as of one document (None: the model's own causal rule).
 
     Returns:
-        The prompt and the new tokens, (B, S + new) int64.
+        The prompt followed by the new tokens, (B, S + new) int64.
 
     Raises:
         UserError: The model cannot generate, the prompt is empty or outside the vocabulary, an option is out of range,
@@ -64,7 +64,7 @@ def generate(
     if tokens.dim() != 2 or not tokens.numel():
         raise UserError(f"prompt of shape {tuple(tokens.shape)}: expected (rows, tokens), at least one token a row.")
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:  # the table may have more rows
-        raise UserError(f"tokens {int(tokens.min())} to {int(tokens.max())}: expected those below {shape.vocab_size}.")
+        raise UserError(f"token ids {int(tokens.min())} to {int(tokens.max())}: expected ids below {shape.vocab_size}.")
     at_least("max_new_tokens", max_new_tokens, 0)
     between("temperature", temperature, 0, MAX_TEMPERATURE)
     at_least("top_k", top_k, 1)

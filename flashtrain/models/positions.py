@@ -69,7 +69,7 @@ class LearnedPositions(nn.Embedding):
             packed: Whether a row contains several sequences, so that S may exceed the context.
 
         Returns:
-            (B or 1, S, E).
+            The vectors, (B or 1, S, E).
 
         Raises:
             UserError: S, or on the CPU a position, is past the context of the table.

@@ -20,7 +20,7 @@ def mean_of_tokens(hidden: Tensor, lengths: Tensor | None = None, cu_seqlens: Te
         cu_seqlens: (N + 1,), 0 and each sequence's end, for packed tokens.
 
     Returns:
-        (N, E).
+        The mean states, (N, E), in the dtype of `hidden`.
     """
     precise = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
     if cu_seqlens is None:

@@ -58,7 +58,7 @@ class ShardedSequence(Protocol):
             sinks: (H,), one more score per query, whose value is zero.
 
         Returns:
-            (B, n, H, D).
+            The attention's output, (B, n, H, D).
         """
 
     def refuse_own_part(self, keys: int, what: str) -> None:
@@ -154,7 +154,7 @@ def next_positions(tokens: int, cache: KeyValueCache | LayerCache | None, device
         device: The result's device.
 
     Returns:
-        (1, S) int64; in a sharded sequence the positions of this device's tokens, (B or 1, n).
+        Positions (1, S) int64; in a sharded sequence those of this device's tokens, (B or 1, n).
     """
     sequence = sharded_sequence()
     if sequence is not None and cache is None:

@@ -77,7 +77,7 @@ class Trainable(nn.Module):
             tokens: Token ids, (B, S).
             labels: (B, S), already shifted: labels[b, s] is the token after tokens[b, s].
             positions: (B, S), each token's position in its document (None: 0, 1, ...).
-            mask: Which tokens each token sees, in place of the model's own rule; on the tokens' device, without a plan.
+            mask: Which tokens each token sees, in place of the model's own rule; on the tokens' device, not planned.
         """
 
     @abstractmethod

@@ -73,7 +73,7 @@ def grown_grid(table: Tensor, side: int) -> Tensor:
         side: The side of the new images in pixels.
 
     Returns:
-        (side * side, E).
+        The table for the new side, (side * side, E).
     """
     trained = math.isqrt(table.shape[0])
     place = torch.arange(side, device=table.device) * trained // side

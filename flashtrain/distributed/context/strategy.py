@@ -35,7 +35,7 @@ BATCH = "batch"  # of what is checked once
 
 
 class ContextParallelStrategy(ShardedCheckpoints):
-    """Shards every sequence of a batch among `context_parallel_size` devices; the losses are exactly one device's.
+    """Shards every sequence among `context_parallel_size` devices; the loss is that of training on one device.
 
     The module's attention must be flashtrain.models.Attention (as in GPT2), or a transformers model's after
     register_with_transformers. Any other attention is rejected in the first step. Learned positions must be those of
@@ -54,22 +54,22 @@ class ContextParallelStrategy(ShardedCheckpoints):
     devices); without it each of the module's children is sharded, block by block if it has `blocks`.
 
     Args:
-        context_parallel_size: devices that share a sequence; None: all. Other devices hold other samples.
+        context_parallel_size: the number of devices that share a sequence; None: all. Others hold other samples.
         method: the context-parallel method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
         layout: which device holds which tokens: "balanced", "zigzag" or "contiguous".
-        documents: the name of the batch's document ids, by which the work is balanced; None: ignore documents.
+        documents: the batch's key of document ids (B, S), by which the work is balanced; None: ignore documents.
         timeout_seconds: seconds without progress after which the job ends; a dead rank ends it within a minute. None:
             no watchdog.
         on_failure: called on every other rank with the line that names the failed rank, before the process ends.
-        save_distributed_checkpoint: as in ShardedCheckpoints. Either kind can be resumed on another number of devices
-            and at another degree, and cannot run code.
+        save_distributed_checkpoint: True: folders of shards; False: single files; None: by size. Both kinds can be
+            resumed on another number of devices and at another context_parallel_size, and reading them runs no code.
         check_attention: in the first step of training, validation, test and prediction, reject a step without shared
             attention, or with attention to one device's own part. False for a model whose tokens need not see tokens
             on other devices.
 
     Raises:
-        UserError: an unknown name; a degree that does not fit the devices, before anything is built; in the first
-            step, a method that does not fit the heads, or attention that is not shared.
+        UserError: a name is unknown; context_parallel_size does not divide the devices; in the first step, the method
+            does not fit the number of heads, or attention is limited to one device's tokens.
     """
 
     shares_sequences = True  # read by tasks, without importing this file
@@ -112,7 +112,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     @property
     def tokens_of_batch(self) -> int:
-        """Tokens of the latest batch on all devices, if every data rank has the same number; 0 before the first."""
+        """The number of tokens in the latest batch of all devices, if these have equal batches; 0 before the first."""
         return 0 if self.sequence is None else self.sequence.tokens * self.data_ranks
 
     @property
