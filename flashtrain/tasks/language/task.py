@@ -119,7 +119,7 @@ class LanguageModel(TrainingTask):
             return batch
         labels = labels.masked_fill(shown, IGNORED_LABEL)
         if not bool((labels != IGNORED_LABEL).any()):
-            raise UserError("every token sees its label under this mask: nothing is left to predict. Use mask=causal.")
+            raise UserError("this mask shows every token its label, so there is nothing to predict. Use mask=causal.")
         return Batch(**{**batch, "labels": labels})
 
     def _mask(self, documents: Tensor, positions: Tensor) -> Mask | None:
