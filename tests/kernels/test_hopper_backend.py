@@ -23,6 +23,10 @@ SEED = torch.tensor([7, 0, 0])
 def gpu(monkeypatch):
     """Pretend that CPU tensors lie on a GPU of this capability, with this release of Triton."""
 
+    # What the installed release of Triton has is looked up at the first import: before another one is pretended.
+    if importlib.util.find_spec("triton.experimental.gluon") is not None:
+        importlib.import_module("flashtrain_kernels.backends.hopper.triton_compat")
+
     def pretend(capability=(9, 0), release=(3, 7)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
         monkeypatch.setattr(environment, "release", lambda: release)
