@@ -15,7 +15,7 @@ CHECKPOINTS = {"auto": None, "file": False, "sharded": True}  # ShardedCheckpoin
 
 
 class DataParallelStrategy(DDPStrategy):
-    """Lightning's DDP with options for our models; gradients are averaged in large buckets during the backward."""
+    """Lightning's DDP for models that use all parameters in each step; gradients are averaged in large buckets."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(

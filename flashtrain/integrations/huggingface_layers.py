@@ -1,4 +1,4 @@
-"""Activation checkpointing and chunked feed-forwards for any decoder layer of transformers.
+"""Activation checkpointing and feed-forwards in chunks of tokens, for any decoder layer of transformers.
 
 Shapes: B batch, S sequence, T tokens, E embedding width.
 """

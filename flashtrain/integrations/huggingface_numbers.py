@@ -1,4 +1,4 @@
-"""What a run needs to know of a transformers model before any weight is read: sizes, FLOPs, its head and its losses."""
+"""The numbers that a run needs of a transformers model before weights are read: sizes, FLOPs, its head and losses."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Pooler(nn.Module):
 
 
 class MaskedScore(NamedTuple):
-    """Sums over a batch, each a scalar tensor."""
+    """A batch's sum of cross-entropies, number of correct predictions and number of labels, as scalar tensors."""
 
     loss_sum: Tensor  # of the cross-entropies, in nats
     correct: Tensor  # number of labels with the highest logit

@@ -21,7 +21,7 @@ BERT_EPSILON = 1e-12
 
 
 class BertSize(NamedTuple):
-    """Layers, heads and width of a named size."""
+    """The layers, heads and width of a named model size."""
 
     layers: int
     heads: int

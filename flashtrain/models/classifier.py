@@ -31,7 +31,7 @@ INITIAL_STD = 0.1  # of embeddings
 
 
 class Losses(NamedTuple):
-    """The losses of one batch, each a scalar tensor."""
+    """The losses of a classifier's batch, of labels and of masked pixels, and the share of correct rows; scalars."""
 
     classification: Tensor  # mean cross-entropy of the labels, in nats
     pixels: Tensor  # mean cross-entropy of the masked pixels, in nats; 0 where none are masked

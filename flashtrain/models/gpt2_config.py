@@ -19,7 +19,7 @@ FAMILIES = ("gpt2", "llama")
 
 
 class Size(NamedTuple):
-    """Layers, heads and width of a named size."""
+    """The layers, heads and width of a named model size."""
 
     layers: int
     heads: int

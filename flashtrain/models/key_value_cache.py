@@ -23,8 +23,8 @@ class LayerCache:
         """Append the keys and values of new tokens; use it under torch.no_grad(), since it is not differentiable.
 
         Args:
-            k: (B, S, K, D).
-            v: (B, S, K, D).
+            k: Keys of the new tokens, (B, S, K, D).
+            v: Values of the new tokens, (B, S, K, D).
 
         Returns:
             The keys and the values of all tokens so far, (B, length, K, D), views into the cache.
@@ -48,8 +48,8 @@ class KeyValueCache:
     """One LayerCache per layer. Pass it to every call of a model's forward, with only the new tokens each time.
 
     Args:
-        layers: Layers of the model.
-        context: Tokens for which the cache has room.
+        layers: The number of layers of the model.
+        context: The number of tokens for which the cache has room.
     """
 
     def __init__(self, layers: int, context: int) -> None:

@@ -53,7 +53,10 @@ class AllGather:
         self.part = local_masks.part(layout.tokens[:, group.rank], None)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (out (B, n, H, D), log-sum-exp (B, H, n)) of this rank's queries over the whole sequence."""
+        """Return (out (B, n, H, D), log-sum-exp (B, H, n)) of this rank's queries over the whole sequence.
+
+        q (B, n, H, D), k and v (B, n, K, D) are of this rank's tokens; scores: scale, dropout and other options.
+        """
         outs, lses = [], []
         for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
             of_heads = scores.from_head(piece.queries.start)

@@ -1,6 +1,6 @@
 """Exact, differentiable attention over a sequence that is sharded among ranks.
 
-B batch, S sequence, n tokens a rank holds, H query heads, K key/value heads, D head dimension.
+Shapes: B batch, S sequence, n tokens a rank holds, H query heads, K key/value heads, D head dimension.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ranks that share a sequence, and their division into ranks that share heads and rings.
 
-R ranks (the degree), U of them dividing the heads (neighbours, which sit on one host), R / U rings.
+R ranks share a sequence; U neighbouring ranks, which sit on one host, divide the heads; R / U ranks form a ring.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Indexing along the tokens of a batch, as fast as the memory allows.
 
-B batch rows, Bl rows of an index (B, or 1 that all rows share), m and p tokens.
+Shapes: B batch rows, Bl rows of an index (B, or 1 for all batch rows), m and p tokens.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     mine = layout.shard(tokens, rank)                       # (B, S) -> (B, n)
     whole = layout.unshard([part of rank 0, part of rank 1, ...])
 
-Shapes: B batch rows, Bl rows of the layout (B, or 1 that all rows share), S sequence, R ranks (the degree), n tokens a
-rank holds.
+Shapes: B batch rows, Bl rows of the layout (B, or 1 for all batch rows), S sequence, R ranks, n tokens a rank holds
+(with padding).
 """
 
 from __future__ import annotations

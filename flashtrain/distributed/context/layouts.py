@@ -1,6 +1,6 @@
 """The layouts by name, made by what a mask costs: how many keys each query sees.
 
-A layout depends on the mask and the degree alone, and is computed on the host: every rank computes the same one without
+A layout depends only on the mask and the number of ranks. It is computed on the host, the same on every rank, without
 communication.
 """
 

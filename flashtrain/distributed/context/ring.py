@@ -40,7 +40,10 @@ class Ring:
         self.rank = dist.get_rank(group) if self.size > 1 else 0
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries over all keys of the ring."""
+        """Return (out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries over all keys of the ring.
+
+        q is (B, m, H, D), k and v are (B, m, K, D); scores: scale, dropout and other options.
+        """
         if self.size == 1:
             out, lse = local_attention.forward(q, k, v, self.parts[0], scores)
             return scores.with_sinks(out, lse)

@@ -121,7 +121,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         return self.num_nodes * self.num_processes if size is None else size
 
     def setup_environment(self) -> None:
-        """Check that the degree fits the devices; then join the ranks and make the mesh data x context."""
+        """Check that context_parallel_size divides the devices; join the ranks and make the mesh data x context."""
         from torch.distributed.device_mesh import init_device_mesh
 
         world, degree = self.num_nodes * self.num_processes, self._degree

@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(heads: int, kv_heads: int, limit: int = MAX_PIECES) -> list[Piece]:
-    """Divide H and K heads into as many equal pieces as K allows, at most `limit`."""
+    """Divide H query heads and K key/value heads into equal pieces, as many as K allows up to `limit`."""
     count = max(pieces for pieces in range(1, limit + 1) if kv_heads % pieces == 0)
     each, group = kv_heads // count, heads // kv_heads
     ends = [(index * each, (index + 1) * each) for index in range(count)]
@@ -59,7 +59,7 @@ class Transfer:
 
 
 def overlapped(pieces: Sequence[Piece], start: Callable[[Piece], Transfer]) -> Iterator[tuple[Piece, Any]]:
-    """Yield (piece, result of its transfer) for each piece of heads, while the next piece's transfer is under way."""
+    """Yield (piece, result of its transfer) for all pieces of heads; start(piece) begins transfers, one piece ahead."""
     coming = start(pieces[0])
     for index, piece in enumerate(pieces):
         result = coming.result()

@@ -2,8 +2,8 @@
 
 The exchange of tokens for heads is DeepSpeed-Ulysses' (Jacobs et al. 2023, arXiv 2309.14509).
 
-B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads, K key/value
-heads, D head dimension.
+Shapes: B batch, n tokens a rank holds, U ranks that divide the heads, m tokens these hold together, H query heads,
+K key/value heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Ulysses:
         self.ring = Ring(ring_group, [local_masks.part(held[mine], keys) for keys in held])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """Return (out (B, n, H, D) of this rank's tokens, log-sum-exp (B, H / U, m) of the heads that it computes)."""
+        """Return (out (B, n, H, D) of this rank's tokens, log-sum-exp (B, H / U, m) of the heads that it computes).
+
+        q (B, n, H, D), k and v (B, n, K, D) are of this rank's tokens; scores: scale, dropout and other options.
+        """
         if self.degree == 1:
             return self.ring.forward(q, k, v, scores)
         k, v = self._repeated(k, v)

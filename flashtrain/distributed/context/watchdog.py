@@ -102,7 +102,7 @@ class Record:
 
 
 class Watchdog:
-    """Watches all ranks of the job from `start` to `stop`; `mark` reports progress of this one.
+    """Watches all ranks of the job from `start` to `stop`; `mark` reports progress of this rank.
 
     When a rank has a problem, every rank prints a message that names it and exits at once, because a thread that waits
     in a collective cannot be interrupted.
