@@ -10,24 +10,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_700,
+    "flashtrain": 29_500,
     "flashtrain/command": 1_650,
-    "flashtrain/data": 5_980,
-    "flashtrain/distributed": 3_290,
+    "flashtrain/data": 5_550,
+    "flashtrain/distributed": 3_040,
     "flashtrain/files": 440,
     "flashtrain/folders": 440,
-    "flashtrain/integrations": 3_610,
-    "flashtrain/models": 3_520,
-    "flashtrain/report": 1_920,
-    "flashtrain/run": 510,
+    "flashtrain/integrations": 3_600,
+    "flashtrain/models": 3_470,
+    "flashtrain/report": 1_725,
+    "flashtrain/run": 495,
     "flashtrain/settings": 1_050,
     "flashtrain/tasks": 3_820,
-    "flashtrain/training": 3_670,
-    "kernels/flashtrain_kernels": 14_400,
-    "recipes/flashtrain_recipes": 11_800,
-    "tests": 38_750,
+    "flashtrain/training": 3_460,
+    "kernels/flashtrain_kernels": 13_500,
+    "recipes/flashtrain_recipes": 11_750,
+    "tests": 37_000,
 }
-RAISES = 420  # of flashtrain: no new guard without a user's report
+RAISES = 370  # of flashtrain: no new guard without a user's report
 
 
 def rooms() -> set[str]:
