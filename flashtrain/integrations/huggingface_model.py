@@ -45,7 +45,7 @@ def transformers_decoder(
         config: In place of path, a config.json, its folder, or a model type ("llama"); weights are then random.
         changes: Entries that replace those of the configuration; experts_implementation may be among them.
         attention: "flash", "sdpa" or "standard".
-        context: The longest sequence in tokens (None: not checked).
+        context: The longest sequence in tokens, which extends rotary positions where needed (None: the model's).
         residual: Dtype of the residual stream under autocast, "weights" or "compute": see GPT2.
         rope_base, rope_factor: New base and factor of rotary positions, as in GPT2Config (None: the model's).
         lora: Arguments of peft's LoraConfig, to train adapters alone (None: train the model itself).

@@ -32,7 +32,7 @@ class Layout:
         tokens: (Bl, R, n) int64 on the host: the positions in the sequence of each rank's tokens, ascending; -1 for
             padding, which comes last.
         seqlen: the length of the sequence, S.
-        block: the block size in tokens, the largest run that the layout assigned at once.
+        block: the block size in tokens; the layout divides the sequence into blocks of at most this size.
     """
 
     tokens: Tensor
