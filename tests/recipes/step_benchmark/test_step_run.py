@@ -111,5 +111,5 @@ def test_a_command_that_fails_or_takes_too_long_is_a_row_that_says_so(tmp_path, 
 
 def test_another_family_of_models_is_refused() -> None:
     settings = settled("recipe=gpt2-speed", "model=llama", "hardware.demo=never")
-    with pytest.raises(UserError, match="training steps of model=gpt2 are measured"):
+    with pytest.raises(UserError, match="model=llama: expected model=gpt2"):
         steps_run.cases(settings)
