@@ -31,8 +31,7 @@ def why_not_lean(q: Tensor, options: Options) -> str | None:
 
 
 def _assembly() -> str:
-    # Operands, eight each: results, scores, the rows' and the columns' distances times the slope, the slope, and its
-    # sign turned round: a slope may be negative.
+    # Operands, eight each: results, scores, rows' and columns' distances times the slope, the slope, minus its sign.
     row, column, slope, sign = 16, 24, 32, 40
     lines = ["{ .reg .f32 first, far, size, by1, by7, by8, by9;", f"sub.f32 first, ${row}, ${column};"]
     lines += [f"mul.f32 by{number}, ${slope}, 0f{bits};" for number, bits in _BITS.items()]
@@ -51,7 +50,7 @@ _CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 40))
 @gluon.jit
 def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constexpr):
     """Load a head's ALiBi slope times log2(e). stride: from one sequence's slopes to the next's, 0 if all share
-    them."""
+    them; sequence: the batch row's or, if PACKED, the packed sequence's number, of `sequences` in all."""
     if PACKED:  # tokens past the last end are one sequence more, without slopes of its own
         sequence = gl.minimum(sequence, sequences - 1)
     return gl.load(slopes_ptr + sequence.to(gl.int64) * stride + head) * _LOG2E
@@ -59,8 +58,8 @@ def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constex
 
 @gluon.jit
 def lean(scores, distance, slope):
-    """Subtract ALiBi's slope * |distance| from a tile of scores. distance (rows, 1): the row's position minus the first
-    column's position, of either sign."""
+    """Subtract ALiBi's slope * |row's position - column's position| from a tile of scores. distance (rows, 1): that
+    signed difference for the tile's first column; the columns' positions are consecutive."""
     LAYOUT: gl.constexpr = scores.type.layout
     COLUMNS: gl.constexpr = scores.shape[1]
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT)).to(gl.float32) * slope

@@ -44,7 +44,7 @@ def exp2_few(x):
 # used. Where one of a warp's numbers is larger, by 1 - 2 / (1 + e^2x), exact at both ends. Both are within 3e-7 b
 # (tests/kernels/test_hopper_ptx.py). a, b and m are in the coefficients, which the host computes.
 def capped_terms(a: float, b: float, m: float) -> tuple[float, ...]:
-    """Return the coefficients by which `capped` computes b tanh(a s) - m; float32 allows a from 1e-4 to 1e3."""
+    """Return the 8 coefficients from which `capped` computes b tanh(a s) - m; float32 allows a from 1e-4 to 1e3."""
     return (a, b, m, (CAPPED_BOUND / a) ** 2, *(c * b * a ** (2 * i + 1) for i, c in enumerate(_COEFFICIENTS)))
 
 
@@ -88,7 +88,7 @@ _CAPPED_CONSTRAINTS = gl.constexpr(",".join(["=f"] * _PACK + ["f"] * (_PACK * (5
 
 @gluon.jit
 def capped(s, terms):
-    """Return b tanh(a s) - m of a float32 tile s, at least 16 numbers a thread. terms: capped_terms(a, b, m)."""
+    """Return b tanh(a s) - m for a float32 tile s of at least 16 numbers a thread. terms: capped_terms(a, b, m)."""
     # Warps must be whole.
     LAYOUT: gl.constexpr = s.type.layout
     return gl.inline_asm_elementwise(

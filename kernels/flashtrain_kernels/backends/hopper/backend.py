@@ -72,8 +72,7 @@ def serves(call: Call, direction: Direction) -> str | None:
 
 
 def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Measured backward passes in which the portable kernels win where programs have no whole heads: short and causal,
-    D = 64; the Hopper path's two small kernels around the main one weigh most there."""
+    """Measured: in short causal backward passes at D = 64 the portable kernels win if programs have no whole heads."""
     causal = options.mask is None and options.right is not None and not options.rich
     return causal and q.shape[3] == 64 and max(q.shape[1], k.shape[1]) <= 512
 
@@ -93,7 +92,7 @@ def changes_sequences(options: Options, head_dim: int) -> bool:
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
     """Return whether the Hopper kernels read packed sequences from cu_seqlens in both directions, instead of a Mask.
-    changed: the call has options that they do not serve with packed sequences (then they do not)."""
+    changed: whether the call has ALiBi, dropout or a bias that `changes_sequences` refuses (then the answer is no)."""
     return _both_passes(head_dim) and not changed and _available(device, dtype)
 
 
@@ -109,7 +108,7 @@ def _available(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """Return the tile sizes to plan a mask for (Backend.plan_blocks), portable ones in directions not served here."""
+    """Return the tile sizes to plan a mask for (portable ones in a direction not served), see Backend.plan_blocks."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = tile_table.width_of(head_dim)
     forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant

@@ -40,8 +40,7 @@ def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
 
 @gluon.jit
 def _await_steps(counter, needed, known):
-    """Wait until a counter says `needed`, if the `known` last seen of it was less; what it says now. What was added
-    until then comes before what the copy engine adds after."""
+    """Wait until a counter is at least `needed`, unless `known` is; return it. Additions before it come before ours."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; mov.b32 $0, $3; setp.ge.s32 p, $3, $2; @p bra KNOWN; "
         "AGAIN: ld.acquire.gpu.global.b32 $0, [$1]; setp.lt.s32 p, $0, $2; @p bra AGAIN; fence.proxy.async.global; "

@@ -81,7 +81,7 @@ def shared_stored():
 @gluon.jit
 def exponent(s, rows, call, C: gl.constexpr):
     """Return the weights' base-2 exponents for products s = K Q^T (keys, queries); with C.softcap their tanh only,
-    which `hide` and `weights_of` complete. rows: the tile's log-sum-exps."""
+    which `weights_of` completes. rows: in shared memory the 64 queries' base-2 log-sum-exps, then their deltas."""
     if C.softcap:
         x = capped(s, call.scale_log2)
     else:
@@ -92,7 +92,7 @@ def exponent(s, rows, call, C: gl.constexpr):
 
 @gluon.jit
 def weights_of(x, rows, call, C: gl.constexpr):
-    """Return (P, factor), with dS = factor (dP - delta), for x from `exponent`. factor: P, times softcap's slope."""
+    """Return (P, factor of dP - delta in dS: P, times softcap's derivative if any). x, rows: of `exponent`."""
     if C.softcap:
         lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, x.type.layout))
         p = exp2_few(x * call.scale_log2[8] - lse2[None, :])
@@ -105,7 +105,7 @@ def weights_of(x, rows, call, C: gl.constexpr):
 
 @gluon.jit
 def gradient_scale(call, C: gl.constexpr):
-    """Return the factor of the finished dQ and dK: the scale of the scores."""
+    """Return the scale of the scores, by which complete sums of dQ and dK are multiplied."""
     if C.softcap:
         scale_log2 = call.scale_log2[0] * call.scale_log2[8]
     else:
@@ -115,7 +115,8 @@ def gradient_scale(call, C: gl.constexpr):
 
 @gluon.jit
 def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.constexpr):
-    """Set the scores (keys, queries) of masked pairs to -inf; with C.softcap, whose tanh they are, to -1e18."""
+    """Set s (keys, queries of tile number tile) to -inf for masked pairs; with C.softcap (s: the tanh) to -1e18.
+    key, position: indices and positions of the keys (keys, 1); bounds: Walk.bounds; masks: backward_schedule.Masks."""
     HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
     query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
     s = gl.where(key < bounds.seqlen_k, s, HIDDEN)
@@ -141,8 +142,8 @@ def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.cons
 
 @gluon.jit
 def left_keys(x, never, WG: gl.constexpr, D: gl.constexpr):
-    """Return warpgroup WG's 64 keys of K or V, (64, D). never: the buffer's index; if it is always 0 the compiler must
-    not know, or it holds dozens of addresses in registers."""
+    """Return warpgroup WG's 64 keys of K or V, (64, D), from x, buffers of 128 keys. never: the buffer's index, to be
+    computed at run time even if always 0, or else the compiler holds dozens of addresses in registers."""
     return x.index(never).reshape([BLOCK_K, D]).slice(WG * HALF, HALF)
 
 
@@ -194,8 +195,8 @@ def has_nan(dk, dv):
 
 @gluon.jit
 def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Store warpgroup WG's 64 rows of dK or dV. left: how many rows of the item exist; HEAD_DIM: how many columns do.
-    staging: where D is not 64, shared memory to reorder the tile in."""
+    """Store `value`, rows WG * 64 and up of an item's dK or dV. pointer: the item's row 0; stride: between rows; left:
+    how many of its rows exist; HEAD_DIM: how many columns do. staging: shared memory to reorder in if D is not 64."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
@@ -215,7 +216,8 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
 
 @gluon.jit
 def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
-    """Load a stride of dK or dV from `notes`, kept there as an eighth if C.aligned so that Triton knows of that."""
+    """Load a stride of dK or dV. If C.aligned, `notes` holds stride / 8, and multiplying by 8 here lets the compiler
+    see that the stride is divisible by 8. notes: shared int64 words that backward_kernel fills; PLACE: the index."""
     stride = noted(notes, PLACE)
     if C.aligned:
         stride = stride * 8
@@ -230,14 +232,15 @@ def threshold_of(notes):
 
 @gluon.jit
 def item_draws(member, walk, masks, key, first_head, call, C: gl.constexpr):
-    """Return dropout's Philox key and counters (`draws_of`) of an item's keys and query head `member`."""
+    """Return dropout's `draws_of` (Philox key, counter of queries, counters of keys) for query head `member` of the
+    group and `key`, indices (keys, 1). walk, masks, first_head (head_place): from backward_schedule.work_of."""
     stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
     return draws_of(stream, key, walk.first_position)
 
 
 @gluon.jit
 def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
-    """Return the ALiBi slope (`load_slope`) of query head `member` of an item's group."""
+    """Return the ALiBi slope (`load_slope`) of query head `member` of the group. Rest: see item_draws, noted_stride."""
     sequences = noted(notes, 9).to(gl.int32)
     head = first_head % call.heads + member
     return load_slope(masks.queries, noted(notes, 10).to(gl.int32), walk.sequence, sequences, head, C.packed)
@@ -245,7 +248,8 @@ def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
 
 @gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """Store dK and dV of warpgroup WG's 64 keys and, if pairs may be masked, a flag: whether one of them has a NaN."""
+    """Scale and store dK and dV of warpgroup WG's 64 keys of an item (a number, see backward_schedule.work_of) and, if
+    pairs may be masked, a flag: whether dK or dV has a NaN. notes, staging: see noted_stride, store_keys."""
     walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group

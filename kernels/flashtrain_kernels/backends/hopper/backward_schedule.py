@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The tiles [first, past) of 64 queries that see a block of keys, visited from `start` on and round to it again."""
+    """The tiles [first, past) of 64 queries that see a block of keys: visited from `start` on, then from `first` on."""
 
     first: Any
     first_full: Any  # tiles in [first_full, past_full) need no mask
@@ -55,8 +55,8 @@ class Reach(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How a block of keys finds its tiles of queries: by its Reach, or in a row of a table and a list. With packed
-    sequences tiles are slots, and `bounds` counts queries from slot 0: the consumers need not know of sequences."""
+    """Where an item (a block of keys) finds its tiles of queries: in its Reach, or in its row of a mask's table.
+    With packed sequences tiles are slots, and `bounds` counts queries from slot 0 on, so consumers can ignore that."""
 
     reach: Any
     tail: Any  # the item goes past Sk
@@ -85,8 +85,9 @@ def band_tiles(
     DETERMINISTIC: gl.constexpr = False,
 ):  # fmt: skip
     """Return the Reach of the keys [first_key, first_key + KEYS): the tiles of queries that see them within the band.
-    LEFT, RIGHT: whether the band has that bound; without both, `start` varies with the keys, so that programs do not
-    add to the same dQ at once. DETERMINISTIC: keys that no query sees have no tiles; otherwise they may have one."""
+    bounds: numbers of queries and keys, and the band: LEFT, RIGHT say if bounds.left <= key - query <= bounds.right
+    holds on that side. With neither, `start` differs between blocks of keys, so that programs do not add to one dQ at
+    once. PACKED: keys from seqlen_k on get no tile. DETERMINISTIC: keys that no query sees get none; else maybe one."""
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
     full_low = 0
@@ -120,7 +121,7 @@ def band_tiles(
 
 @gluon.jit
 def tile_count(member, walk, C: gl.constexpr):
-    """Return how many tiles of queries see a block of keys in query head number `member` of its group."""
+    """Return how many tiles of queries of the group's query head `member` see an item's keys. walk: the item's Walk."""
     row = walk.row
     if C.kind == BAND:
         count = walk.reach.past - walk.reach.first
@@ -134,7 +135,8 @@ def tile_count(member, walk, C: gl.constexpr):
 
 @gluon.jit
 def tile_of(i, member, walk, C: gl.constexpr):
-    """Return (tile of queries, whether to mask it) of step i of query head `member`. Tables: portable/traversal.py."""
+    """Return (tile of queries, whether it may have masked pairs) of an item's step i of its query head `member`.
+    walk: the item's Walk; a mask's table, of which it has a row: portable/traversal.py."""
     row = walk.row
     if C.kind == BAND:
         reach = walk.reach
@@ -164,7 +166,7 @@ def tile_of(i, member, walk, C: gl.constexpr):
 
 @gluon.jit
 def first_step(walk, C: gl.constexpr):
-    """Return (number of steps of all query heads of the group, first query head with a tile, its number of tiles)."""
+    """Return an item's (steps of all query heads of the group, first of these heads with a tile, its tiles' number)."""
     member = 0
     tiles = tile_count(0, walk, C)
     count = tiles * C.group
@@ -213,10 +215,9 @@ def own_number(notes, C: gl.constexpr):
 
 @gluon.jit
 def steps_behind(walk, first_key, C: gl.constexpr):
-    """Return n: to a tile of dQ the preceding block of keys adds in its step j - n, this block in its step j (for
-    C.deterministic). If j - n is below 0 it does not add there; n is NEVER for a sequence's first keys."""
-    # Lower keys are seen from lower tiles on: of those before it, that item is the last to leave out a tile of this
-    # one's. So whoever waits for it has waited for all.
+    """Return n for C.deterministic: to the tile of dQ to which this block of keys adds in step j, the preceding block
+    adds before, in its step j - n (if below 0: not at all). For a sequence's first block of keys n is NEVER."""
+    # Lower keys are seen from lower tiles on: whoever waits for the preceding item has waited for all before it.
     behind = 0
     if C.left:
         high = gl.minimum(walk.bounds.seqlen_q, first_key - walk.bounds.left)  # the keys before are seen up to there
@@ -227,7 +228,7 @@ def steps_behind(walk, first_key, C: gl.constexpr):
 
 @gluon.jit
 def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
-    """Return the index of a block of keys' step counters (C.deterministic); the preceding block's is one lower."""
+    """Return the index of an item's step counters (C.deterministic), 1 above the preceding item's. walk: of work_of."""
     tile = walk.item_tile if C.packed else first_key // BLOCK_K
     kv_heads = call.heads // C.group
     return (head_place // call.heads * kv_heads + head_place % call.heads // C.group) * call.key_tiles + tile
@@ -235,8 +236,8 @@ def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
 
 @gluon.jit
 def share(call, notes, C: gl.constexpr):
-    """Return (first, past, step): the range of numbers, for `item_of`, of the blocks of keys that this program takes.
-    With C.whole they number the blocks of its own heads, else all blocks."""
+    """Return (first, past, step): the range of numbers of the items (blocks of keys) that this program computes, which
+    `item_of` turns into items. With C.whole numbers count the blocks of its own heads, else all blocks."""
     begin = own_number(notes, C)
     past = call.key_tiles * call.all_heads
     step = gl.num_programs(0)
@@ -249,7 +250,7 @@ def share(call, notes, C: gl.constexpr):
 
 @gluon.jit
 def item_of(number, call, WHOLE: gl.constexpr):
-    """Return the item (block of keys) that a number from `share` means. WHOLE: a program takes whole heads."""
+    """Return the item (block of keys) for a number of the range `share`. WHOLE: a program computes whole heads."""
     item = number
     if WHOLE:
         head = gl.program_id(0) + number // call.key_tiles * gl.num_programs(0)
@@ -259,7 +260,8 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Return where an item (C.keys keys of a key/value head) is: (Walk, Masks, first key, row * H + first head)."""
+    """Return an item's (Walk, Masks, first key, head_place = b H + h). The item, numbered from 0, is C.keys keys of a
+    key/value head; b is its batch row, h its group's first query head. notes: int64 words of backward_kernel."""
     # Items: heads within key tiles within groups of `heads_together` heads.
     if C.whole:
         key_tile = item % call.key_tiles

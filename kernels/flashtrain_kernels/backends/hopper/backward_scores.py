@@ -14,7 +14,8 @@ from .dropout_rng import kept_weights, mark_dropped, score_gradients
 
 @gluon.jit
 def keys_of_item(walk, masks, first_key, WG: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return (indices, positions) of warpgroup WG's 64 keys of an item that begins at first_key, each (64, 1)."""
+    """Return (indices, positions), each (64, 1), of warpgroup WG's 64 of the 128 keys from first_key on. They differ
+    where a Mask gives positions. walk, masks, first_key: from backward_schedule.work_of."""
     key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))[:, None]
     position = key
     if C.key_positions:
@@ -24,7 +25,9 @@ def keys_of_item(walk, masks, first_key, WG: gl.constexpr, C: gl.constexpr, LAYO
 
 @gluon.jit
 def changes_of_item(keys, walk, masks, head_place, call, notes, C: gl.constexpr):
-    """Return (ALiBi slope, dropout threshold, Philox key and counters) of the group's first query head; 0 if unused."""
+    """Return (ALiBi slope, dropout's threshold, its `item_draws`) for an item, which is 128 keys of a head, and the
+    first query head of its group; without ALiBi the first is 0, without dropout the others. keys: from `keys_of_item`;
+    walk, masks, head_place: from work_of, for the item; notes: shared int64 words that backward_kernel fills."""
     slope = 0.0
     threshold = 0
     draws = 0
@@ -41,8 +44,9 @@ def scores_of(
     s, slope, rows, tile, masked, i, member, keys, walk, masks, head_place, call, notes, C: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Turn products s (keys, queries) into (the weights' exponents after softcap, ALiBi and mask, the ALiBi slope of
-    query head `member`). i, member: the step, see backward_schedule.tile_of."""
+    """Return (exponents of the weights, ALiBi slope of the group's query head `member`) for the products s = K Q^T of
+    a tile of queries. `exponent`, ALiBi and, if `masked`, `hide` make the exponents. rows: the tile's statistics (see
+    `exponent`); i, member: the step (backward_schedule.tile_of); other arguments: see `changes_of_item`."""
     key, position = keys
     s = exponent(s, rows, call, C)
     if C.alibi:
@@ -60,8 +64,8 @@ def dropped_weights_of(
     s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, DTYPE: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """Return (P, P as an operand of dV, the factor of dP - delta in dS, Philox key and counters of query head
-    `member`). A dropped weight is negative in P and 0 in the operand."""
+    """Return (P, P in DTYPE as an operand of dV, the factor of dP - delta in dS, `item_draws` of query head `member`).
+    A dropped weight is negative in P and 0 in the operand. s, rows, i, member: see `scores_of`."""
     p, factor = weights_of(s, rows, call, C)
     if C.dropout:
         if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
@@ -76,7 +80,7 @@ def dropped_weights_of(
 
 @gluon.jit
 def score_gradients_of(p, factor, dp, threshold, rows, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return dS of a tile; with dropout, times the probability of keeping a weight. factor: from dropped_weights_of."""
+    """Return dS of a tile; with dropout, times the chance of keeping a weight. p, factor: from dropped_weights_of."""
     delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, LAYOUT))
     if C.dropout:
         ds = score_gradients(p, dp, delta[None, :], threshold)

@@ -128,8 +128,7 @@ def hide(
         step += zero
     pieces = pieces_of(batch, head, first_query, bounds, mask, F, TILE_Q, BLOCK_K)
     first_key = place(step, pieces, list_ptr, F, TILES, BLOCK_K)
-    # Everything that is the same along a row is settled there: one comparison a pair for each bound is left. Rows past
-    # Sq may see anything, as they are not stored.
+    # What is the same along a row is settled there: one comparison a pair and bound is left. Rows past Sq may see all.
     key = first_key + gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0, LAYOUT))[None, :]
     past = gl.where(shown, bounds.seqlen_k, 0)
     if F.key_positions:  # with intervals only, never with a band

@@ -64,8 +64,9 @@ def _place_in_round(number):
 
 @gluon.jit
 def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
-    """Return (batch row, head, first query) of tile `number` of this program; a first query past Sq means no work (such
-    a tile completes a pair). With C.packed (sequence, head, first query within the sequence)."""
+    """Return a work item: (batch row, head, first query) of the tile of queries that this program computes as its
+    number-th; a first query past Sq means no work (such a tile completes a pair). With C.packed (sequence number, head,
+    first query within the sequence). list_ptr: where packed sequences' queries end."""
     TILE_Q: gl.constexpr = C.consumers * C.rows
     if C.paired:
         index = gl.minimum((number // 2) * gl.num_programs(0) + gl.program_id(0), work.total - 1)
@@ -94,7 +95,7 @@ def work_item(number, work, bounds, mask, list_ptr, C: gl.constexpr):
 
 @gluon.jit
 def hand_over(item, handed, place):
-    """Store an item (batch row, head, first query) for the consumer of ring index `place`; a barrier must follow."""
+    """Store an item (see work_item) in shared memory for the reader of query buffer `place`; a barrier must follow."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     for i in gl.static_range(3):
         handed.index(3 * place + i).store(gl.full([1], item[i], gl.int32, layout=ONE))
@@ -102,7 +103,8 @@ def hand_over(item, handed, place):
 
 @gluon.jit
 def handed_over(handed, place):
-    """Load the item that `hand_over` stored at ring index `place`, whose queries must have arrived."""
+    """Load the item (batch row or sequence, head, first query) that `hand_over` stored for query buffer `place`. Wait
+    first for that buffer's barrier q_full: once the queries are in the buffer, the item has been stored, too."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     batch = gl.max(handed.index(3 * place).load(ONE), 0)
     head = gl.max(handed.index(3 * place + 1).load(ONE), 0)

@@ -87,8 +87,7 @@ def _arrived(full, buffer, number, C: gl.constexpr):
 
 @gluon.jit
 def _capped(scores, terms, F: gl.constexpr):
-    """Softcap's tanh of scores, where there is one; with C.bounded the weights' exponents. What is hidden is so after
-    it."""
+    """Softcap's tanh of scores, where there is one; with C.bounded the weights' exponents. Pairs are hidden later."""
     if F.softcap:
         scores = capped(scores, terms)
     return scores

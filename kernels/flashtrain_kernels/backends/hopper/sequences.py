@@ -50,8 +50,7 @@ def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """How many tiles of sequences of these numbers have at least `level` tiles before them in their sequence. A tail
-    past the last end is no sequence here."""
+    """How many tiles of each sequence have at least `level` tiles before them; 0 for a tail past the last end."""
     begin = begin_of(number, cu_ptr, sequences, tokens)
     end = begin_of(number + 1, cu_ptr, sequences, tokens)
     tiles = (tl.maximum(end - begin, 0) + TILE - 1) // TILE

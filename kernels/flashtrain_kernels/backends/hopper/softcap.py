@@ -9,8 +9,9 @@ LOG2_E = math.log2(math.e)
 
 
 def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ...]:
-    """Return the factor that turns a product q k into an exponent of 2. With softcap a tuple: the terms of
-    `assembly.capped` for the tanh, then the tanh's factor. bounded: these terms give the exponent, less a constant."""
+    """Return scale * log2(e), which turns a product q k into a score in base 2. With softcap a tuple: 8 terms with
+    which `assembly.capped` computes tanh(scale q k / softcap), then cap = softcap * log2(e), the tanh's factor. If
+    `bounded` the terms give cap * tanh - min(cap, 100 - cap): the weight's exponent, without any row's maximum."""
     if not options.softcap:
         return options.scale * LOG2_E
     cap = options.softcap * LOG2_E

@@ -21,8 +21,7 @@ AGAIN = gl.constexpr({(3, 8): 32, (3, 9): 64}.get(release(), 128))
 
 
 def forward_tile(tile: ForwardTile) -> ForwardTile:
-    """Adapt a measured tile to the Triton release installed: with 3.8 and 3.9 kernels need more registers. The tiles
-    for these are known to compile, but were never measured."""
+    """Adapt a measured tile to the Triton installed: 3.8 and 3.9 need more registers (tiles compiled, unmeasured)."""
     if environment.release() < (3, 8):
         return tile
     if tile.consumers == 3:
