@@ -268,7 +268,7 @@ def work_of(settings: Settings) -> str:
 
 
 def working_mode(settings: Settings) -> Mode | None:
-    """Return the Mode that is run or planned; None if it is a training or another mode of the task's."""
+    """Return the registered Mode that is run or planned; None for "train" and the task's own modes ("evaluate")."""
     return modes().get(work_of(settings))
 
 

@@ -1,4 +1,4 @@
-"""A command line's words in Hydra's form: names in any case, 1e6 as a whole number, paths quoted.
+"""Translate what users write on the command line for Hydra: names in any case, 1e6 as 1000000, paths in quotes.
 
 Mistakes in the form of a word are found here, mistakes in the settings that it names in compose.py.
 """
@@ -32,7 +32,7 @@ _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML
 
 
 def plain_words(words: Sequence[str]) -> list[str]:
-    """Return the command line's words in Hydra's form: known names in their own case, 1e6 as 1000000, paths quoted.
+    """Translate command-line arguments for Hydra: recipe=GPT2 to recipe=gpt2, 1e6 to 1000000, paths into quotes.
 
     Raises UserError if a word is neither a flag of Hydra's nor a setting, or a group's value is no name.
     """

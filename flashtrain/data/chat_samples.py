@@ -67,12 +67,12 @@ class ChatSamples(Dataset[ChatBatch]):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of all documents within the context."""
+        """The number of tokens of all documents, after cutting each to the context."""
         return int(self.documents.lengths.sum())
 
     @property
     def lengths(self) -> np.ndarray:
-        """(n,) int64: tokens of each document within the context."""
+        """(n,) int64: tokens of each document (a conversation, or a part of one), after cutting it to the context."""
         return self.documents.lengths
 
     def micro_batches(

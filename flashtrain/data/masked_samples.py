@@ -23,7 +23,12 @@ ROUNDED_TO = 8  # a padded row's width
 
 
 class Row(NamedTuple):
-    """A micro-batch: the numbers of its samples, and the mean number of labels per micro-batch of its step."""
+    """The index of one micro-batch in MaskedSamples.
+
+    Attributes:
+        numbers: The samples in it: e * n + i is sample i of n in epoch e.
+        label_count: Labels of the optimiser step over its micro-batches on all devices; it divides the loss.
+    """
 
     numbers: tuple[int, ...]
     label_count: float

@@ -49,7 +49,13 @@ class Layout(NamedTuple):
         return same and ("kv_heads" in self.sizes or config.kv_heads == config.heads)
 
     def parts(self, name: str, rows: int, config: GPT2Config) -> list[Part]:
-        """Return the (name without prefix, rows) of transformers' tensors whose concatenation is our tensor `name`."""
+        """Return transformers' tensors whose concatenation along the rows is our tensor, as (name, number of rows).
+
+        Args:
+            name: Our tensor's name, as "blocks.0.attention.qkv.weight"; returned names lack `prefix`.
+            rows: The number of rows of our tensor.
+            config: Our model's configuration.
+        """
         module, kind = name.rsplit(".", 1)
         if not module.startswith("blocks."):
             return [(f"{self.names[module][0]}.{kind}", config.vocab_size if module in WITH_VOCABULARY else rows)]

@@ -30,7 +30,7 @@ def save_result(path: str | Path, *sources: str | Path) -> ResultFile:
         sources: the folder of a run or a sweep, or several folders or result files of benchmark runs.
 
     Raises:
-        UserError: no run recorded its recipe and device, or the runs have different versions.
+        UserError: no run recorded its recipe and device, or their versions of packages differ.
     """
     folder = Path(sources[0])
     if len(sources) > 1 or (folder / RESULT).is_file():
@@ -44,7 +44,7 @@ def save_result(path: str | Path, *sources: str | Path) -> ResultFile:
     if not recipes or not devices:
         raise UserError(f"no finished run in '{folder}': a result file needs a recorded recipe and device.")
     if len(versions) > 1:
-        raise UserError(f"the runs in '{folder}' have different versions. Save runs of one environment.")
+        raise UserError(f"the runs in '{folder}' used different versions: save each version's runs in a file.")
     left_out = {*_LEFT_OUT, *(["device"] if len(devices) == 1 else [])} - ({"recipe"} if len(recipes) > 1 else set())
     return write_result(
         path,

@@ -153,12 +153,12 @@ def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, sourc
     shape = source.shape
     if shape.side is not None and shape.side != config.side:
         config = replace(config, length=shape.length, side=shape.side)
-        say(f"the weights are of side {saved.config.side}: tested at side {shape.side}.")
+        say(f"note: weights of images of side {saved.config.side} are tested on images of side {shape.side}.")
     expected = classifier_config(settings.classifier, shape)
     if (config.classes, config.towers) != (expected.classes, expected.towers):
         raise UserError(
-            f"{saved.path} answers {config.classes} classes, and sequence.data={settings.sequence.data} has "
-            f"{expected.classes}: it was trained on other data."
+            f"{saved.path} was trained on other data: it distinguishes {config.classes} classes, and "
+            f"sequence.data={settings.sequence.data} has {expected.classes}, or reads one text and not two."
         )
     model = Classifier(config, attention=hardware.attention)
     carry_weights(model, saved.config, saved.state)

@@ -90,9 +90,18 @@ def expression(seed: int, number: int, tokens: np.ndarray) -> tuple[int, int]:
 def expressions(
     seed: int, first: int, shortest: int, longest: int, tokens: np.ndarray, lengths: np.ndarray, values: np.ndarray
 ) -> tuple[int, int]:
-    """Fill tokens (rows, longest), lengths and values (rows,) with expressions, from number `first` of the seed on.
+    """Draw random expressions into arrays, one a row, in the order of their numbers.
 
-    Only expressions longer than `shortest` and shorter than `longest` are used. Returns (rows filled, the next number).
+    Seed and number determine an expression. One whose length is not between `shortest` and `longest`, both excluded,
+    is passed over.
+
+    Args:
+        seed, first: the seed, and the number of the first expression to draw.
+        shortest, longest: bounds of an expression's tokens.
+        tokens, lengths, values: filled: (rows, longest) tokens, (rows,) numbers of tokens, (rows,) values.
+
+    Returns:
+        (number of rows filled, number of the next expression to draw).
     """
     row, number = 0, first
     while row < len(lengths):

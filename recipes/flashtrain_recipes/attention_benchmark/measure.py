@@ -53,7 +53,7 @@ class AttentionBenchmark(Benchmark):
         """Measure the cases; with rows=as-called on a GPU, first compile all kernels in parallel processes."""
         seconds = min(self.options.warm_seconds, run.seconds_left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
-            say(f"compiling the kernels of all cases in parallel processes, for {seconds:.0f} s at most")
+            say(f"compiling the kernels of all cases beforehand, in parallel processes: {seconds:.0f} s at most in all")
             calls = [
                 (case, one.name)
                 for case in self.cases

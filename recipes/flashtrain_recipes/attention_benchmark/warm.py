@@ -22,7 +22,13 @@ _MAX_PROCESSES = 16  # a container may show the processors of its whole host
 
 
 def warm_up(calls: Sequence[tuple[Case, str]], seconds: float, device: str = "cuda") -> None:
-    """Call each (case, name of a baseline) once in parallel processes, for `seconds` at most."""
+    """Call baselines once in parallel processes, which fills the compile caches on disk before anything is timed.
+
+    Args:
+        calls: (case, name of the baseline) of each call.
+        seconds: the time for all calls together; calls that have not ended by then are given up without an error.
+        device: the type of device to call on.
+    """
     count = min(os.cpu_count() or 1, _MAX_PROCESSES, len(calls))
     context = torch.multiprocessing.get_context("spawn")  # CUDA allows no other
     with context.Pool(count, _begin) as pool:  # whose end kills the processes, whatever they do

@@ -53,12 +53,15 @@ class ContextSettings:
 
 
 def parse_shape(text: str) -> Shape:
-    """Return the heads that an entry of benchmark.shapes names. Raises UserError for an entry that is no shape."""
+    """Read an entry of benchmark.shapes: "32/8x128" is 32 query heads, 8 key/value heads and head dimension 128.
+
+    "16x128" has as many key/value heads as query heads. Raises UserError for any other text.
+    """
     found = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?x([1-9]\d*)", text)
     shape = Shape(*(int(part) for part in (found[1], found[2] or found[1], found[3]))) if found else None
     if shape is None or shape.heads % shape.kv_heads or shape.head_dim > 256:
         raise UserError(
-            f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension, as 16x128, or 32/8x128 with "
-            "shared key/value heads; head dimensions go to 256."
+            f"benchmark.shapes: '{text}' is no shape. Expected heads x head dimension (at most 256) as 16x128, or as "
+            "32/8x128 for 32 query heads that share 8 key/value heads."
         )
     return shape

@@ -92,15 +92,16 @@ def score_windows(
     autocast: torch.dtype | None = None,
     mask: MaskMaker | None = None,
 ) -> Tensor:
-    """Return the losses, in nats, of the last `scored` tokens of each window, (N, T) float32 on the CPU.
+    """Return the losses, in nats, of the last tokens of each window, (windows, scored) float32 on the CPU.
 
     Models of different contexts predict the same tokens, windows[:, -scored:].
 
     Args:
-        windows: (N, W + 1) int64.
+        windows: (windows, W + 1) int64: W tokens to read, and the label of the last.
         context: tokens that the model reads in one forward pass.
-        stride: tokens scored in one forward pass: each is predicted from more than context - stride tokens. None: all
-            are scored in one, as in training, the first one from context - scored + 1 tokens.
+        scored: how many tokens at each window's end are predicted.
+        stride: the last tokens of a forward pass that are scored, so that each is predicted from more than context -
+            stride tokens. None: one pass scores all, as in training, the first from context - scored + 1 tokens.
         autocast: the dtype of the blocks' matrix products; None: the weights' dtype.
         mask: makes the mask that the model was trained with; None: causal.
     """

@@ -30,7 +30,7 @@ def per_unit(losses: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Return the sum and the number of the losses in each unit, both (U,).
 
     Args:
-        losses: (N, T), of N windows with T scored tokens each.
+        losses: (N, T): the loss of each of the T scored tokens in each of N windows.
         units: (N,), the unit (document) of each window.
     """
     _, place = np.unique(units, return_inverse=True)

@@ -60,7 +60,7 @@ def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     """
     own = [row for row in rows if row.get("part") == LENGTHS]
     if not own:
-        raise UserError("these rows compare no context lengths: they are not of recipe=gpt2-long.")
+        raise UserError("no row compares context lengths: draw this figure from the result.json of recipe=gpt2-long.")
     drawn: list[Row] = [{**row, "series": "flashtrain"} for row in own]
     drawn += [_sliding(row) for row in own if row.get("perplexity_sliding") is not None]
     counts = [row["scored_tokens"] for row in own if row.get("scored_tokens")]
@@ -79,7 +79,7 @@ def positions_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Pat
     """
     own = [row for row in rows if row.get("part") == POSITIONS]
     if not own:
-        raise UserError("these rows have no loss by position: they are not of recipe=gpt2-long.")
+        raise UserError("no row has a loss by position: draw this figure from the result.json of recipe=gpt2-long.")
     return line_figure(own, "position", ["loss", "loss_sliding"], "context", path, height=_HEIGHT)
 
 
