@@ -79,7 +79,7 @@ def chunked_feed_forward(
     activation: str,
     chunk: int,
 ) -> Tensor:
-    """Compute a feed-forward chunk by chunk, so that F is never stored for all tokens.
+    """Compute a feed-forward chunk by chunk, so that the hidden activations (T, F) are never stored whole.
 
     The result equals the whole computation up to rounding and is differentiable once. The backward recomputes the up
     projection of each chunk, and sums the weights' gradients in float32 (float64 for float64). Under autocast both
@@ -87,7 +87,7 @@ def chunked_feed_forward(
 
     Args:
         x: The input, (..., E).
-        up: The weights of the up projection, (U, E), with a bias (U,) or None.
+        up: The weights of the up projection, (U, E), with a bias (U,) or None; U is F, or 2F for a gated activation.
         down: The weights of the down projection, (E, F), with a bias (E,) or None.
         activation: A name in ACTIVATIONS.
         chunk: The number of tokens in a chunk.

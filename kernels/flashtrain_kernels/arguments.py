@@ -87,7 +87,8 @@ def broadcasts(size: int, whole: int) -> bool:
 
 
 def check_floating(name: str, x: Any, layout: str) -> None:
-    """Raise TypeError unless x is a floating tensor that its device's attention can compute."""
+    """Raise TypeError unless x is a float16, bfloat16 or float32 tensor, or float64 where no Triton kernel runs (on the
+    CPU). The message calls x `name`, and its shape `layout`, such as "(B, S, H, D)"."""
     check_dtype(name, x, layout, FLOATING)
     if x.dtype == torch.float64 and dispatch.implementation_for(x.device.type) == "portable":
         raise TypeError(

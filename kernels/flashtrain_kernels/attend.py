@@ -218,8 +218,8 @@ def remember(
     of_mask: tuple[Tensor, ...] = (),
     form: Form = BATCH,
 ) -> None:
-    """Store a checked call under its key, unless it has tensors other than these, dropout's seed and its mask's, or
-    autocast changed a dtype, or torch computes it."""
+    """Store a checked call under its key for `known`, unless it has tensors other than `tensors`, dropout's seed and
+    of_mask (the mask's), or autocast changed a dtype, or torch computes it."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
     if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):
@@ -252,8 +252,7 @@ def _key(
 
 
 def _tensors_of(mask: Any, packing: Packing | None) -> tuple[Tensor, ...] | None:
-    """A mask's, or a packed row's boundaries, in the order of `pack`, where a call with it is run as it is; None where
-    more is to be decided."""
+    """A mask's tensors or a packed row's boundaries, in the order of `pack`; None if the call needs more decisions."""
     if mask is None:
         return () if packing is None else packing[:2]
     if type(mask) is not Mask:

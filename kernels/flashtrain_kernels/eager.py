@@ -35,8 +35,7 @@ class Pass:
         return arguments
 
     def __call__(self, tensors: Sequence[Tensor], signed: tuple[Any, ...]) -> Any:
-        """Return the results on tensors of this `signature`; the second call records the launches, later ones repeat
-        them."""
+        """Return the results on tensors of this `signature`; the second call records the launches for later ones."""
         key = self.number, signed
         known = _KNOWN.get(key)
         if type(known) is CachedLaunches and not known.watched():

@@ -101,8 +101,7 @@ def _pieces(
     hidden: Tensor, weight: Tensor, labels: Tensor, vocab_size: int, ignored: int, chunk: int, gradients: bool,
     softcap: float = 0.0, frozen: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The sum of the losses, and its gradients to hidden and weight (empty tensors unless requested; frozen: none to
-    the weight)."""
+    """The sum of the losses, its gradients to hidden and weight (empty unless requested; frozen: weight's is empty)."""
     losses = hidden.new_zeros(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32))
     dhidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients else hidden.new_empty(0)
     of_weight = gradients and not frozen

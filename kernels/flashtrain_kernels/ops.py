@@ -244,8 +244,7 @@ def attention(tensors: tuple[Tensor, ...], options: Options, form: Form = BATCH)
 
 
 # --- masks and their plans on a GPU ----------------------------------------------------------------------------------
-# On a CPU their own files compute them, also where Triton's interpreter runs attention: the numbers are the same, and
-# its slowness would buy nothing.
+# On a CPU their own files compute the same numbers, faster than Triton's interpreter, which may run attention there.
 
 
 @torch.library.impl("flashtrain_kernels::plan", "cuda")

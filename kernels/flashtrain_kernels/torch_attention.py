@@ -46,8 +46,7 @@ def attention_by_torch(
     if autocast_dtype(q.device.type) is not None:  # the inputs are cast; a bias in float32 stays so
         with torch.autocast(q.device.type, enabled=False):
             return attention_by_torch(q, k, v, options, with_lse)
-    # Statements, not expressions: under torch.compile a comparison of sizes may be a symbol, which torch's call
-    # refuses.
+    # Statements: under torch.compile a comparison of sizes may be a symbol, which torch's call refuses.
     grouped = False
     if q.shape[2] != k.shape[2]:
         grouped = True

@@ -28,8 +28,7 @@ def bounds_of_cu_seqlens(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor
 
 def _locate(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
     """For each of `total` packed tokens its sequence's start and end (int32) and number (int64), (T,) each."""
-    # Start and end are both 0 for a token in no sequence. Boundaries are clamped to [0, total], so whatever cu_seqlens
-    # holds, nothing points outside.
+    # Start and end are both 0 for a token in no sequence. Boundaries are clamped to [0, total]: none points outside.
     bounds = cu_seqlens.to(torch.int64).clamp(0, total)
     index = torch.arange(total, device=cu_seqlens.device)
     # The last sequence that begins at or before the token: of several that begin there, all but the last are empty.

@@ -70,8 +70,8 @@ def both_kernel(
 def backward_launches(
     call: Call, gradients: Gradients, rows: Sequence[torch.Tensor], tiles: Tiles
 ) -> tuple[Launch, Launch]:
-    """Return the two launches, in order, that fill dq, dk and dv. rows: two (B, H, Sq) float32 workspaces."""
-    # rows: two (B, H, Sq) float32 workspaces, base-2 LSE and delta: the first launch writes it, the second reads it.
+    """Return the two launches, in order, that fill gradients.dq, dk and dv. rows: two (B, H, Sq) float32 workspaces for
+    the base-2 log-sum-exps and delta (see dq.row_terms), which the first launch writes and the second reads."""
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape

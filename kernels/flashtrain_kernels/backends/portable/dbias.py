@@ -49,9 +49,9 @@ def dbias_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     EACH_QUERY: tl.constexpr, EACH_KEY: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes a tile of the bias's gradient. dbias_strides: batch, head, query, key; batches: B;
-    bias_batches, bias_heads: the bias's sizes; EACH_QUERY, EACH_KEY: the bias is not broadcast there; table_*: a
-    BlockMask's blocks, dense. Other arguments as in dkdv_kernel."""
+    """Kernel: one program computes a tile of the bias's gradient. dbias_strides: by batch row, head, query, key;
+    batches: B; bias_batches, bias_heads: the bias's first two sizes; EACH_QUERY, EACH_KEY: the bias has a number
+    for each query, each key (else one for all); table_*: a BlockMask, a byte a block. Others: see dkdv_kernel."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
@@ -155,7 +155,7 @@ def dbias_kernel(
 def dbias_launch(
     call: Call, dout: torch.Tensor, rows: Sequence[torch.Tensor], dbias: torch.Tensor, tile: Tile
 ) -> Launch:
-    """Return the launch that fills dbias, contiguous, in the bias's shape. rows: base-2 LSE and delta, filled by dQ."""
+    """Return the launch that fills dbias, contiguous. rows: (B, H, Sq) each, as `backward_launches` has filled them."""
     q, k, v, options = call
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
     batch, seqlen_q = q.shape[:2]

@@ -151,7 +151,8 @@ def join_kernel(
     parts, part_lse, out, lse, rows, seqlen_q, heads, splits, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program merges one row's parts: lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse) out_i."""
+    """Kernel: one program merges the `splits` parts of one row (a query of one head; rows: B * Sq * H) to out and lse:
+    lse = log(sum of exp(lse_i)), out = sum of exp(lse_i - lse) out_i. SPLITS: splits padded to a power of two."""
     row = tl.program_id(0).to(tl.int64)
     head = row % heads
     query = row // heads % seqlen_q
@@ -231,9 +232,9 @@ def attend_launches(
 
 
 def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> int:
-    """Return how many parts to divide the keys into, each of at least four of the `tiles` of keys: enough for two
-    programs a multiprocessor, or four with pages, which wait longer for memory. More would start an incomplete second
-    round, which costs most (kernels/dev/OPTIMISATION.md). programs: those of one part."""
+    """Return how many parts to divide the keys into: as many as give each multiprocessor two programs, or four with
+    pages, which wait longer for memory; at least four tiles of keys a part. More parts would start an incomplete second
+    round (kernels/dev/OPTIMISATION.md). programs: how many one part has; tiles: of keys, in all."""
     most = (4 if paged else 2) * multiprocessors(device)
     return max(1, min(most // max(programs, 1), tiles // 4, 128))
 

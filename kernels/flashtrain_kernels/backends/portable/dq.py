@@ -32,7 +32,8 @@ ROWS = 64
 
 @triton.jit
 def row_terms(out, dout, lse, dlse, inside, HAS_DLSE: tl.constexpr):
-    """Return (base-2 log-sum-exp, delta) of a tile of queries, float32. lse, dlse: pointers, one for each query."""
+    """Return (base-2 log-sum-exp, inf for a query that sees no key; delta) of a tile of queries, float32. out, dout:
+    tiles; lse, dlse: a pointer for each query; inside: which queries exist; HAS_DLSE: whether dLSE is given."""
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     if HAS_DLSE:
         delta -= tl.load(dlse, mask=inside, other=0.0)
@@ -117,7 +118,8 @@ def compute_dq(
     q, k, v, dout, out, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dq, scale, call, table, HAS_DLSE: tl.constexpr,
     HAS_ROWS: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute and store one program's tile of dQ. q to dq: Strided; HAS_ROWS: load lse2 and delta, do not read out."""
+    """Compute and store one program's tile of dQ. q, k, v, dout, out, dq: Strided; call: launch.Arguments;
+    HAS_ROWS: load lse2 and delta (see row_terms), else compute and store them from out, lse and dlse."""
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d

@@ -37,13 +37,14 @@ def load_stream(seed_ptr, sequence, head):
 
 @triton.jit
 def group_of(position):
-    """Return the number of the pair {i, i + 8} that a position (int32) belongs to, within aligned groups of 16."""
+    """Return the number (uint32) of the pair of positions {i, i + 8}, bit 3 of i clear, that a position belongs to."""
     return ((position >> 4) * 8 + (position & 7)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def words(stream, query_group, key_group):
-    """Return two random uint32 for each pair of groups: for queries with bit 3 clear, and with it set."""
+    """Return two random uint32 for each pair of a query's and a key's `group_of`: the first for queries whose bit 3 is
+    clear, the second where it is set. In each the low half is for keys whose bit 3 is clear, the high half else."""
     a = query_group + stream.first
     b = key_group + stream.second
     key = stream.key

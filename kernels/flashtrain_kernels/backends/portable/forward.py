@@ -142,8 +142,7 @@ def forward_kernel(
     if HIDES:
         wrong = has_nan(acc)
         if wrong:
-            # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles, keeping masked pairs
-            # out.
+            # Rare: a NaN, or an inf in a masked value (0 * inf). Compute again in small tiles, without masked pairs.
             acc, row_sum, row_max = _attend(
                 tl.zeros([BLOCK_Q, BLOCK_D], tl.float32), tl.zeros([BLOCK_Q], tl.float32),
                 tl.full([BLOCK_Q], _NOTHING, tl.float32), q_tile, rows, keys, bounds, pieces, options, True, True, F,

@@ -65,7 +65,7 @@ class Launch:
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
     def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
-        """Return a callable that launches the compiled kernel with other tensors, or None if that is not possible."""
+        """Return a callable that launches `compiled` on other tensors; None: impossible. place_of: their Places."""
         if not isinstance(self.kernel, JITFunction):
             return Interpreted(self, place_of)
         return repeated(self, compiled, place_of)
@@ -169,8 +169,7 @@ def padded(head_dim: int) -> int:
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """Return tl.dot's input_precision: for float32, three TF32 products (near float32 accuracy), in the interpreter
-    exact; ignored for 16 bits."""
+    """Return tl.dot's input_precision; for float32 three TF32 products, near float32 accuracy (interpreter: exact)."""
     return ("ieee" if INTERPRETED else "tf32x3") if dtype == torch.float32 else "tf32"
 
 

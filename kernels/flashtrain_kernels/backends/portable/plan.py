@@ -227,7 +227,7 @@ def plan_kernel(
 
 
 def plan_launches(queries, keys, seqlen_k, blocks, tables) -> tuple[Launch, Launch]:
-    """Return the two launches, in order, that fill a Plan's tables (forward, dq, dkdv); queries, keys: contiguous."""
+    """Return the two launches that fill a Plan's tables (forward, dq, dkdv). blocks: Plan.blocks; inputs contiguous."""
     fwd_q, fwd_k, dq_q, dq_k, block_q, block_k = blocks
     rows, batch, seqlen_q = queries.shape
     two, has_keys = rows == 7, keys is not None

@@ -15,8 +15,8 @@ NOT_SPECIALISED = [
 
 @triton.jit
 def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr):
-    """Return the hull (first, past) and intersection (first_full, past_full) of the queries' intervals along AXIS.
-    low_row: LOW's row in Mask.queries; number: the batch row."""
+    """Return (first, past, first_full, past_full) along AXIS: the hull and the intersection of the intervals of key
+    positions that queries `row` (indices) see. low_row: 0 (LOW) or 5 (LOW2); batch: Bm; number: the batch row."""
     # An empty interval has no hull, and leaves no intersection.
     valid = row < seqlen_q
     base = queries + (tl.cast(low_row, tl.int64) * batch + number) * seqlen_q

@@ -12,7 +12,8 @@ from .traversal import key_pieces
 
 @triton.jit
 def query_tile(call, F: tl.constexpr, C: tl.constexpr):
-    """Return (head in the whole batch, batch row, head, first query, that in 64 bits, the queries' indices)."""
+    """Return a program's (batch row * H + head, batch row, head, index of its first query, the same index as int64,
+    indices of its C.block_q queries), which follow from its number. call: launch.Arguments."""
     # The tiles of a head run next to each other, heads of one key/value group too: they share K and V in the L2 cache.
     BLOCK_Q: tl.constexpr = C.block_q
     tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
@@ -29,7 +30,8 @@ def query_tile(call, F: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def seen_keys(batch, head, first, query, k, v, call, table, F: tl.constexpr, C: tl.constexpr):
-    """Return (Bounds, Keys, Head, Rows, tiles of keys to visit) of a program. k, v: Strided; call: Arguments."""
+    """Return a program's (Bounds, Keys, Head, Rows, Pieces), from tiles.py and traversal.py; Pieces: the key tiles that
+    its queries see. batch to query: from query_tile; k, v: Strided; call: launch.Arguments; table: launch.Table."""
     bounds = bounds_of(call)
     keys = keys_of(k, v, call, table, batch, head, C.group)
     bias = call.bias + batch * call.bias_batch + head * call.bias_head

@@ -71,9 +71,8 @@ class Kind(NamedTuple):
     rich_blocks: bool = False
 
 
-# (architecture, bits of the dtype, head dimension up to) -> tiles. "small" stands for GPUs with 99 KiB of shared
-# memory a block (sm_86, sm_89, sm_120) and for every architecture not named. `python kernels/dev/tuning.py`
-# prints such rows.
+# (architecture, bits of the dtype, head dimension up to) -> tiles. "small": GPUs with 99 KiB of shared memory a
+# block (sm_86, sm_89, sm_120), and all not named. `python kernels/dev/tuning.py` prints such rows.
 TILES: dict[Key, Tiles] = {
     ("sm_90", 16, 64): Tiles(Tile(128, 64, 4, 4), Tile(32, 64, 4, 3, 168), Tile(64, 64, 4, 3, 168), Tile(64, 32, 8, 1)),
     ("sm_90", 16, 128): Tiles(
@@ -228,7 +227,7 @@ def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
 
 
 def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
-    """Return the tile sizes to plan a mask for: (queries, keys) of the forward, then the dQ, then the dK/dV kernel."""
+    """Return the tile sizes, Plan.blocks, for a mask. rich: whether calls have softcap, ALiBi, a bias or dropout."""
     return _plan_blocks(device, width_of(head_dim), dtype, rich)
 
 

@@ -11,8 +11,7 @@ import triton.language as tl
 
 from .dropout_rng import group_of, kept_pairs, stream_of, words
 
-# Keys (or queries) a step when a tile is computed again because of a NaN: small, so that this costs the fast path no
-# register.
+# Keys (or queries) a step when a tile is computed again because of a NaN: small, to cost the fast path no register.
 RECOMPUTE_BLOCK = tl.constexpr(16)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -27,7 +26,7 @@ class Strided(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The numbers of queries and keys, and the band (left, right)."""
+    """Sq, Sk, and the band (left, right): query i may see the keys i + left to i + right (if Features has these)."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -82,7 +81,8 @@ def load_tile(
     base, stride_row, rows_left, CHECK_ROWS: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Load ROWS x BLOCK_D elements from `base` on; rows from rows_left on and columns past HEAD_DIM are 0."""
+    """Load a (ROWS, BLOCK_D) tile whose first row is at `base`; columns past HEAD_DIM are 0, and with CHECK_ROWS the
+    rows from rows_left on (else all rows must exist)."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK_D)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
@@ -101,7 +101,7 @@ def load_tile(
 
 @triton.jit
 def load_own_tile(base, stride_row, rows_left, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Load ROWS x BLOCK_D elements; rows from rows_left on repeat the last row, columns past HEAD_DIM are 0."""
+    """Load a (ROWS, BLOCK_D) tile as `load_tile` does, but rows from rows_left on repeat row rows_left - 1."""
     # For the side that a program owns, whose rows past the end only reach rows of the result that are not stored. A
     # mask here would be the stores' mask too, and stay in registers until then.
     rows = tl.minimum(tl.arange(0, ROWS), rows_left - 1)
@@ -161,7 +161,7 @@ def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
 
 @triton.jit
 def with_slope(rows, head, F: tl.constexpr):
-    """Return `rows` with their ALiBi slopes."""
+    """Return the Rows `rows` with ALiBi's slope of each query, times log2(e), in `slope`. head: a Head."""
     slope = 0.0
     if F.alibi:
         slope = tl.load(head.slopes + rows.sequence * head.slope_row) if F.slope_rows else tl.load(head.slopes)
@@ -171,7 +171,7 @@ def with_slope(rows, head, F: tl.constexpr):
 
 @triton.jit
 def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
-    """Return the position of each key index; keys past Sk get a position that no query sees."""
+    """Return each key's position: from Mask.keys (keys_ptr; past Sk the least int32), without one the index `key`."""
     if F.key_positions:
         position = tl.load(keys_ptr + key, mask=key < seqlen_k, other=-2147483648)
     else:
@@ -181,8 +181,8 @@ def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
 
 @triton.jit
 def sees(rows, key, position, bounds, CHECK_KEYS: tl.constexpr, F: tl.constexpr):
-    """Return a tile's mask, True where a query sees a key. rows, key and position broadcast to the tile's shape."""
-    # CHECK_KEYS: keys past Sk must be out; not where they are rows of the result, which are not stored.
+    """Return a tile's mask, True where a query sees a key. rows (a Rows), key (indices) and position (the keys')
+    broadcast to the tile's shape. CHECK_KEYS: hide keys past Sk; a caller that never stores their rows can spare it."""
     if CHECK_KEYS or not F.intervals:
         mask = key < bounds.seqlen_k
     if F.intervals:
@@ -238,7 +238,7 @@ def tanh(x):
 
 @triton.jit
 def load_bias(head, rows, key, bounds):
-    """Load the bias of a tile, as float32; 0 past Sq and Sk."""
+    """Load the bias of the queries `rows` (a Rows) and key indices `key`, as float32; 0 past Sq and Sk."""
     pointers = head.bias + rows.query.to(tl.int64) * head.bias_q + key.to(tl.int64) * head.bias_k
     inside = (rows.query < bounds.seqlen_q) & (key < bounds.seqlen_k)
     return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
@@ -246,7 +246,8 @@ def load_bias(head, rows, key, bounds):
 
 @triton.jit
 def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr):
-    """Return (scores in base 2, softcap's tanh or 0) of the products q k^T; the tanh is for softcap's derivative."""
+    """Return (logits, tanh): the products `scores` = q k^T as logits in base 2, after scale or softcap, ALiBi and bias,
+    and the tanh of the softcap, for its derivative (0 without softcap). first_key: index of the tile's first key."""
     capped = 0.0
     if F.softcap:
         capped = tanh(scores * head.cap_in)
@@ -254,8 +255,7 @@ def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr
     else:
         x = scores * head.scale_log2
     if F.alibi:
-        # As float32 before they meet, one conversion a row and a column; counted from the tile's first key they are
-        # exact up to 2^24 from there.
+        # Converted before they meet: one conversion a row and a column, exact up to 2^24 from the tile's first key.
         x -= rows.slope * tl.abs((rows.position - first_key).to(tl.float32) - (position - first_key).to(tl.float32))
     if F.bias:
         bias = load_bias(head, rows, key, bounds)
@@ -271,7 +271,6 @@ def kept(
 ):  # fmt: skip
     """Return which weights of a tile dropout keeps, equal to philox.keep_mask. Positions count from the sequence's
     first key, so the tile's size and place change nothing. TRANSPOSED: the tile is (keys, queries)."""
-    # The tile is (queries, keys), TRANSPOSED (keys, queries), as `rows` and `position` are shaped.
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
     if F.intervals:

@@ -84,7 +84,8 @@ def _in_band(
 def key_pieces(
     query, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Return the Pieces of key tiles that queries [query, query + BLOCK_Q) see. table: of this batch row (and head)."""
+    """Return the Pieces of key tiles that queries [query, query + BLOCK_Q) see. table: pointer to a launch.Table's
+    rows of this batch row and head, table_stride numbers apart (read with a Mask or a BlockMask only)."""
     if F.intervals:
         pieces = _planned(table + (query // BLOCK_Q) * table_stride)
     elif F.block_q:
@@ -99,7 +100,7 @@ def key_pieces(
 def query_pieces(
     key, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Return the Pieces of query tiles that see keys [key, key + BLOCK_K). table: of this batch row (and head)."""
+    """Return the Pieces of query tiles that see keys [key, key + BLOCK_K). table, table_stride: as in key_pieces."""
     if F.intervals:
         pieces = _planned(table + (key // BLOCK_K) * table_stride)
     elif F.block_q:
@@ -112,7 +113,8 @@ def query_pieces(
 
 @triton.jit
 def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constexpr):
-    """Return how many steps a loop over masked or full tiles takes. RECOMPUTE: over all tiles, each in SUB steps."""
+    """Return how many steps a loop over the masked (MASKED) or the full tiles of `pieces` takes, one step a tile; with
+    RECOMPUTE the loop is over both, with SUB steps a tile."""
     if RECOMPUTE:
         count = (pieces.masked + pieces.full) * SUB
     elif MASKED:
@@ -126,8 +128,9 @@ def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constex
 def listed_block(
     i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """Return the block of step i in the list of a block-sparse mask; 0 without such a mask, and past the list's end."""
-    # Loops ask for a step ahead: K and V cannot be fetched before their place is known.
+    """Return the number of the block that step i of a loop over `pieces` visits, from a BlockMask's list at list_ptr
+    (Table.blocks); 0 without a BlockMask, past the last step, and with RECOMPUTE. TILES: tiles in a block."""
+    # Loops look up one step ahead: K and V cannot be fetched before their place is known.
     block = 0
     if F.block_q and not RECOMPUTE:
         if MASKED:
@@ -160,8 +163,9 @@ def position_of_step(
     i, block, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Return the first query or key of step i. BLOCK: the tile's size; STEP: the loop's, smaller with RECOMPUTE; block:
-    from `listed_block` for this step; TILES: tiles in a block of a block-sparse mask."""
+    """Return the index of the first query or key that step i of a loop over `pieces` visits. MASKED: the loop is over
+    masked tiles, else over full ones; RECOMPUTE: over both, STEP rows a step; BLOCK: rows of a tile; block, list_ptr,
+    TILES: the result of `listed_block` for step i, and its arguments."""
     if RECOMPUTE:
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
