@@ -49,13 +49,8 @@ class Layout(NamedTuple):
         return same and ("kv_heads" in self.sizes or config.kv_heads == config.heads)
 
     def parts(self, name: str, rows: int, config: GPT2Config) -> list[Part]:
-        """Return transformers' tensors whose concatenation along the rows is our tensor, as (name, number of rows).
-
-        Args:
-            name: Our tensor's name, as "blocks.0.attention.qkv.weight"; returned names lack `prefix`.
-            rows: The number of rows of our tensor.
-            config: Our model's configuration.
-        """
+        """Return transformers' tensors whose concatenation along the rows is our tensor `name` (of `rows` rows), as
+        (name without self.prefix, number of rows). For example, name is "blocks.0.attention.qkv.weight"."""
         module, kind = name.rsplit(".", 1)
         if not module.startswith("blocks."):
             return [(f"{self.names[module][0]}.{kind}", config.vocab_size if module in WITH_VOCABULARY else rows)]
