@@ -34,8 +34,7 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 LATE_QUERIES = 512
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
-# And where dQ is added up in one order: the more heads, the fewer items of a head wait for each other; the fewer, the
-# more of them share what they read of the second-level cache. Simulated (kernels/dev/OPTIMISATION.md), unmeasured.
+# And where dQ is added up in one order: with more, fewer items wait; with fewer, L2 serves more. Only simulated.
 DETERMINISTIC_HEADS = 32
 
 

@@ -44,8 +44,8 @@ def following_stage(stage, phase, more, STAGES: gl.constexpr):
 
 @gluon.jit
 def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """Compute dK, dV and half of dQ^T for 64 keys (warpgroup WG) at D = 64. A tile's dQ^T is computed during the next
-    tile's scores, when the other warpgroup's dS has been there for long, so that neither waits."""
+    """Run consumer warpgroup WG at D = 64: compute dK and dV of its 64 keys, and half of each tile's dQ^T, during the
+    next tile's scores: neither warpgroup waits for the other's dS. memory, bars, call: made in backward_kernel."""
     # K and V are left operands in registers. The producer fetches the next item's K, V, Q and dO meanwhile.
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
@@ -159,7 +159,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """Compute dK, dV and half of dQ^T (by dimensions) for 64 keys (warpgroup WG) at D = 128."""
+    """Run consumer warpgroup WG at D = 128: compute dK, dV of its 64 keys, half of dQ^T's rows. See narrow_consumer."""
     # dK and dV take 128 registers: the other operands come from shared memory. With C.late dQ^T is computed a tile
     # late, so that neither warpgroup waits for the other's dS. There are then three slots of dS: what is stored in one
     # was last read two tiles ago, and the other's signal of the tile before says that it has read it. Before the first

@@ -35,7 +35,7 @@ def meet():
 
 @gluon.jit
 def signal(number):
-    """Let the other warpgroup pass `await_signal(number)`; it must do so before the next `signal(number)`."""
+    """Let the other warpgroup pass its `await_signal(number)`; that must happen before the next `signal(number)`."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.u32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
     )

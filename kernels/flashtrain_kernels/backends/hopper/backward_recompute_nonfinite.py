@@ -149,7 +149,7 @@ def keys_again(
     first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """Recompute (dK, dV) of 64 keys from first_key on. dK lacks the same factors as the dQ of `queries_again`."""
+    """Recompute (dK, dV) of 64 keys from first_key on. dK lacks scale and dropout factor, as in `queries_again`."""
     key = first_key + tl.arange(0, ROWS)
     k = _load(call.k, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     v = _load(call.v, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)

@@ -205,7 +205,7 @@ def next_step(i, member, tiles, walk, C: gl.constexpr):
 
 @gluon.jit
 def own_number(notes, C: gl.constexpr):
-    """Return the program's number: its id, or with C.deterministic its rank in the order in which programs began."""
+    """Return the program's number: its id, or if C.deterministic its rank by start, which shared memory `notes` has."""
     if C.deterministic:
         number = noted(notes, TICKET).to(gl.int32)
     else:

@@ -56,8 +56,8 @@ def same_ends(sequences: Sequences) -> bool:
 
 
 def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, options: Options) -> tuple[Any, ...]:
-    """Put dropout's seed and threshold, or ALiBi's slopes and their stride, into unused places of a kernel's arguments
-    for the mask (indices tensor_at and number_at): kernels of other calls then have no more arguments."""
+    """Return a kernel's arguments for the mask with dropout's seed and threshold, or ALiBi's slopes and their stride,
+    at indices tensor_at and number_at, which are unused then: kernels need no arguments more for these."""
     given = list(arguments)
     if options.dropout_p > 0:
         given[tensor_at], given[number_at] = options.seed, philox.threshold(options.dropout_p)
@@ -178,7 +178,7 @@ def draws_of(stream, key, first_query):
 
 @gluon.jit
 def mark_dropped(weights, tile, draws, threshold):
-    """Negate dropped weights (keys, queries) of tile number `tile` of queries. draws: `draws_of` from tile 0 on."""
+    """Negate dropped weights (keys, queries) of query tile number `tile`. draws: draws_of for tile 0's first query."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_Q: gl.constexpr = weights.shape[1]
     own, queries, keys = draws
@@ -202,8 +202,8 @@ def kept_weights(marked, DTYPE: gl.constexpr):
 
 @gluon.jit
 def score_gradients(marked, dp, delta, threshold):
-    """Return dS times share, the probability of keeping a weight, for p of `mark_dropped`: p (dp - share delta) for
-    kept weights, -p share delta for dropped ones."""
+    """Return dS times `share`, the probability of keeping a weight: p (dp - share delta) for kept weights p, and
+    -p share delta for dropped ones. marked: the weights as `mark_dropped` returns them."""
     # Computed anew for each tile: it would cost the loop a register.
     share = (65536 - opaque(threshold)).to(gl.float32) * (1.0 / 65536.0)
     return gl.maximum(marked, 0.0) * dp - gl.abs(marked) * (delta * share)

@@ -64,7 +64,7 @@ def forward_kernel(
     stride_rows, plane, heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s,
     seqlen_q, seqlen_k, band_left, band_right, scale, q_ptr, k_ptr, v_ptr, out_ptr, F: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """Compute out and lse, some tiles of queries a program. Arguments: see mask_arguments and forward_schedule.Work."""
+    """Compute out and lse, some query tiles a program. rows_ptr to plane: mask_arguments; heads to heads_s: Work."""
     DTYPE: gl.constexpr = q_desc.dtype
     descriptors = (q_desc, k_desc, v_desc, out_desc)
     q_smem = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout)

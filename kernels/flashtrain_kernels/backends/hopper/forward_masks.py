@@ -29,8 +29,8 @@ class MaskTables(NamedTuple):
 
 @gluon.jit
 def origin(batch, bounds, mask, list_ptr, PACKED: gl.constexpr):
-    """Return (row of q, k and v, first query, first key, Bounds) of a batch row: itself, 0, 0 and `bounds`. PACKED:
-    `batch` is a packed sequence's number, and the answer is 0, where it begins, and its own Bounds."""
+    """Return (batch row in q, k and v, first query, first key, Bounds) of a sequence. For batch row `batch` these are
+    (batch, 0, 0, bounds); if PACKED, `batch` is a packed sequence's number, and its batch row is 0."""
     first_query = 0
     first_key = 0
     if PACKED:
@@ -116,7 +116,8 @@ def hide(
     scores, row, step, shown, item, bounds, mask, list_ptr, rows_ptr, F: gl.constexpr, TILE_Q: gl.constexpr,
     TILES: gl.constexpr,
 ):  # fmt: skip
-    """Set the scores of masked pairs to -inf in the tile of a step. shown: false hides the whole tile."""
+    """Set the scores of masked pairs to -inf in a step's tile. row: queries; item: the (batch, head, first query) of
+    the tile of queries; shown: false hides the whole tile; list_ptr, rows_ptr: see forward.mask_arguments."""
     # Where the tile lies and what its rows see is found again: kept from step to step it would cost registers.
     LAYOUT: gl.constexpr = scores.type.layout
     BLOCK_K: gl.constexpr = scores.shape[1]

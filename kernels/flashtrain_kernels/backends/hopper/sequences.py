@@ -19,7 +19,7 @@ def slots(tokens: int, sequences: int, tile: int) -> int:
 
 @triton.jit
 def begin_of(number, cu_ptr, sequences, tokens):
-    """Return the token at which sequence `number` begins: 0 for the first, the last end for N, else `tokens`."""
+    """Return the token at which sequence `number` begins: 0 for the first, the last end for N, `tokens` beyond N."""
     given = tl.load(cu_ptr + number, mask=(number > 0) & (number <= sequences), other=0)
     return tl.where(number > sequences, tokens, tl.minimum(tl.maximum(given, 0), tokens))
 
@@ -96,8 +96,8 @@ def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
-    """Return (first query, first key, Bounds) of sequence `number`. bounds: of the row, with a bottom-right window.
-    OF_KEYS: the caller has tiles of keys (else of queries), which see nothing past the last sequence."""
+    """Return (first query, first key, Bounds) of sequence `number`. bounds: of all tokens, with the band as for
+    Sq = Sk. OF_KEYS: the caller has tiles of keys (else of queries), which see nothing past the last sequence."""
     first_query = begin_of(number, cu_q_ptr, sequences, bounds.seqlen_q)
     first_key = begin_of(number, cu_k_ptr, sequences, bounds.seqlen_k)
     queries = tl.maximum(begin_of(number + 1, cu_q_ptr, sequences, bounds.seqlen_q) - first_query, 0)

@@ -30,7 +30,7 @@ def forward_tile(tile: ForwardTile) -> ForwardTile:
 
 
 def ranks_tiles() -> bool:
-    """Return whether tiles of packed sequences come by rank (forward_schedule.py): 3.8 and 3.9 would spill."""
+    """Return whether tiles of packed sequences are taken by rank (sequences.find_by_rank); 3.8 and 3.9 would spill."""
     return environment.release() < (3, 8)
 
 
