@@ -34,7 +34,7 @@ def attend_again(
     row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins, DTYPE: gl.constexpr,
     F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Recompute and store, for queries `row` of a work item, lse and out from column FIRST on (as many as LAYOUT has)."""
+    """Recompute and store, for rows `row` of a work item, lse and the columns of out from FIRST on that fit LAYOUT."""
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows
