@@ -47,7 +47,7 @@ def is_quiet() -> bool:
 
 @contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-    """Within the context, let is_quiet() return `quiet`."""
+    """Within a `with` block, let is_quiet() return `quiet`: True switches progress bars and printed tables off."""
     global _quiet
     before, _quiet = _quiet, quiet
     try:

@@ -72,7 +72,7 @@ class MaskedSamples(Dataset[MaskedBatch]):
         return self.pieces.tokens
 
     def row(self, numbers: Sequence[int]) -> Row:
-        """Make the Row of these samples, for a step of this one micro-batch."""
+        """Return the Row of a step whose only micro-batch holds the samples `numbers`."""
         places = np.asarray(numbers, dtype=np.int64) % len(self)
         return Row(tuple(int(number) for number in numbers), max(1.0, float(self.label_counts[places].sum())))
 

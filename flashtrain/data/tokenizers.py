@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
         """Decode ids to a text. Bytes that are not UTF-8 become U+FFFD, and end_of_text becomes "<|endoftext|>"."""
 
     def describe(self) -> str:
-        """Return a short description."""
+        """Return the name and size for messages, such as "bytes (257 tokens)"."""
 
     def fingerprint(self) -> str:
         """Return a text that is the same for tokenizers that give the same ids."""

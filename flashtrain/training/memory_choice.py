@@ -85,7 +85,10 @@ def candidates(
 def memory_options(
     tried: Sequence[MemorySavings], sizes: Sequence[int], room: Room, estimate: Estimate
 ) -> list[MemoryOption]:
-    """Pair each of the savings with the largest micro-batch of `sizes` (ascending) that fits, or with the smallest."""
+    """Pair each memory saving `tried` with the largest micro-batch of `sizes` (ascending) that fits, or the smallest.
+
+    `estimate` returns the memory of (micro-batch, saving), and `room` is what is free.
+    """
     return [_with_largest(savings, sizes, room, estimate) for savings in tried]
 
 

@@ -152,7 +152,7 @@ class Watchdog:
             self._outstay(3 * self.silence / BEATS if failure is not None else self.silence)
 
     def await_verdict(self) -> None:
-        """Wait until the watchdogs know which rank broke off a collective; the process then exits with its name."""
+        """After a broken collective, wait until the watchdog knows which rank is at fault, and ends this process."""
         if self._thread is not None:
             self._thread.join(2 * self.silence + GRACE)
 

@@ -1,4 +1,4 @@
-"""How many tokens of BERT's samples a device computes at once."""
+"""Choose the micro-batch of BERT on masked text: the tokens that a device computes at once."""
 
 from __future__ import annotations
 

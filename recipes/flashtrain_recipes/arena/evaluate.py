@@ -157,8 +157,8 @@ def _model(saved: SavedClassifier, settings: Settings, hardware: Hardware, sourc
     expected = classifier_config(settings.classifier, shape)
     if (config.classes, config.towers) != (expected.classes, expected.towers):
         raise UserError(
-            f"{saved.path} was trained on other data: it distinguishes {config.classes} classes, and "
-            f"sequence.data={settings.sequence.data} has {expected.classes}, or reads one text and not two."
+            f"{saved.path} distinguishes {config.classes} classes, and sequence.data={settings.sequence.data} has "
+            f"{expected.classes}, or only one of them is of pairs of texts. Set the data that it was trained on."
         )
     model = Classifier(config, attention=hardware.attention)
     carry_weights(model, saved.config, saved.state)

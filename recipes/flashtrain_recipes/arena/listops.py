@@ -91,7 +91,7 @@ def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
                 labels.append(values[row])
         idle = idle + 1 if len(pieces) == before else 0
         if idle == 100:
-            raise UserError(f"there are no {count:,} different expressions of {shortest} to {longest} symbols.")
+            raise UserError(f"there are fewer than {count:,} different expressions of {shortest} to {longest} symbols.")
     ends = np.cumsum([len(piece) for piece in pieces])
     return Sequences(
         np.concatenate(pieces), np.concatenate([[0], ends]).astype(np.int64), np.array(labels, dtype=np.uint8)

@@ -59,7 +59,9 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
     saved = read_classifier(checkpoint)
     stage = int(saved.notes.get("stage", 0))
     if saved.notes.get("task") != TASK or stage >= len(stages):
-        raise UserError(f"{checkpoint} is of stage {stage + 1}: expected a classifier's, of {len(stages)} stages.")
+        raise UserError(
+            f"{checkpoint} (stage {stage + 1}): expected one of task=classification and stages 1 to {len(stages)}."
+        )
     whole = read_checkpoint(checkpoint, mmap=True)
     check_resumable(whole, checkpoint)
     curve = whole.get("callbacks", {}).get(LearningCurve.__qualname__)

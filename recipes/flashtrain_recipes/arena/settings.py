@@ -95,7 +95,7 @@ class SequenceSettings:
             one_of("sequence.augment", self.augment, AUGMENTATIONS)
             if self.augment != "none" and self.data not in IMAGES:
                 raise UserError(
-                    f"sequence.augment={self.augment} turns images, and sequence.data={self.data} has none."
+                    f"sequence.augment={self.augment} turns images, and sequence.data={self.data} has none. Remove it."
                 )
         if self.length is not None and self.data in IMAGES:
             size = "of pathfinder.side=... pixels a side" if self.data == "pathfinder" else "of 1,024 pixels"
@@ -174,7 +174,7 @@ class StageSettings:
         above(f"{where}.learning_rate", self.learning_rate, 0)
 
     def each_stage(self) -> list[StageSettings]:
-        """Return a stage for each number of dashes where `contour` is as 3..14, else the stage itself."""
+        """Return the stage itself or, if `contour` is a range as "3..14", one such stage for each number of dashes."""
         first, grows, last = (self.contour or "").partition("..")
         return [replace(self, contour=str(dashes)) for dashes in dashes_in(f"{first}-{last}")] if grows else [self]
 

@@ -71,10 +71,12 @@ def _lines(rows: Rows, measure: str, title: str, path: str | Path) -> Path:
 
 
 def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
-    """Return the name and rows of the shape measured at the most sequence lengths; running out of memory counts.
+    """Return the name and rows of the shape (heads, mask, features, dtype) with the most sequence lengths.
+
+    A length at which memory ran out counts as measured.
 
     Raises:
-        UserError: no shape has two lengths.
+        UserError: no shape was measured at two lengths.
     """
     found: dict[str, list[Row]] = {}
     for row in rows:

@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 @dataclass
 class AttentionEntry(Entry[AttentionBaseline]):
-    """One baseline at the case, with its started parts by name."""
+    """One baseline at the case; `parts` holds what is timed of it, such as {"forward": Part(...)}."""
 
     parts: dict[str, Part] = field(default_factory=dict)
 
@@ -143,10 +143,11 @@ class AttentionTurns(Turns[Case, AttentionEntry]):
 
 
 def passes(attend: Attend, sets: list[Inputs]) -> dict[str, Launches]:
-    """Return what is timed as {direction: Launches}: forward, saving what backward needs, and backward alone.
+    """Return {direction: Launches} to time: forward, which saves what backward needs, and backward alone.
 
     Args:
         attend: computes the output from one set of inputs.
+        sets: the sets of inputs, one for each launch of a timing, so that no launch finds its inputs in the cache.
     """
     first = sets[0]
 

@@ -24,7 +24,10 @@ VOCAB_SIZE = 30528  # BERT's 30,522 rounded up to a multiple of 64, for every ba
 
 @dataclass(frozen=True)
 class BertCase(StepCase):
-    """A BERT to train on full rows, or on sequences with a text's lengths. A launch trains on every sequence once."""
+    """A BERT whose training steps are timed, on full rows or on sequences with a text's lengths.
+
+    One launch makes the steps that train on every sequence once.
+    """
 
     size: str
     context: int

@@ -55,7 +55,8 @@ class Attention(NamedTuple):
 class ContextBaseline(Baseline):
     """An implementation of attention over several devices, with one layout of the sequence.
 
-    It computes by flashtrain.distributed.context.local_attention, so that communication can be timed alone.
+    It must compute by the functions of flashtrain.distributed.context.local_attention: these are replaced by functions
+    that return zeros when communication is timed alone.
 
     Attributes:
         way: the name of the context-parallel method, for the column `way`.
@@ -75,4 +76,4 @@ class ContextBaseline(Baseline):
 
     @abstractmethod
     def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor) -> Attention:
-        """Return the attention for this rank's tensors, of which q, k and v are examples in shape and dtype."""
+        """Prepare the attention at `place` for this rank's tensors; of q, k and v only shape and dtype are read."""

@@ -1,4 +1,4 @@
-"""Forward and backward of one attention, as a rank computes them together with the others: first calls, then samples.
+"""Measure forward and backward of one attention on a rank, while the other ranks do the same.
 
 B batch (1), S sequence, n tokens a rank holds, H query heads, D head dimension; g query heads of the last key/value
 head.
@@ -21,7 +21,7 @@ from flashtrain_recipes.harness.turns import Sample
 
 
 class Passes:
-    """Forward and backward of one attention on this rank.
+    """Measures forward and backward of one attention on this rank: `first` its errors and memory, `sample` its times.
 
     Args:
         call: computes the output from the leaves.

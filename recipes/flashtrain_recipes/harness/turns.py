@@ -105,10 +105,11 @@ class Turns(ABC, Generic[C, E]):
         """Make what all baselines of the case share, such as inputs and a reference, before any is started."""
 
     def without(self, baseline: Any, part: str, status: str, reason: str | None) -> list[Row]:
-        """Return the rows of a baseline, or a part of one, that was not measured.
+        """Return the result rows that say why a baseline, or a part of one, was not measured.
 
         Args:
             part: the part, as "backward"; "" means the whole baseline.
+            status, reason: the rows' columns "status" and "error", see rows.empty_row.
         """
         return [empty_row(baseline.columns(self.case), status, reason)]
 

@@ -95,7 +95,10 @@ def length_rows(
 
 
 def position_rows(scores: Mapping[int, Scores], bins: int) -> list[Row]:
-    """Return each context's mean loss by position among the scored tokens: `bins` rows, each from `position` on."""
+    """Return each context's mean loss by position among the scored tokens.
+
+    A row is one of `bins` ranges of positions, of which the column "position" has the first.
+    """
     rows = []
     for context, found in sorted(scores.items()):
         edges = np.linspace(0, found[WHOLE].shape[1], bins + 1).round().astype(int)

@@ -142,7 +142,7 @@ def list_images(folder: Path) -> list[tuple[Path, int]]:
     for table in sorted((folder / METADATA).glob("*.npy"), key=lambda path: (len(path.name), path.name)):
         for number, words in enumerate(_metadata(table), start=1):
             if len(words) < 4 or words[3] not in ("0", "1"):
-                raise UserError(f"{table}, line {number}, must name a folder, a file, a number and a label, 0 or 1.")
+                raise UserError(f"{table}, line {number}, must be: folder, file, image number, label (0 or 1).")
             file = folder / words[0] / words[1]
             if file.stat().st_size:
                 found.append((file, int(words[3])))

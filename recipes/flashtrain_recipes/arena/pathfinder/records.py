@@ -1,4 +1,4 @@
-"""Pathfinder images as they are stored, records of fixed size, and as they are drawn, a batch of strokes.
+"""The two forms of Pathfinder images: records of fixed size on disk, and strokes, a batch in tensors, for drawing.
 
 A record ends with a checksum, so that a record that a crash left half written is recognised.
 """

@@ -94,10 +94,12 @@ def set_path(
     contour: str = "hard",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Return the path of a set's file, whether or not it exists yet. Raises UserError for a range of contours."""
+    """Return the path of a set's file, whether or not it exists; UserError for a range of lengths such as "3-6"."""
     one, *more = contours_in(contour)
     if more:
-        raise UserError(f"pathfinder.contour={contour} names several sets of images: expected one number of dashes.")
+        raise UserError(
+            f"pathfinder.contour={contour} names a set of images for each length: expected one number of dashes."
+        )
     base = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     return base / f"pathfinder{side}-{one}-seed{seed}-{split}-v{VERSION}.bin"
 

@@ -91,12 +91,12 @@ def reduced(drawn: np.ndarray, size: int) -> np.ndarray:
 
 
 def dash_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """Return the windows of the dashes of all directions, at full brightness, (D, 2 h + 1, 2 h + 1) uint8."""
+    """Draw a dash in each of the D directions, at full brightness, in windows (D, 2 h + 1, 2 h + 1) uint8."""
     return reduced(fine_dashes(parameters, margin), 2 * half_window(parameters, margin) + 1)
 
 
 def mask_windows(parameters: PathfinderParameters, margin: int) -> np.ndarray:
-    """Return what each direction's dash and its margin occupy, (D, 2 h + 1, 2 h + 1) uint8, 0 (free) to 255."""
+    """Draw the area that a dash with its margin occupies, 0 (free) to 255, (D, 2 h + 1, 2 h + 1) uint8."""
     fine = fine_dashes(parameters, margin)
     reach = FINER * margin
     wide = np.zeros_like(fine)
@@ -116,12 +116,12 @@ def disc_pixels(radius: float) -> np.ndarray:
 
 
 def disc_windows(radius: float) -> np.ndarray:
-    """Return a small image of a disc for each place near the image's edges, (C, C, 2 g + 1, 2 g + 1) uint8.
+    """Return a small image of a disc for each place that it may have, (C, C, 2 g + 1, 2 g + 1) uint8.
 
-    The indices are [place y, place x, y, x]; g is the radius rounded up, plus 3. Unlike dashes, discs are reduced on
-    the whole image, whose edge cuts the filter. C = 2 (g + 3) + 1 places: as many pixels from the first edge, the
-    middle one for all that are far from both, then as many from the last (disc_place). The disc lies around a corner of
-    the finer grid's pixels, a quarter of a pixel up and left of its tip.
+    The indices are [place y, place x, y, x]; g is the radius rounded up, plus 3. A disc looks different near an edge of
+    the image, which cuts the filter. So each axis has C = 2 (g + 3) + 1 places: the g + 3 pixels at its first edge, one
+    for all pixels that are far from both, and the g + 3 at its last (disc_place). The disc lies around a corner of the
+    finer grid's pixels, a quarter of a pixel up and left of its tip.
     """
     reach = math.ceil(radius) + 3
     places = 2 * (reach + 3) + 1

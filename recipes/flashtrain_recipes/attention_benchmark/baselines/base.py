@@ -29,10 +29,10 @@ class AttentionBaseline(Baseline):
 
     @abstractmethod
     def attend(self, case: Case, context: Context) -> Attend:
-        """Return a function that computes out (B, Sq, H, D) from one set of inputs. Masks are made here, untimed."""
+        """Return the function to time: it computes out (B, Sq, H, D) from Inputs. Masks are made here, untimed."""
 
     def plan(self, case: Case, context: Context) -> Callable[[], object] | None:
-        """Return a function that makes the case's mask, as is done once per batch, to be timed; None: it makes none."""
+        """Return a function to time that makes the case's mask, as once per batch; None: the baseline makes none."""
         return None
 
 

@@ -38,7 +38,7 @@ class FlashAttnFunctions(AttentionBaseline):
         return found
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
-        """Return keyword arguments of a call that describe the case's mask, beyond those of `options`."""
+        """Return the keyword arguments that describe masks which `options` cannot; {} unless a subclass has such."""
         return {}
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class FlashAttnFunctions(AttentionBaseline):
         return attention
 
     def cached(self, module: Any, case: Case, context: Context) -> Attend:
-        """Return what `attend` returns, for a case that decodes with a key/value cache."""
+        """Return the function of `attend` for decoding: it attends to the keys and values of a (paged) cache."""
 
         def attention(one: Inputs) -> Tensor:
             k, v, table = one.pages if case.page else (one.k, one.v, None)

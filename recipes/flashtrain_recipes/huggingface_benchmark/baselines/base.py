@@ -64,9 +64,10 @@ class HuggingFaceBaseline(StepBaseline):
         loss_of: Callable[[LanguageModel], Callable[..., Tensor]],
         device: torch.device,
     ) -> TrainingStep:
-        """Give the model its weights, and return the training step.
+        """Draw the model's random weights on the device, and return the training step.
 
         Args:
+            case: the shape, context, batch and precision to train.
             model: flashtrain's model, from `decoder`.
             part: the module to train: the model, or transformers' module inside it.
             loss_of: returns the loss function, given flashtrain's task.
