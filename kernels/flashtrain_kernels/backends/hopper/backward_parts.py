@@ -50,7 +50,7 @@ def await_signal(number):
 
 @gluon.jit
 def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
-    """Use hardware barrier `number` of THREADS threads, if `real`. OP "sync": arrive and wait; "arrive": only that."""
+    """If `real`, use hardware barrier `number` of THREADS threads. OP "sync": arrive, wait; "arrive": arrive only."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar." + OP + " $1, " + THREADS + "; mov.u32 $0, 0; }",
         "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
@@ -59,14 +59,14 @@ def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
 
 @gluon.jit
 def release(number, real):
-    """Tell the producer warp, by barrier `number`, that this warpgroup has read a stage of a ring, if `real`."""
+    """If `real`, tell the producer warp by hardware barrier `number` that this warpgroup has read a ring's buffer."""
     # 288: two warpgroups and a warp. An mbarrier would do, but Triton puts two barriers around an arrival.
     barrier_if("arrive", "288", number, real)
 
 
 @gluon.jit
 def await_release(number, real):
-    """Wait until both consumer warpgroups have called `release` with this number, if `real`."""
+    """If `real`, wait until both consumer warpgroups have called `release(number, True)`."""
     barrier_if("sync", "288", number, real)
 
 
@@ -165,7 +165,7 @@ def in_register_order(dq, PART: gl.constexpr):
 
 @gluon.jit
 def add_directly(pointer, dq, real, PART: gl.constexpr):
-    """Add half a tile of dQ^T to the workspace at `pointer` by atomic additions from registers, if `real`."""
+    """If `real`, add dq, half a tile of dQ^T (64, PART), to the workspace at `pointer` by atomics from registers."""
     flat = in_register_order(dq, PART)
     place = gl.arange(0, HALF * PART, layout=flat.type.layout)
     gl.atomic_add(pointer + place, flat, mask=(place >= 0) & real, sem="relaxed")

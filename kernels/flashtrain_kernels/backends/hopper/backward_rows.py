@@ -25,8 +25,8 @@ def prepare_kernel(
 ):  # fmt: skip
     """Compute the fused kernel's statistics of each query, 64 queries of a head a program, and clear its workspaces.
     rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
-    deltas, rowsum(dO * O) - dLSE. Set to 0: dq_ptr, dQ's workspace, or if WHOLE and RECOMPUTE (see finish_kernel) the
-    tile's flag; if DETERMINISTIC also flags_before + 1 counters (backward_deterministic.py) behind as many flags.
+    deltas, rowsum(dO * O) - dLSE. Zeros go to dQ's workspace dq_ptr or, if WHOLE and RECOMPUTE (finish_kernel), to the
+    tile's flag; if DETERMINISTIC also to flags_before + 1 counters (backward_deterministic.py), after as many flags.
     PACKED: tiles are slots (sequences.py) of sequences whose queries end where cu_ptr says."""
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles

@@ -181,8 +181,8 @@ def first_step(walk, C: gl.constexpr):
 
 @gluon.jit
 def next_step(i, member, tiles, walk, C: gl.constexpr):
-    """Return (i, member, tiles) of the step after step i of query head `member`, which visits so many tiles. With
-    C.deterministic all query heads visit a tile before the next tile, else a head visits all its tiles first."""
+    """Return (i, member, tiles) of an item's next step after step i of query head `member`, which visits `tiles` tiles.
+    With C.deterministic all query heads visit a tile before the next tile, else a head visits all its tiles first."""
     if C.deterministic and C.group > 1:
         member += 1
         i = gl.where(member == C.group, i + 1, i)
