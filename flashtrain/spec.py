@@ -151,7 +151,7 @@ class Task(ABC):
     def trainings(
         self, settings: Settings, hardware: Hardware, folder: Path, overrides: list[str]
     ) -> Iterator[TrainingSetup]:
-        """Yield the setups of a run's trainings, each after the previous one's end: one, or one a curriculum's stage.
+        """Yield the setup of a run's one training, or of every stage of a curriculum after the stage before has ended.
 
         Args:
             folder: the run's folder.

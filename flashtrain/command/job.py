@@ -70,9 +70,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
     elif hardware.kind == "cpu" and settings.mode == "train" and settings.demo and settings.hardware.demo == "auto":
         requested = " and ".join(f"{name}=" for name in sorted(_OF_A_MODEL & given))
         if requested and not settings.is_demo:
-            say(
-                f"{requested} names a model, so the full recipe runs on this CPU. hardware.demo=always trains the demo."
-            )
+            say(f"{requested} names a model, so the full recipe runs on this CPU. For the demo: hardware.demo=always")
     if settings.mode in ("train", "plan"):
         if settings.weights is not None and not Path(settings.weights).expanduser().exists():
             raise UserError(f"weights={settings.weights}: no such folder or file.")

@@ -63,7 +63,9 @@ class ChatRendering:
         text = self.text(changed, tools) if words else ""
         for word, number in words.items():
             if word not in text:
-                raise UserError(f"message {number}: the chat template omits its tool calls. Set data.chat_template.")
+                raise UserError(
+                    f"message {number}: its tool calls are not in the text. Set another data.chat_template."
+                )
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
         """The messages with the given lists of texts, if the template writes a list of one text like the text."""

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HeldOutTokens(OpenTokens):
-    """Open tokens that lie in memory; all of their documents are held out."""
+    """OpenTokens whose tokens lie in memory instead of a file; all of their documents are held out."""
 
     tokens: Any = None
 

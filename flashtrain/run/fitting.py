@@ -129,7 +129,7 @@ def fit(
 
 @contextlib.contextmanager
 def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
-    """Context manager: if a collective fails since a rank was killed, raise RunFailed, which names that rank."""
+    """Context manager: if a collective fails because a rank was killed, raise RunFailed, which names that rank."""
     try:
         yield
     except RuntimeError as error:  # raised by a failed collective

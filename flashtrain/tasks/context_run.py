@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 def check_heads(settings: Settings) -> None:
-    """Raise UserError if trainer.context_parallel_method cannot shard the heads of the chosen model of flashtrain's.
+    """Raise UserError if trainer.context_parallel_method cannot shard the heads of the flashtrain model that is set.
 
     Models that start from weights, and registered ones, are checked once they are built (check_model).
     """

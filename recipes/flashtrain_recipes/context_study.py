@@ -133,7 +133,7 @@ class ContextStudy(ABC):
                 status = self._train(context, folder, start)
                 if status in _STOPPED:
                     again = f"with resume=auto or resume={folder}, goes on at context {context:,}."
-                    say(f"stopped: the same command, {again}")
+                    say(f"stopped: the same command, repeated {again}")
                     error = f"stopped by {signal.Signals(status - 128).name}"
                     write_summary(folder, {**planned, "status": STOPPED, "error": error})
                     return status

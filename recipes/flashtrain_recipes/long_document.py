@@ -69,7 +69,7 @@ def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Pat
     """
     measure = next((key for key in ("micro_f1", "accuracy") if values_of(rows, key)), None)
     if measure is None or not values_of(rows, "context"):
-        raise UserError("these rows have no score by context: they are not of recipe=long-document.")
+        raise UserError("no row has a score by context: draw this figure from the result.json of recipe=long-document.")
     drawn: list[Row] = [{**row, "series": f"flashtrain, {row.get('model', 'BERT')}"} for row in rows]
     drawn += [
         {"context": row["context"], "series": BOUND, measure: row["best_micro_f1"]}

@@ -31,7 +31,7 @@ def wilson(correct: int, count: int, z: float = Z95) -> tuple[float, float]:
 
 
 def accuracy_rows(rows: Rows) -> list[Row]:
-    """Return rows of mode=evaluate grouped by task; each task is followed by the papers' rows and a row of chance."""
+    """Return rows of mode=evaluate grouped by task; each task is followed by the papers' rows and one for guessing."""
     own = [{**row, "task": task_of(row)} for row in rows if row.get("accuracy") is not None and "task" in row]
     found: list[Row] = []
     for task in dict.fromkeys(row["task"] for row in own):

@@ -14,7 +14,7 @@ from flashtrain.tasks.classification import Augment
 
 
 def turned_and_mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return each image (B, S) in a random one of its eight rotations and reflections, for labels of shapes."""
+    """Turn each image (B, S) into a random one of its eight rotations and reflections, as suits drawn shapes."""
     images = _square(pixels)
     across, down, over = torch.randint(2, (3, len(images), 1, 1), generator=generator, device=pixels.device).bool()
     images = torch.where(across, images.flip(2), images)
@@ -23,7 +23,7 @@ def turned_and_mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def mirrored(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return each image (B, S) as it is, or at random with left and right exchanged: for photographs."""
+    """Exchange left and right of each image (B, S) with probability 1/2, as suits photographs; return all."""
     images = _square(pixels)
     across = torch.randint(2, (len(images), 1, 1), generator=generator, device=pixels.device).bool()
     return torch.where(across, images.flip(2), images).flatten(1)

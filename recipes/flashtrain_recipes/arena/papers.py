@@ -53,6 +53,8 @@ class PaperPairs(FileSource):
                 for number, line in enumerate(lines, start=1):
                     label, *rest = line.rstrip(b"\r\n").split(b"\t")
                     if label not in _LABELS or len(rest) != 4:
-                        raise UserError(f"{file}:{number}: expected a label (0 or 1), id1, id2, text1, text2, by tabs.")
+                        raise UserError(
+                            f"{file}:{number}: expected label (0 or 1), id1, id2, text1, text2 with tabs between."
+                        )
                     pairs.add(_LABELS[label], *rest[2:])
         return {part: pairs.finish()}

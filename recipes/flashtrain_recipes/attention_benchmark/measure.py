@@ -67,7 +67,7 @@ class AttentionBenchmark(Benchmark):
         return AttentionTurns(case, check=self.options.reference, **common)
 
     def without(self, case: Case | None, baseline: AttentionBaseline, status: str, reason: str) -> list[Row]:
-        """Return the rows that report a baseline as not measured; case=None gives one with rows=as-called only."""
+        """Return the rows that report a baseline as not measured; case=None: one with rows=as-called, else none."""
         if case is not None:
             return empty_rows(case, baseline.title, status, reason)
         row = {"part": "missing", "implementation": baseline.title, "status": status, "error": reason}

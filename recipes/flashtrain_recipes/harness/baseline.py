@@ -16,7 +16,7 @@ B = TypeVar("B", bound="Baseline")
 
 
 class Case(Protocol):
-    """What every baseline is measured on. Instances are hashable, and str(case) names the case in printed lines."""
+    """The interface of a case, the input that all baselines are measured on. It is hashable; str(case) is printed."""
 
     def columns(self) -> Row:
         """Return the case's own columns of a result row, such as its shape."""

@@ -56,7 +56,7 @@ class Entry(Generic[B]):
     """One baseline that was started at the case, with its samples.
 
     Attributes:
-        samples: {part, as "forward": [{column: measurement} for each turn]}.
+        samples: {part, as "forward": [{column: measurement} of each round]}.
         failed: the parts that failed and are not sampled again.
     """
 

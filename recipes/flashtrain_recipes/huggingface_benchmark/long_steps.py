@@ -57,7 +57,7 @@ class LongSteps(Benchmark):
         super().__init__(settings, hardware)
         self.devices = settings.trainer.devices
         if hardware.kind == "cuda" and self.devices > hardware.count:
-            raise UserError(f"trainer.devices={self.devices}, but this machine has {hardware.count}.")
+            raise UserError(f"trainer.devices={self.devices}, but this machine has {hardware.count} GPUs.")
         precision = settings.hardware.precision or hardware.precision
         attention = "flash" if settings.shares_sequences else hardware.attention
         self.settled = replace(hardware, precision=precision, attention=attention)

@@ -28,13 +28,13 @@ _PASSED_ON = ("data", "logger", "model", "optimizer", "schedule", "attention", "
 
 
 def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Row:
-    """Run the command at a case, and return its row: `command_cost` is by how many percent its steps take longer.
+    """Run the command at a case, and return its row; `command_cost` is how many percent longer its steps take.
 
     The time of a step is the mean of the logged times, as logging costs time at some steps only, without the first,
     which includes compilation. A command that fails becomes a row that says so.
 
     Args:
-        bare: flashtrain's row at the case.
+        bare: flashtrain's row at the case, whose steps the command's are compared with.
     """
     summary = _run(_words(case, benchmark, run), run)
     metrics, row = run.folder / _FOLDER / METRICS, {"implementation": COMMAND, **case.columns()}

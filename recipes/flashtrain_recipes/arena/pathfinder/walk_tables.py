@@ -27,7 +27,7 @@ _FRACTIONS = (np.arange(FULL + 1) / FULL).astype(np.float32).astype(np.float64) 
 
 
 class WalkTables(NamedTuple):
-    """Tables for one margin. Positions are flat indices into a mask; steps are (y, x), rounded up where they end.
+    """Tables of the walk for one margin. Positions are flat indices into a mask; steps (y, x) end at whole pixels.
 
     The dash of direction d occupies dash_pixels[dash_start[d]:dash_start[d + 1]], relative to the tip that it starts
     from. A first dash's fully occupied pixels are the rows (y, x, length) of runs[run_start[d]:run_start[d + 1]].
