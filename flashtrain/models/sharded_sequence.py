@@ -32,7 +32,7 @@ class ShardedSequence(Protocol):
         """The number of a sequence's tokens on this device, n."""
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """The positions of this device's tokens in the sequence, (B or 1, n) int64."""
+        """Return the positions in the sequence of this device's tokens, (B or 1, n) int64; `tokens` must be n."""
 
     def attention(
         self,

@@ -101,7 +101,7 @@ def make_sources(settings: Settings) -> tuple[Any, Any]:
 
 
 def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
-    """Return the specification of the tokenizer that `data` names; data.tokenizer=huggingface is loaded."""
+    """Return the spec of data.tokenizer, which is not loaded yet; for data.tokenizer=huggingface the tokenizer."""
     data = settings.data
     if data.tokenizer == "huggingface":
         from flashtrain.integrations.huggingface_folder import tokenizer_of

@@ -217,7 +217,7 @@ def versions() -> dict[str, str]:
 
 
 def expected_rate(hardware: Hardware) -> tuple[float, str]:
-    """Return the FLOP/s that a training step should reach on one device, and in words where the number is from."""
+    """Return (FLOP/s that a training step should reach on one device, how that is known, as "at 40% of ...")."""
     if hardware.peak_flops is not None:
         return GPU_EFFICIENCY * hardware.peak_flops, f"at {GPU_EFFICIENCY:.0%} of the device's peak"
     device, dtype = hardware.kind, torch.float32 if hardware.kind == "cpu" else torch.float16

@@ -57,7 +57,7 @@ def next_generation(path: Path, step: int) -> str:
 def split(
     checkpoint: Mapping[str, Any], tied: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Take the tensors that are sharded out of a checkpoint.
+    """Separate the tensors of weights and optimiser states, which are sharded, from a checkpoint's other values.
 
     Args:
         checkpoint: as Lightning makes it.

@@ -160,7 +160,7 @@ class ContextStudy(ABC):
             given = Path(settings.resume).expanduser()
             if find_same([given], settings) is None:
                 raise UserError(
-                    f"resume={given} is no comparison of these settings: expected its folder, or resume=auto."
+                    f"resume={given} is no comparison of these settings: expected the folder of one, or auto."
                 )
             return given
         found = find_same(newest_first(parent), settings, take=True)

@@ -69,7 +69,7 @@ class AllGather:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv), the gradients of this rank's tokens, in the shapes and dtypes of q, k and v."""
+        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse: what `forward` returned."""
         scores.add_sink_gradients(dout, out, lse)
         dqs: list[Tensor] = []
         sums: list[Transfer] = []

@@ -80,7 +80,7 @@ class Ulysses:
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (dq, dk, dv), the gradients of this rank's tokens, in the shapes and dtypes of q, k and v."""
+        """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse: what `forward` returned."""
         if self.degree == 1:
             return self.ring.backward(dout, q, k, v, out, lse, scores)
         kv_heads = k.shape[2]

@@ -100,7 +100,7 @@ class SequenceSettings:
         if self.length is not None and self.data in IMAGES:
             size = "of pathfinder.side=... pixels a side" if self.data == "pathfinder" else "of 1,024 pixels"
             raise UserError(
-                f"sequence.length={self.length} is not for images: sequence.data={self.data} has some {size}."
+                f"sequence.length={self.length} is not for images: those of sequence.data={self.data} are {size}."
             )
         from_files = self.data == "pathfinder" and self.path is not None
         counted = ("validation", "test") if from_files else _COUNTED.get(self.data, ())

@@ -93,7 +93,7 @@ class Benchmark(ABC):
         return nullcontext()
 
     def without(self, case: Any, baseline: Any, status: str, reason: str) -> list[Row]:
-        """Return the rows that report a baseline as not measured at a case; case=None: it cannot run here at all."""
+        """Return the rows that say why a baseline was not measured; case=None: it cannot run on this machine."""
         return [empty_row(baseline.columns(case), status, reason)]
 
     def completed(self, rows: list[Row]) -> list[Row]:
