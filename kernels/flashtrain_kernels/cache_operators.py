@@ -28,7 +28,7 @@ _SCHEMAS = {
 
 
 def append(*call: Any) -> None:
-    """Write new keys, rotated, and values to cache rows `lengths` and on. call: append_to_cache's in _SCHEMAS."""
+    """Write new keys (rotated) and values to the cache, from rows `lengths` on. call: append_to_cache's in _SCHEMAS."""
     _run(torch.ops.flashtrain_kernels.append_to_cache.default, _compute_append, call)
 
 

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class Pass:
-    """A forward or backward operator call without its tensors; call it with those that are not None, in order."""
+    """An operator's forward or backward call without its tensors. Calling it with those not None, in order, runs it."""
 
     def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
         self.operator, self.function, self.arguments = operator, function, arguments

@@ -37,7 +37,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
-    """Return (page, row in the page) of a sequence's rows, within the cache. table: its pages; size: rows a page."""
+    """Return (page, row in the page) of the rows `row` of a sequence's cache. table: its pages; size: rows a page."""
     if PAGED:
         page = tl.load(table + row // size, mask=inside, other=0)
         place = row % size
@@ -123,7 +123,7 @@ def append_launch(
 
 
 def rotary_of(cos: torch.Tensor | None, sin: torch.Tensor | None, unused: torch.Tensor) -> tuple:
-    """Return (cos, sin), or any tensor twice to stand for them."""
+    """Return (cos, sin); without rotation (unused, unused), as a kernel needs tensors. unused: any tensor."""
     return (unused, unused) if cos is None or sin is None else (cos, sin)
 
 

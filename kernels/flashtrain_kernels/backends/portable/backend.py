@@ -21,7 +21,7 @@ def serves(call: Call, direction: Direction) -> str | None:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...]:
-    """Return the table's six tile sizes for calls with a mask (see masks.Plan.blocks)."""
+    """Return the six tile sizes, masks.Plan.blocks, for calls with a mask. rich: with ALiBi, a bias or dropout."""
     return tile_table.plan_blocks(mask.queries.device, head_dim, dtype, rich or softcap)
 
 

@@ -1,4 +1,4 @@
-"""The kernel of the bias's gradient: it adds up, in a fixed order, all scores to which an element was broadcast.
+"""The kernel of the bias's gradient: it adds up, in a fixed order, those of the scores that a number was added to.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -155,7 +155,7 @@ def dbias_kernel(
 def dbias_launch(
     call: Call, dout: torch.Tensor, rows: Sequence[torch.Tensor], dbias: torch.Tensor, tile: Tile
 ) -> Launch:
-    """Return the launch that fills dbias, contiguous. rows: (B, H, Sq) each, as `backward_launches` has filled them."""
+    """Return the launch that fills dbias, contiguous. rows: base-2 log-sum-exps, delta (from `backward_launches`)."""
     q, k, v, options = call
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
     batch, seqlen_q = q.shape[:2]

@@ -151,7 +151,7 @@ def _add_heads(
 def compute_dkdv(
     q, k, v, dout, lse2_ptr, delta_ptr, dk, dv, scale, call, table, F: tl.constexpr, C: tl.constexpr
 ):  # fmt: skip
-    """Compute and store one program's tiles of dK and dV; call: Arguments; q, k, v, dout, dk, dv: Strided."""
+    """Compute and store one program's tiles of dK and dV. q, k, v, dout, dk, dv: Strided; others: see dkdv_kernel."""
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d

@@ -166,7 +166,7 @@ def dq_kernel(
     scale_log2, cap_in, cap_log2, threshold, keep_scale,
     HAS_DLSE: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes dQ, lse2 and delta of C.block_q queries of one head. Arguments as in dkdv_kernel."""
+    """Kernel: one program computes dQ, lse2 and delta of C.block_q queries. Arguments: see dkdv_kernel, row_terms."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,

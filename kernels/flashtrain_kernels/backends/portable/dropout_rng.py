@@ -59,7 +59,7 @@ def words(stream, query_group, key_group):
 
 @triton.jit
 def kept_pairs(stream, query, key, threshold):
-    """Return whether dropout keeps each pair of `query` and `key` (int32 positions, broadcast): draws >= threshold."""
+    """Return whether dropout keeps each pair of `query` and `key` (int32 positions): its 16-bit draw >= threshold."""
     first, second = words(stream, group_of(query), group_of(key))
     word = tl.where((query & 8) == 0, first, second)
     draw = tl.where((key & 8) == 0, word & 0xFFFF, word >> 16)

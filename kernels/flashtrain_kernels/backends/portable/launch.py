@@ -65,7 +65,7 @@ class Launch:
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
     def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
-        """Return a callable that launches `compiled` on other tensors; None: impossible. place_of: their Places."""
+        """Return a callable that launches `compiled` on other tensors; None: impossible. place_of: tensor to Place."""
         if not isinstance(self.kernel, JITFunction):
             return Interpreted(self, place_of)
         return repeated(self, compiled, place_of)

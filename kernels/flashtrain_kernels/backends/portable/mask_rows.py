@@ -207,7 +207,7 @@ def document_rows_kernel(
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def packed_rows_kernel(bounds_q, bounds_k, out, sequences, total_q, total_k, steps, left, right, TOKENS: tl.constexpr):
-    """Kernel: one program fills TOKENS tokens of out (5, 1, T), the Mask.queries of `masks.varlen`."""
+    """Kernel: one program fills `out` (5, 1, T) for TOKENS tokens. Arguments: see packed_rows_launch; search_steps."""
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     valid = index < total_q
     number = sequence_of(bounds_q, index, sequences, total_q, steps)

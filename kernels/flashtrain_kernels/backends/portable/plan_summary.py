@@ -51,8 +51,9 @@ def summary_kernel(
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
     DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program summarises TOKENS queries into query_summary (4 or 8, Bm, tiles) and group_summary (2, Bm,
-    programs_q), or TOKENS keys with positions into fwd_summary or dq_summary. See plan_kernel."""
+    """Kernel: one program stores `interval` of each tile of TOKENS queries to query_summary (4 or 8, Bm, tiles), their
+    hull to group_summary (2, Bm, programs_q); or the least and greatest position of TOKENS keys' tiles, to fwd_summary
+    or dq_summary (2, Bm, tiles). Other arguments: see plan_kernel."""
     programs = programs_q + programs_fwd_k + programs_dq_k
     number = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs

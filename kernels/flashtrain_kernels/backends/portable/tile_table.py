@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
 
     @classmethod
     def all(cls, tile: Tile, together: bool) -> "Tiles":
-        """Return Tiles with the same tile for every kernel."""
+        """Return Tiles with this tile for every kernel. together: dK/dV and dQ in one launch."""
         return cls(tile, tile, tile, tile, together)
 
     def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":

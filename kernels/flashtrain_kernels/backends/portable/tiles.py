@@ -206,7 +206,7 @@ def bounds_of(call):
 
 @triton.jit
 def keys_of(k, v, call, table, batch, head, GROUP: tl.constexpr):
-    """Return the Keys of a query head. k, v: Strided; GROUP: H / K."""
+    """Return the Keys that query head number `head` of a batch row sees. k, v: Strided; GROUP: H / K."""
     return Keys(
         k.pointer + batch * k.batch + (head // GROUP) * k.head, k.row,
         v.pointer + batch * v.batch + (head // GROUP) * v.head, v.row, call.positions + batch * call.position_batch,
@@ -216,7 +216,7 @@ def keys_of(k, v, call, table, batch, head, GROUP: tl.constexpr):
 
 @triton.jit
 def head_options(head, bias, call, F: tl.constexpr):
-    """Return the Head with number `head`. bias: pointer to the bias of this batch row and head."""
+    """Return the Head, with dropout's seed, of query head `head`. bias: pointer to this head's in the batch row."""
     seed = 0
     sequence = 0
     number = head
@@ -269,8 +269,8 @@ def kept(
     head, rows, first_key, position, TRANSPOSED: tl.constexpr, F: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return which weights of a tile dropout keeps, equal to philox.keep_mask. Positions count from the sequence's
-    first key, so the tile's size and place change nothing. TRANSPOSED: the tile is (keys, queries)."""
+    """Return whether dropout keeps each weight of a tile, as philox.keep_mask does whatever the tile's size. first_key,
+    position: the tile's first key index, its keys' positions; TRANSPOSED: the tile has keys as rows."""
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
     if F.intervals:
