@@ -40,7 +40,7 @@ class Expected:
         return _relative(out[-1, :, -self.out.shape[1] :], self.out, held)
 
     def gradient_error(self, dq: Tensor, dk: Tensor, dv: Tensor, *, held: Held = lambda x: x) -> float:
-        """Return the largest error, as `error` defines it, of the gradients of q, k and v."""
+        """Return the largest error of the gradients dq, dk, dv of q, k, v; error and `held` as in `error`."""
         pairs = ((dq[-1, :, -self.dq.shape[1] :], self.dq), (dk[-1, :, -1], self.dk), (dv[-1, :, -1], self.dv))
         return max(_relative(found, wanted, held) for found, wanted in pairs)
 

@@ -100,7 +100,7 @@ def score_windows(
         windows: (windows, W + 1) int64: W tokens to read, and the label of the last.
         context: tokens that the model reads in one forward pass.
         scored: how many tokens at each window's end are predicted.
-        stride: the last tokens of a forward pass that are scored, so that each is predicted from more than context -
+        stride: how many tokens at the end of a forward pass are scored: each is predicted from more than context -
             stride tokens. None: one pass scores all, as in training, the first from context - scored + 1 tokens.
         autocast: the dtype of the blocks' matrix products; None: the weights' dtype.
         mask: makes the mask that the model was trained with; None: causal.

@@ -108,7 +108,7 @@ def usual_step(model: nn.Module, loss: LossFunction, case: StepCase, device: tor
 
 
 def task_step(task: Any, model: nn.Module, loss: LossFunction, case: StepCase, device: torch.device) -> TrainingStep:
-    """Return the training step of a flashtrain task (a LightningModule), with its optimiser, clipping and schedule."""
+    """Return the training step of `model` with the optimiser, clipping and schedule of `task`, its LightningModule."""
     if case.is_bfloat16:
         model.to(torch.bfloat16)
     task.configure_model()

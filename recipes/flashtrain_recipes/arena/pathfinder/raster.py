@@ -79,7 +79,7 @@ def _in_contrasts(windows: Tensor, markers: Tensor, parameters: PathfinderParame
 
 
 def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: DrawingTables) -> Tensor:
-    """Return the number of each pixel's brightness (level), (B, side, side) int32. markers=None draws no discs."""
+    """Draw as `draw` does, but return each pixel's level (B, side, side) int32; markers=None draws no discs."""
     images, border = len(windows), tables.border
     width = side + 2 * border
     canvas = torch.zeros(images, width * width, dtype=torch.int32, device=windows.device)

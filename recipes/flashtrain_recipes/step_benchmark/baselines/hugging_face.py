@@ -52,5 +52,5 @@ def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> A
 
 
 def hugging_face_loss(forward: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Return transformers' loss for tokens and labels (B, S), where labels[b, s] is the token after tokens[b, s]."""
+    """Return the loss of transformers' model `forward`; labels[b, s] is the token after tokens[b, s], both (B, S)."""
     return forward(input_ids=tokens, labels=labels, shift_labels=labels).loss
