@@ -1,4 +1,4 @@
-"""What is printed on standard output: a run's lines, without the chatter of its libraries."""
+"""Print a run's lines on standard output, and silence the chatter of its libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings each mode uses, and the error about a setting that the mode does not use.
+"""Check that a command names only settings that its mode uses; UserError for one that it does not use.
 
 Only settings that a command line names are checked: a recipe holds the settings of all its modes.
 """

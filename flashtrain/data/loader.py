@@ -160,7 +160,7 @@ def equal_batches(samples: int, *, batch_size: int, world_size: int = 1, rank: i
 
 
 class Samples(Protocol):
-    """What a loader reads, such as PackedSamples: indexed by a list of sample numbers, it returns a batch."""
+    """Data that a loader reads, such as PackedSamples: indexed by a list of sample numbers, it returns a batch."""
 
     context: int  # maximum tokens of a sample
     tokens: int  # of all samples

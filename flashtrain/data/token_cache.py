@@ -52,7 +52,7 @@ Item = TypeVar("Item")
 
 
 class TokenFile(NamedTuple):
-    """Where the tokens of a corpus lie in a file, and their type."""
+    """The place of a corpus's tokens in a file, and their type."""
 
     path: Path
     dtype: str

@@ -162,7 +162,7 @@ def balance_of(module: Any) -> Balance | None:
 
 
 class Head(NamedTuple):
-    """How lm_head's output x becomes logits: softcap * tanh(scale * x / softcap), or scale * x where softcap is 0."""
+    """The map from lm_head's output x to logits: softcap * tanh(scale * x / softcap), scale * x where softcap is 0."""
 
     scale: float
     softcap: float

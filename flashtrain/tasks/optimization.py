@@ -1,4 +1,4 @@
-"""How the settings train a model: optimiser, schedule, clipping, compilation."""
+"""Make from the settings what trains a model: optimiser, schedule, and options of clipping and compilation."""
 
 from __future__ import annotations
 

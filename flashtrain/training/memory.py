@@ -46,7 +46,7 @@ FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
 @dataclass(frozen=True)
 class Growth:
-    """How gradients grow during a backward if the step begins without any (zero_grad(set_to_none=True)).
+    """The growth of gradients during a backward if the step begins without any (zero_grad(set_to_none=True)).
 
     Attributes:
         layers: number of blocks; in each block's backward an equal part of the other gradients is allocated.

@@ -1,4 +1,4 @@
-"""Which rank holds which tokens of a sequence.
+"""Layouts: which rank holds which tokens of a sequence.
 
     layout = LAYOUTS["balanced"](masks.document(ids, causal=True), degree=8)
     mine = layout.shard(tokens, rank)                       # (B, S) -> (B, n)
@@ -23,7 +23,7 @@ from flashtrain.distributed.context.indexing import ascending, take
 
 @dataclass(frozen=True)
 class Layout:
-    """Which rank holds which tokens of a sequence.
+    """The assignment of the tokens of a sequence to the ranks that share it.
 
     Every rank holds the same number of tokens, in ascending order, padding last. Padding sees no token, is seen by none
     and has no label.

@@ -1,4 +1,4 @@
-"""Which keys of other ranks the queries of each rank see under a mask.
+"""Find the keys of other ranks that the queries of each rank see under a mask.
 
 Shapes: S sequence, R ranks (the degree), n tokens a rank holds.
 """

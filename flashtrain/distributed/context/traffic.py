@@ -1,4 +1,4 @@
-"""How many bytes a rank sends under each context-parallel method."""
+"""Compute how many bytes a rank sends under each context-parallel method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much attention each rank computes: the pairs of a query and a key that it sees.
+"""Count the attention that each rank computes: the pairs of a query and a key that the query sees.
 
 Shapes: Bm rows of a mask (B, or 1 that all rows share), S sequence, R ranks (the degree).
 """

@@ -1,4 +1,4 @@
-"""What is done with a fine-tuned BERT: mode=evaluate and mode=export."""
+"""Evaluate or export a fine-tuned BERT: mode=evaluate and mode=export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with a trained language model: mode=evaluate, generate and export."""
+"""Evaluate, use or export a trained language model: mode=evaluate, generate and export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with a BERT trained on masked text: mode=evaluate and mode=export."""
+"""Evaluate or export a BERT trained on masked text: mode=evaluate and mode=export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training of classifiers prints: its plan (mode=plan), what each stage trains, and the results."""
+"""The texts that a training of classifiers prints: its plan (mode=plan), what each stage trains, and the results."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is given: the cases of one degree, the baselines and the limits.
+    """The work that every rank is given: the cases of one degree, the baselines and the limits.
 
     Attributes:
         kind: "cuda" or "cpu".

@@ -24,7 +24,7 @@ _MAX_PAUSE = 0.1  # seconds
 
 
 class Pace(NamedTuple):
-    """How many launches make one sample, and how long launching takes."""
+    """The number of launches in one sample, and how long launching takes."""
 
     launches: int  # in one sample
     host_seconds: float = 0.0  # processor time of one launch

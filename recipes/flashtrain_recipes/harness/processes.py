@@ -25,7 +25,7 @@ _GRACE_SECONDS = 1.0  # in which the other ranks may send, too, why they failed
 
 
 class Failure(NamedTuple):
-    """When and why a rank failed, as the rank sends it."""
+    """The time and the cause of a rank's failure, as the rank sends them."""
 
     moment: float  # when, as time.time() gives it
     line: str

@@ -30,7 +30,7 @@ Sample = dict[str, float]  # the measurements of one turn, by their columns
 
 @dataclass(frozen=True)
 class Effort:
-    """How much time is spent on measuring one case.
+    """Limits of the time that is spent on measuring one case.
 
     Attributes:
         rounds: how often each baseline is sampled.

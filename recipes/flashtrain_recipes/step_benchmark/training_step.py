@@ -64,7 +64,7 @@ class TrainingStep:
 
 
 class MemoryChoice(NamedTuple):
-    """How a training step saves memory, and the peak that is estimated."""
+    """The memory savings of a training step, and the peak that is estimated with them."""
 
     words: str = ""  # what is recomputed, offloaded or cut into chunks, as rows show it; "": nothing
     estimate_gib: float | None = None  # the estimated peak; None: unknown
