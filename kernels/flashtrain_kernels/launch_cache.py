@@ -144,7 +144,7 @@ class _Recording(NamedTuple):
 
 
 def record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _Recording | None:
-    """Return the results of function(*filled(tensors)) and how to repeat it; None if recording was refused."""
+    """Run function(*filled(tensors)); return (results, launches to repeat it, or None). None: recording refused."""
     given = [x.detach() for x in tensors]  # objects that are distinct where two of the tensors are one
     recorded = Recorder(given)
     device = given[0].device

@@ -73,7 +73,7 @@ def linear_cross_entropy(
 
 
 def default_chunk(vocab_rows: int) -> int:
-    """Return the default chunk in tokens: a power of two, as many as have at most PIECE logits, but at least 256."""
+    """Return the default chunk in tokens: a power of two, as many as have at most 2^29 logits, but at least 256."""
     return max(256, 1 << ((PIECE // vocab_rows).bit_length() - 1))
 
 

@@ -68,7 +68,7 @@ def document_rows(
 
 
 def a_call_for_each_sample(call: Callable, samples: int, in_dims: Sequence[Any], inputs: Sequence[Any]) -> tuple:
-    """Run `call` for each sample, as a rule for torch.vmap: return (stacked outputs, their batch dimensions)."""
+    """Run `call` once a sample of the batched inputs, as torch.vmap's rule; return (stacked outputs, their dims)."""
     called = []
     for sample in range(samples):
         # The dimensions of a list of numbers are a list.

@@ -208,7 +208,7 @@ class Arguments(NamedTuple):
     keep_scale: Any  # what the kept weights are multiplied by
 
     def with_tables(self, tables: tuple[Any, ...]) -> list[Any]:
-        """Return the kernels' arguments in order: these, and those of a Table (or two, concatenated) before `heads`."""
+        """Return the kernels' arguments in order: these, with `tables` (one Table's fields or two's) before `heads`."""
         return [*self[:_TABLES_AT], *tables, *self[_TABLES_AT:]]
 
 

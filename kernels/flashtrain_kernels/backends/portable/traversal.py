@@ -12,7 +12,8 @@ import triton.language as tl
 
 
 class Pieces(NamedTuple):
-    """The tiles that a program visits: up to four runs of consecutive masked tiles, and two of full tiles."""
+    """The tiles that a program visits: up to four runs of consecutive masked tiles (which hold pairs that may be
+    hidden), and two of full tiles (all of whose pairs are visible). See masks.Plan."""
 
     masked: Any  # how many: masked step i is tile p0 + i below step c1, p1 + i - c1 below c2, and so on
     p0: Any
