@@ -88,7 +88,7 @@ Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
 def train(recipe: str, *, quiet: bool = True, **settings: Any) -> Run:
-    """Train a model as `python -m flashtrain recipe=NAME` does; if the recipe is a benchmark, measure.
+    """Train a model as the command with this recipe does; if the recipe is a benchmark, measure.
 
     With several trainer.devices the run is a process of its own. SIGTERM, like Ctrl-C, lets the step finish and saves a
     checkpoint; it is then raised again for the program's own handler. The process's random generators are seeded.
