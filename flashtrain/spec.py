@@ -268,7 +268,7 @@ def work_of(settings: Settings) -> str:
 
 
 def working_mode(settings: Settings) -> Mode | None:
-    """Return the registered Mode that is run or planned; None for "train" and the task's own modes ("evaluate")."""
+    """Return the registered Mode that settings.mode names or mode=plan plans; None for "train" and a task's modes."""
     return modes().get(work_of(settings))
 
 

@@ -35,8 +35,8 @@ def by_split(files: Mapping[PurePath, File], *, any_word: bool = False) -> dict[
 
     Args:
         files: The files by their paths within the folder.
-        any_word: Whether a split may be any word of a name even if no file is named train. If false, and no file is
-            named train, a name must be the split and at most a number: how-to-test.md is then an ordinary text.
+        any_word: It matters if no file is named train. True: any word of a path states the split. False: a file's name
+            must be the split's and at most a number (test-1.txt); how-to-test.md is then an ordinary text.
     """
     names = {path: split_named(path) for path in files}
     if not any_word and "train" not in names.values():

@@ -165,7 +165,8 @@ def _over_devices(
     if lengths is not None and lengths not in _OF_WHOLE and int(lengths[-1]) != mask.batch * mask.seqlen_k:
         raise UserError(
             f"cu_seq_lens_q end at {int(lengths[-1])} {UNDER}: expected {mask.batch * mask.seqlen_k}, the tokens of "
-            "the whole batch. Put cu_seq_lens_q into the batch, or compute it from whole(batch, 'position_ids')."
+            "the whole batch. Put cu_seq_lens_q into the batch, or compute it from "
+            "flashtrain.models.sharded_sequence.whole(batch, 'position_ids')."
         )
     if lengths is not None:
         _OF_WHOLE[lengths] = True

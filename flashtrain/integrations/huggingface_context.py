@@ -2,7 +2,6 @@
 
 Without them a model would count positions from 0, search packed documents and the largest position (dynamic rotary
 scaling) among this device's tokens alone, and shift labels within these. Whole sequences are not affected by them.
-
 Shapes: B batch, S sequence, n tokens of it on this device.
 """
 
@@ -50,7 +49,8 @@ def inputs_of(sequence: ShardedSequence) -> Inputs | None:
 
 
 def whole_of(sequence: ShardedSequence, part: Tensor) -> Tensor | None:
-    """Gather a tensor's shards (B, n) from all devices as (B, S), once; None for the default positions 0, 1, ..."""
+    """Return the tensor (B, S) of which `part` (B, n) is this device's shard; None if `part` is the positions that the
+    hooks add (0, 1, ... in the whole). The first call gathers all devices' shards; later ones return it again."""
     known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
     if part not in known:
         known[part] = sequence.gathered(part)

@@ -90,7 +90,7 @@ register_plan_blocks(plan_blocks)
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, options: Options) -> bool:
-    """Return whether this call's kernels accept packed sequences by their boundaries; otherwise they need a Mask."""
+    """Return whether a call's kernels, forward and backward, take packed sequences as cu_seqlens; if not, as a Mask."""
     if implementation_for(device.type) != "portable" or not runs_kernels(device):
         return False
     changed = options.beyond_softcap and not hopper.changes_sequences(options, head_dim)

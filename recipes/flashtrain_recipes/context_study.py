@@ -189,7 +189,7 @@ class ContextStudy(ABC):
         if not figures:
             say("nothing could be scored: no training finished.")
             return
-        say(f"figures: {', '.join(map(str, figures))}; rows: {folder / RESULT}")
+        say(f"figures: {', '.join(map(str, figures))}; the result's rows are in {folder / RESULT}")
         say(f"  publish them: python -m flashtrain.report {folder} --save recipes/results/NAME.json")
 
     def _group(self, folder: Path) -> str:

@@ -44,8 +44,8 @@ def check_fine_tuning_step(settings: Settings) -> None:
         )
     if micro is not None and (batch // ranks) % micro:
         raise UserError(
-            f"trainer.micro_batch={micro} does not divide the {batch // ranks} texts a device takes a step. "
-            f"Expected one of {', '.join(map(str, divisors(batch // ranks)))}."
+            f"trainer.micro_batch={micro} does not divide {batch // ranks}, finetune.batch per device. "
+            f"Use one of {', '.join(map(str, divisors(batch // ranks)))}."
         )
 
 

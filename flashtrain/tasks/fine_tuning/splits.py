@@ -69,12 +69,12 @@ def make_source(
     label_names: Sequence[str] | None = None,
     only_test: bool = False,
 ) -> LabelledSource:
-    """Read the texts that `finetune.*` names, cut to the context.
+    """Read and tokenize the labelled texts that `finetune.*` names, cut to the context.
 
     Args:
-        tokenizer: that of trained weights; None: data.tokenizer, where a bpe is trained on the training texts.
-        label_names: those of a trained model; None: all labels of the train split.
-        only_test: read texts to score only: the test split or, if there is none, all texts.
+        tokenizer: the tokenizer of trained weights; None: data.tokenizer; a "bpe" is trained on the training texts.
+        label_names: the labels of a trained model; None: all labels of the train split.
+        only_test: whether to read only texts to score: the test split or, if there is none, the texts of all splits.
 
     Raises:
         UserError: there is nothing to read, or a text has a label that was not trained on.

@@ -87,7 +87,7 @@ class LanguageSettings(TextSettings):
             if degree is None and (method != "auto" or layout != "balanced"):
                 given = f"context_parallel_method={method}" if method != "auto" else f"context_parallel_layout={layout}"
                 raise UserError(
-                    f"trainer.{given} is used with context parallelism. Set context_parallel=2 (or more), or remove it."
+                    f"trainer.{given} needs context parallelism, which is off. Set context_parallel=2 or remove it."
                 )
             return
         degree, ranks = self.context_degree, self.trainer.ranks

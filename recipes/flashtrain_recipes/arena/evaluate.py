@@ -105,7 +105,7 @@ def evaluate_classifier(settings: Settings, hardware: Hardware) -> Row:
         f"{saved.path}: accuracy {row['accuracy']:.2%} on {total:,} test samples of seed {row['seed']} "
         f"(95% interval {low:.2%} to {high:.2%}), {row['seconds']:.0f} s"
     )
-    say(f"  rows: {target / RESULT}")
+    say(f"  the result's rows are in {target / RESULT}")
     if any(other["implementation"].endswith("(paper)") for other in accuracy_rows([row])):
         accuracy_table([row]).print()
     elif theirs := papers_task(task_of(row)):

@@ -137,7 +137,7 @@ class MaskedPixelSettings:
 
 @dataclass
 class StageSettings:
-    """One stage of a curriculum: images of a side. A value of None is replaced by the run's own setting.
+    """Settings of one stage of a curriculum, which trains on images of side x side. None means the run's own setting.
 
     steps: the most steps. stop_at_accuracy: the accuracy on held-out images at which the stage ends early (None:
     never). images: only the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this

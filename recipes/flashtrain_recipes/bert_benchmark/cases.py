@@ -67,7 +67,7 @@ class BertCase(StepCase):
         return Sequences.draw(self.all_lengths(), VOCAB_SIZE, seed)
 
     def flops(self) -> float:
-        """Return the model's FLOPs of one launch, counting real tokens only and no padding."""
+        """Return the FLOPs of the model in one launch, which trains on every sequence once; padding is not counted."""
         lengths = self.all_lengths()
         return self.config().flops(lengths.tolist(), int(masked_count(np.maximum(lengths - 2, 1), SHARE).sum()))
 

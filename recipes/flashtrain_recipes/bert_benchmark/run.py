@@ -27,7 +27,7 @@ def _is_bucketed(row: Mapping[str, Any]) -> bool:
 
 
 class BertSteps(StepBenchmark):
-    """The benchmark of BERT: every requested model, precision of weights, dropout, context, batch and unit of text."""
+    """The benchmark of BERT's training steps, on full rows and on a text's sentences, paragraphs or documents."""
 
     what = "training steps of BERT"
     columns = (

@@ -66,7 +66,7 @@ def launched(job: Job) -> Generator[Event, None, None]:
     """Start the ranks of a job, and yield their events. When the generator ends, for any reason, no rank is left.
 
     Raises:
-        RankFailed: a rank died, or failed outside any baseline.
+        RankFailed: a rank died, or had an error that no baseline caused. (A baseline's error becomes an event.)
     """
     number, case = next(iter(job.todo.items()))
     with tempfile.TemporaryDirectory() as folder:

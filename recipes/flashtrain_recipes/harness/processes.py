@@ -41,7 +41,7 @@ class Failure(NamedTuple):
 
 
 class RankFailed(RunFailed):
-    """A rank failed. The message is one line; `failure` has the traceback."""
+    """The error that `in_ranks` raises if a rank failed. Its message is one line; `failure` has the traceback."""
 
     def __init__(self, failure: Failure, more: str = "") -> None:
         super().__init__(failure.line + more)

@@ -121,10 +121,10 @@ class Turns(ABC, Generic[C, E]):
         """Do what is needed before the samples of round `number`; by default nothing."""
 
     def goes_on(self, number: int) -> bool:
-        """Return whether round `number` is begun.
+        """Return whether to begin round `number`, counted from 0, of measurements of all entries in turn.
 
-        When the case's share of the time is over, up to MIN_ROUNDS rounds are made; when all time is over, only until
-        every entry has one sample.
+        After the case's share of the time, no more than MIN_ROUNDS rounds are begun; after the benchmark's whole time,
+        none once every entry has a sample.
         """
         if number >= self.effort.rounds:
             return False

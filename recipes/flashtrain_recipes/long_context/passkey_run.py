@@ -136,12 +136,12 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
     )
     model_columns = {"model": settings.named(settings.model.label), "context": settings.context, "step": trained.step}
     rows = [{**model_columns, **row} for row in found]
-    say(f"passkey retrieval, share of {options.trials} keys found: {trained.checkpoint} (step {trained.step})")
+    say(f"fraction of {options.trials} trials that found the passkey: {trained.checkpoint} (step {trained.step})")
     shown = [{**row, "depth": f"depth {row['depth']:.0%}"} for row in rows]
     View(["length"], pivot="depth", value="accuracy").table(shown).print()
     folder = make_unique(trained.folder, "passkey")
     write_result(folder / RESULT, settings.recipe, _command(settings, lengths), rows)
-    say(f"rows: {folder / RESULT}")
+    say(f"the result's rows are in {folder / RESULT}")
     return rows
 
 

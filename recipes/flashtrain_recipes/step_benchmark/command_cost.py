@@ -28,13 +28,13 @@ _PASSED_ON = ("data", "logger", "model", "optimizer", "schedule", "attention", "
 
 
 def command_row(case: GPT2Case, bare: Row, benchmark: Benchmark, run: Run) -> Row:
-    """Run the command at a case, and return its row; `command_cost` is how many percent longer its steps take.
+    """Run the command at a case, and return its row; `command_cost`: how many percent longer than in `bare` a step is.
 
-    The time of a step is the mean of the logged times, as logging costs time at some steps only, without the first,
-    which includes compilation. A command that fails becomes a row that says so.
+    A step's time is the mean of all logged step times but the first, which includes compilation. A command that fails
+    becomes a row with its status and error.
 
     Args:
-        bare: flashtrain's row at the case, whose steps the command's are compared with.
+        bare: flashtrain's row at the same case, which gives the milliseconds of a step without the command.
     """
     summary = _run(_words(case, benchmark, run), run)
     metrics, row = run.folder / _FOLDER / METRICS, {"implementation": COMMAND, **case.columns()}

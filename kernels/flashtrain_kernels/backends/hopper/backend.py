@@ -91,8 +91,8 @@ def changes_sequences(options: Options, head_dim: int) -> bool:
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
-    """Return whether the Hopper kernels read packed sequences from cu_seqlens in both directions, instead of a Mask.
-    changed: whether the call has ALiBi, dropout or a bias that `changes_sequences` refuses (then the answer is no)."""
+    """Return whether the Hopper kernels, forward and backward, read packed sequences from cu_seqlens without a Mask.
+    changed: whether the call has ALiBi, dropout or a bias for which `changes_sequences` is False (the answer is no)."""
     return _both_passes(head_dim) and not changed and _available(device, dtype)
 
 

@@ -80,8 +80,8 @@ def shared_stored():
 
 @gluon.jit
 def exponent(s, rows, call, C: gl.constexpr):
-    """Return the weights' base-2 exponents for products s = K Q^T (keys, queries); with C.softcap their tanh only,
-    which `weights_of` completes. rows: in shared memory the 64 queries' base-2 log-sum-exps, then their deltas."""
+    """Return the weights' base-2 exponents for s = K Q^T (keys, queries); with C.softcap tanh(scale s / softcap), from
+    which `weights_of` makes weights. rows: in shared memory the 64 queries' base-2 log-sum-exps, then their deltas."""
     if C.softcap:
         x = capped(s, call.scale_log2)
     else:
@@ -180,7 +180,7 @@ def reduce_by_copy(desc, coord, src, _semantic=None):
 
 @gluon.jit
 def add_by_copy(desc, staging, row, dq, PART: gl.constexpr):
-    """Add half a tile of dQ^T to the workspace, from `row` of its rows of 32 on, by TMA from shared `staging`."""
+    """Add dq, half a tile of dQ^T (64, PART), to rows [row, row + 2 * PART) of workspace desc, (n, 32), via staging."""
     tma.store_wait(0)
     staging.store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()

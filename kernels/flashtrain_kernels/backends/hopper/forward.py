@@ -64,7 +64,8 @@ def forward_kernel(
     stride_rows, plane, heads, total, section, tiles, block_m, block_s, section_m, section_s, heads_m, heads_s,
     seqlen_q, seqlen_k, band_left, band_right, scale, q_ptr, k_ptr, v_ptr, out_ptr, F: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """Compute out and lse, some query tiles a program. rows_ptr to plane: mask_arguments; heads to heads_s: Work."""
+    """Kernel: one program computes out and lse of one or more tiles of queries. *_desc: TMA descriptors; rows_ptr to
+    plane: from mask_arguments; heads to heads_s: a Work; band_*: the window's sides; scale: from softcap.scale_of."""
     DTYPE: gl.constexpr = q_desc.dtype
     descriptors = (q_desc, k_desc, v_desc, out_desc)
     q_smem = gl.allocate_shared_memory(DTYPE, [C.q_stages * C.consumers, 1, C.rows, 1, C.block_d], q_desc.layout)

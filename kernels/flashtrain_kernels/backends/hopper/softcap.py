@@ -9,9 +9,9 @@ LOG2_E = math.log2(math.e)
 
 
 def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ...]:
-    """Return scale * log2(e), which turns a product q k into a score in base 2. With softcap a tuple: 8 terms with
-    which `assembly.capped` computes tanh(scale q k / softcap), then cap = softcap * log2(e), the tanh's factor. If
-    `bounded` the terms give cap * tanh - min(cap, 100 - cap): the weight's exponent, without any row's maximum."""
+    """Return scale * log2(e), which turns a product q k into a score in base 2. With softcap return 9 numbers: the 8
+    coefficients of `assembly.capped` for tanh(scale q k / softcap), and the tanh's factor cap = softcap * log2(e). If
+    `bounded` they are for cap * tanh - min(cap, 100 - cap): the exponent of a weight, without its row's maximum."""
     if not options.softcap:
         return options.scale * LOG2_E
     cap = options.softcap * LOG2_E

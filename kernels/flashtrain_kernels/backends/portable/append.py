@@ -76,9 +76,9 @@ def append_kernel(
     k, v, k_cache, v_cache, lengths, table, cos, sin, k_strides, v_strides, k_cache_strides, v_cache_strides,
     cos_row, sin_row, angles, table_row, added, size, pages, columns, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program writes C.rows new keys (rotated) and values of one sequence and head to the cache, from row
-    lengths[b] on. Grid (B, K, tiles of new keys). *_strides: batch or page, row, head; *_row: strides of rows; angles:
-    how many rows cos and sin have; added: Sn; size: L; pages: P; columns: M."""
+    """Kernel: one program writes C.rows new keys (rotated) and values of one sequence and head to the cache, after its
+    lengths[b] rows. *_strides: by batch row (cache: page), row, head; *_row: row strides; angles: rows of cos and sin;
+    added: new keys a sequence; size: rows a page; pages: pages in the cache; columns: pages a sequence (table's)."""
     batch = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     new = tl.program_id(2) * C.rows + tl.arange(0, C.rows)

@@ -1,6 +1,6 @@
-"""The first launch of a plan: the keys that each tile of queries sees, and the positions in each tile of keys.
+"""The first of a plan's two kernels: it finds which keys each tile of queries sees, and each key tile's positions.
 
-Bm batch rows of the mask, Sq queries, Sk keys.
+plan.py has the second, which reads them. Bm batch rows of the mask, Sq queries, Sk keys.
 """
 
 import triton

@@ -1,8 +1,7 @@
-"""Which tiles of the other side a program visits: it skips tiles that no row of its own tile sees.
+"""The tiles that a program visits: of keys, those that a query of its tile sees; of queries, those that see its keys.
 
-Masked tiles hold pairs that may be hidden; full tiles visible pairs only, so their loop tests nothing. A band gives
-them by arithmetic (masked, full, masked); a Mask by a row of its plan (masks.Plan); a BlockMask by its lists of blocks.
-All three become `Pieces`.
+`Pieces` hold them. A band gives them by arithmetic (masked, full, masked), a Mask by a row of its plan (masks.Plan),
+a BlockMask by its lists of blocks.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import triton.language as tl
 
 class Pieces(NamedTuple):
     """The tiles that a program visits: up to four runs of consecutive masked tiles (which hold pairs that may be
-    hidden), and two of full tiles (all of whose pairs are visible). See masks.Plan."""
+    hidden), and two of full tiles (all of whose pairs are visible: they need no test). See masks.Plan."""
 
     masked: Any  # how many: masked step i is tile p0 + i below step c1, p1 + i - c1 below c2, and so on
     p0: Any
@@ -101,7 +100,8 @@ def key_pieces(
 def query_pieces(
     key, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Return the Pieces of query tiles that see keys [key, key + BLOCK_K). table, table_stride: as in key_pieces."""
+    """Return the query tiles (Pieces) with a query that sees one of the keys [key, key + BLOCK_K). bounds:
+    tiles.Bounds; table: pointer to a launch.Table's rows of this batch row and head, table_stride numbers apart."""
     if F.intervals:
         pieces = _planned(table + (key // BLOCK_K) * table_stride)
     elif F.block_q:
