@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import importlib.util
 import logging
 import os
@@ -48,6 +49,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.freeze()  # what this process inherits may wait for threads that it has not, where it is collected
         os.close(read)
         for stream in (1, 2):
             os.dup2(write, stream)
