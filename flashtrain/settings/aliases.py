@@ -8,7 +8,7 @@ from typing import Any, get_args
 from flashtrain.settings.options import ActivationCheckpointing
 
 # Older names of settings ("memory" stands for a value given to the group itself), and older values. A command line or a
-# recipe that has one is told ours; the saved configuration of an older run is read with ours in their place.
+# recipe that has one is answered with ours; an older run's saved configuration is read with ours in their place.
 RENAMED = {
     "benchmark.units": "benchmark.sample_units",
     "benchmark.updates": "benchmark.optimizer_step",

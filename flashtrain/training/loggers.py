@@ -117,7 +117,7 @@ def close_loggers(loggers: list[Logger]) -> None:
 
 
 def _silence() -> None:
-    """Stop W&B's greetings, warnings and charts, unless WANDB_SILENT is set: a line of ours replaces them."""
+    """Stop W&B's greetings, warnings and charts, unless WANDB_SILENT is set: flashtrain logs one line instead."""
     import wandb
 
     if "WANDB_SILENT" not in os.environ:

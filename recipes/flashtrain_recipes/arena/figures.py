@@ -69,7 +69,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
 
     Args:
         rows: a learning curve's rows in order, with side, contour, validation_accuracy and gpu_minutes or minutes;
-            stages are told apart by contour, piece and stage.
+            stages are distinguished by contour, piece and stage.
 
     Raises:
         UserError: the rows lack such a column.

@@ -117,16 +117,16 @@ def test_a_batch_is_sharded_by_name():
         sequence.positions(7, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("told", ["position_ids", "cu_seq_lens_q"])
-def test_work_is_balanced_by_the_documents_of_transformers_batches(told):
+@pytest.mark.parametrize("name", ["position_ids", "cu_seq_lens_q"])
+def test_work_is_balanced_by_the_documents_of_transformers_batches(name):
     ids = torch.tensor([[0] * 30 + [1] * 34])
     given = {
         "position_ids": torch.cat([torch.arange(30), torch.arange(34)])[None],
         "cu_seq_lens_q": torch.tensor([0, 30, 64]),
     }
     expected, _ = shard_batch({"tokens": ids, "documents": ids}, Alone())
-    found, _ = shard_batch({"tokens": ids, told: given[told]}, Alone())
-    plain, _ = shard_batch({"tokens": ids, told: given[told]}, Alone(), documents=None)
+    found, _ = shard_batch({"tokens": ids, name: given[name]}, Alone())
+    plain, _ = shard_batch({"tokens": ids, name: given[name]}, Alone(), documents=None)
     assert torch.equal(found["tokens"], expected["tokens"])
     assert not torch.equal(found["tokens"], plain["tokens"])
 

@@ -94,23 +94,23 @@ def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters()
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "devices"),
     [
         ("hf-long-h200", ()),
         ("hf-long-h100", ()),
         ("hf-long-two-gpus-h200", ("trainer.devices=2", "context_parallel=2")),
     ],
 )
-def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(name: str, told: tuple[str, ...]) -> None:
+def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(name: str, devices: tuple[str, ...]) -> None:
     """But for one row, of code that kept pieces of 65,536 tokens beside each other, which is no more."""
     rows = read_result(RESULTS / f"{name}.json").rows
     measured = {(r["model"], r["context"]): r for r in rows if r["peak_memory_gib"] and "by 65,536" not in r["memory"]}
     assert len(measured) >= 5
     savings = ("memory.offload=true", "memory.ffn_chunk=16384", "memory.loss_chunk=2048")
     for (model, context), row in measured.items():
-        asked = (f"benchmark.models=[{model}]", f"benchmark.contexts=[{context}]")
+        case = (f"benchmark.models=[{model}]", f"benchmark.contexts=[{context}]")
         kind = row["memory"].split()[0]  # full, or selective
-        words = (*told, *savings, f"memory.activation_checkpointing={kind}", *asked)
+        words = (*devices, *savings, f"memory.activation_checkpointing={kind}", *case)
         job = long_steps_on(replace(H200, host_memory_bytes=250 * 2**30), *words)
         estimate = job.planned(job.cases[0])["memory_estimate_gib"]
         assert row["peak_memory_gib"] <= estimate <= 1.1 * row["peak_memory_gib"], (model, context)

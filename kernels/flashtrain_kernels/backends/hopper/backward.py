@@ -30,7 +30,8 @@ PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
 # heads must make the programs' time: whole heads save a quarter of a causal call of up to SHORT_KEYS, else some 7%.
 WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
 SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
-# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md).
+# From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md): the fewer
+# tiles an item has, the more its longer first and last ones weigh.
 LATE_QUERIES = 512
 # Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
 PACKED_HEADS = {64: 16, 128: 8}
