@@ -1,4 +1,4 @@
-"""The pages that are written from the code and the result files: settings.md, api.md and results.md.
+"""Write the pages that are made from the code and the result files: settings, Python names, result files.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where a page is not what the code gives
@@ -48,7 +48,11 @@ def main() -> int:
 
 def pages() -> dict[str, str]:
     """The generated pages by file name."""
-    return {"settings.md": settings_page(FIRST_LINE), "api.md": api_page(), "results.md": results_page()}
+    return {
+        "reference/settings.md": settings_page(FIRST_LINE),
+        "reference/api.md": api_page(),
+        "results/files.md": results_page(),
+    }
 
 
 def _same(path: Path, text: str, *, write: bool) -> bool:
@@ -133,7 +137,7 @@ def results_page() -> str:
         result = read_result(path)
         place = places.get(path.stem, "")
         recipe = f"`{result.recipe}`" if (RESULTS.parent / f"{result.recipe}.yaml").is_file() else result.recipe
-        link = f"[{path.stem}](../recipes/results/{path.name})"
+        link = f"[{path.stem}](../../recipes/results/{path.name})"
         lines.append(f"| {link} | {place} | {recipe} | {result.date} | {cell(result.device)} |")
     return "\n".join([*lines, ""])
 
@@ -142,14 +146,18 @@ def _places() -> dict[str, str]:
     """A link to the heading under which a page shows each result: the page of results first."""
     found: dict[str, str] = {}
     names = [path.stem for path in RESULTS.glob("*.json")]
-    for page in (RESULTS / "README.md", DOCS / "benchmarks.md", DOCS.parent / "kernels" / "dev" / "OPTIMISATION.md"):
+    for page in (
+        RESULTS / "README.md",
+        DOCS / "results" / "benchmarks.md",
+        DOCS.parent / "kernels" / "dev" / "OPTIMISATION.md",
+    ):
         heading = ""
         for line in page.read_text(encoding="utf-8").splitlines():
             if line.startswith("#"):
                 heading = line.lstrip("# ")
             for name in names:
                 if re.search(rf"(?<![\w-]){name}(?![\w-])", line):
-                    link = os.path.relpath(page, DOCS).replace(os.sep, "/")
+                    link = os.path.relpath(page, DOCS / "results").replace(os.sep, "/")
                     anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
                     found.setdefault(name, f"[{heading}]({link}#{anchor})")
     return found

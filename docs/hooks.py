@@ -21,7 +21,7 @@ LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s#]+)")
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add what is linked to, and what that links to."""
-    waiting = sorted(DOCS.glob("*.md"))
+    waiting = sorted(DOCS.rglob("*.md"))
     seen = {*waiting}
     while waiting:
         page = waiting.pop()

@@ -11,7 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What a user reads first, and page by page; then what the guide leads to.
-GUIDE = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")))
+GUIDE = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
+)
 PAGES = (*GUIDE, "recipes/README.md", "recipes/results/README.md", "kernels/README.md", "kernels/dev/OPTIMISATION.md")
 _START = re.compile(r"(?:python3?|torchrun\s[^\n`|]*?)\s+-m flashtrain(?=[ \n`]|$)")
 

@@ -76,7 +76,7 @@ def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
     monkeypatch.chdir(tmp_path)
     Path("novel.txt").write_text("\n\n".join(f"Paragraph {number} of a short novel. " * 9 for number in range(20)))
     if marker == "add a task":
-        text = (ROOT / "docs" / "add-a-task.md").read_text(encoding="utf-8")
+        text = (ROOT / "docs" / "extend" / "add-a-task.md").read_text(encoding="utf-8")
         Path("my_recipes").mkdir()
         Path("my_recipes", "sorting.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
         monkeypatch.setenv("FLASHTRAIN_RECIPES", "my_recipes")
@@ -206,7 +206,7 @@ def test_the_script_around_a_hugging_face_model_trains(tmp_path: Path, monkeypat
 @pytest.mark.integration
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    notebook = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    notebook = json.loads((ROOT / "docs" / "start" / "notebook.ipynb").read_text(encoding="utf-8"))
     variables: dict[str, Any] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
@@ -257,12 +257,12 @@ def test_the_pages_from_the_code_are_what_the_code_gives(generated: dict[str, st
 
 
 def test_every_setting_and_every_name_has_words(generated: dict[str, str]) -> None:
-    for page in ("settings.md", "api.md"):
+    for page in ("reference/settings.md", "reference/api.md"):
         assert [line for line in generated[page].splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
 
 
 def test_the_lines_of_the_troubleshooting_page_are_said_by_the_code() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
     assert len(lines) > 10
     folders = ("flashtrain", "recipes/flashtrain_recipes", "kernels/flashtrain_kernels")
@@ -277,7 +277,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 def ratio_table(marker: str) -> list[list[str]]:
     """The cells of the table under a marker of the benchmarks' page, without its head."""
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results" / "benchmarks.md").read_text(encoding="utf-8")
     table = page.split(f"<!-- ratios: {marker} -->\n\n")[1].split("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 

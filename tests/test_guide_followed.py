@@ -35,14 +35,14 @@ FINE_TUNING = {"trainer.steps": "2", "finetune.batch": "2", "context": "32"}
 RESUMED = itertools.count(1)
 PAGES = (
     "README.md",
-    "docs/train-on-my-text.md",
-    "docs/runs.md",
-    "docs/start-from-weights.md",
-    "docs/longer-context.md",
-    "docs/several-gpus.md",
-    "docs/add-a-mask.md",
-    "docs/hugging-face.md",
-    "docs/chat.md",
+    "docs/train/your-text.md",
+    "docs/train/runs.md",
+    "docs/train/from-weights.md",
+    "docs/train/longer-context.md",
+    "docs/train/several-gpus.md",
+    "docs/extend/add-a-mask.md",
+    "docs/train/hugging-face.md",
+    "docs/train/conversations.md",
 )
 # Of a page's numbers those that a CPU needs minutes for -> what is tried in their place.
 NUMBERS = {
@@ -159,7 +159,7 @@ def test_the_commands_of_a_page_work_one_after_the_other(page: str, home: Path) 
         "CONFIG_JSON": "somebodys-llama/config.json",
         "data.tokenizer=gpt2": "data.tokenizer=bytes",
     }
-    if page == "docs/start-from-weights.md":  # it begins where a reader has trained a BERT and a GPT-2
+    if page == "docs/train/from-weights.md":  # it begins where a reader has trained a BERT and a GPT-2
         small = ["bert.size=tiny", "context=32", "trainer.steps=2", "masked.token_budget=256", "data.tokenizer=bytes"]
         small.append("trainer.tokens_per_step=2048")
         succeeds(["recipe=bert", "data=files", "data.path=novels", *small])

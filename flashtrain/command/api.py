@@ -7,9 +7,9 @@
     flashtrain.generate(run, "Once upon a time")
     flashtrain.load(run).model                      # with .tokenizer and .settings
 
-Settings have the command's names (docs/settings.md). A group's are a dictionary, trainer={"steps": 10}, or dotted,
-**{"trainer.steps": 10}. The group's own name in its dictionary chooses it as the command's optimizer=lamb does:
-optimizer={"name": "lamb"} or optimizer="lamb".
+Settings have the command's names (docs/reference/settings.md). A group's are a dictionary, trainer={"steps": 10},
+or dotted, **{"trainer.steps": 10}. The group's own name in its dictionary chooses it as the command's optimizer=lamb
+does: optimizer={"name": "lamb"} or optimizer="lamb".
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ Of some recipes
   benchmark.shapes=[16x128]       recipe=long-context-benchmark: with .degrees=[2,8] .methods=[ring] .layouts=[balanced]
   pathfinder.side=256             recipe=pathfinder-preview: also .seed=1 .contour=easy .preview=24 (images drawn)
 
-Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/settings.md.
+Everything that can be set: python -m flashtrain recipe=NAME --cfg job, or docs/reference/settings.md.
 Your own recipes: a folder of YAML files named in the environment variable FLASHTRAIN_RECIPES.\
 """
 

@@ -171,7 +171,7 @@ def check_contract(model: nn.Module, what: str) -> None:
         if getattr(type(model), name, None) in (None, getattr(Trainable, name)) and name not in vars(model)
     ]
     if missing:
-        raise UserError(f"{what} has no {'; no '.join(missing)}. See the example in docs/add-a-model.md.")
+        raise UserError(f"{what} has no {'; no '.join(missing)}. See the example in docs/extend/add-a-model.md.")
 
 
 def as_trainable(model: nn.Module) -> Trainable:

@@ -12,7 +12,7 @@ from flashtrain.settings.training import no_options
 
 @dataclass
 class MaskSettings:
-    """The tokens that each token sees (conf/mask). docs/add-a-mask.md describes the masks."""
+    """The tokens that each token sees (conf/mask). docs/extend/add-a-mask.md describes the masks."""
 
     name: str = "causal"  # causal, document, window, chunked or prefix, or one that your program registered
     documents: bool = False  # within each document of a packed row alone, and positions begin anew there; any mask

@@ -1,4 +1,4 @@
-"""Two ranks: what they resume equals what was not stopped, bit for bit; one process goes on as docs/runs.md says."""
+"""Two ranks: a resumed run equals an uninterrupted one, bit for bit; one process resumes it (docs/train/runs.md)."""
 
 from __future__ import annotations
 

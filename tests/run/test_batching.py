@@ -56,7 +56,7 @@ def test_one_sequence_of_half_a_million_tokens_and_more_fits_an_h200(size, conte
 
 
 def test_gpt2s_estimates_are_at_most_7_percent_above_the_peaks_of_an_h200_and_never_below():
-    """docs/longer-context.md says so, of today's estimates; the file holds those of its day."""
+    """docs/train/longer-context.md says so, of today's estimates; the file holds those of its day."""
     rows = [row for row in read_result(RESULTS / "gpt2-speed-h200.json").rows if row["implementation"] == "flashtrain"]
     assert len(rows) == 7
     for row in rows:
