@@ -17,7 +17,7 @@ _BITS = {1: "3F800000", 7: "40E00000", 8: "41000000", 9: "41100000"}
 
 
 def why_not_lean(q: Tensor, options: Options) -> str | None:
-    """Return None if the Hopper kernels serve this call with ALiBi, else the reason. q (B, Sq, H, D)."""
+    """Return None if the Hopper kernels serve this call's ALiBi slopes, else the reason. q (B, Sq, H, D)."""
     if options.softcap > 0 or options.bias is not None or options.dropout_p > 0:
         return "no ALiBi together with softcap, bias or dropout"
     if q.shape[3] not in _WIDTHS:
@@ -49,8 +49,8 @@ _CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 40))
 
 @gluon.jit
 def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constexpr):
-    """Load a head's ALiBi slope times log2(e). stride: from one sequence's slopes to the next's, 0 if all share
-    them; sequence: the batch row's or, if PACKED, the packed sequence's number, of `sequences` in all."""
+    """Load a query head's ALiBi slope times log2(e). stride: between the slopes of two sequences, 0 if all share them;
+    sequence: number of the batch row or, if PACKED, of the packed sequence, of `sequences` in all."""
     if PACKED:  # tokens past the last end are one sequence more, without slopes of its own
         sequence = gl.minimum(sequence, sequences - 1)
     return gl.load(slopes_ptr + sequence.to(gl.int64) * stride + head) * _LOG2E
@@ -58,8 +58,8 @@ def load_slope(slopes_ptr, stride, sequence, sequences, head, PACKED: gl.constex
 
 @gluon.jit
 def lean(scores, distance, slope):
-    """Subtract ALiBi's slope * |row's position - column's position| from a tile of scores. distance (rows, 1): that
-    signed difference for the tile's first column; the columns' positions are consecutive."""
+    """Subtract ALiBi's slope * |row's position - column's position| from a tile of scores whose columns' positions are
+    consecutive. distance (rows, 1): each row's position minus that of the first column."""
     LAYOUT: gl.constexpr = scores.type.layout
     COLUMNS: gl.constexpr = scores.shape[1]
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, LAYOUT)).to(gl.float32) * slope

@@ -1,4 +1,4 @@
-"""PTX instructions that Gluon does not offer: named barriers, fast functions, and values held in their place."""
+"""PTX instructions that Gluon does not offer: named barriers, fast approximations, fences against the compiler."""
 
 import math
 import struct
@@ -15,8 +15,8 @@ _PACK = 16
 
 @gluon.jit
 def barrier(OP: gl.constexpr, name):
-    """Use the hardware barrier number `name` (9 to 15, as Triton uses the low ones) of 256 threads. OP "sync": arrive
-    and wait for all of them; "arrive": arrive without waiting."""
+    """Arrive at hardware barrier number `name` (9 to 15: Triton uses the low ones) of 256 threads. OP "sync": also wait
+    for all of them; "arrive": continue without waiting."""
     gl.inline_asm_elementwise(
         "bar." + OP + " $1, $2; mov.u32 $0, 0;",
         "=r,r,r",
@@ -113,20 +113,20 @@ def capped(s, terms):
 
 @gluon.jit
 def opaque(x):
-    """Return x, an int32, unchanged: the compiler moves nothing that is computed from it to an earlier place."""
+    """Return x, an int32, unchanged, in a way that keeps the compiler from computing earlier what follows from x."""
     # For rare branches: what the compiler computes ahead for them takes registers from the loop around them.
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def stay(x):
-    """Return x, float32, unchanged: Triton and LLVM move nothing that is computed from it to before this place."""
+    """Return x, a float32, unchanged, in a way that keeps Triton and LLVM from computing early what follows from x."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def packed(x, DTYPE: gl.constexpr):
-    """Round a float32 tile to DTYPE and put neighbouring columns two to an int32: (rows, columns / 2)."""
+    """Round a float32 tile to DTYPE (16 bits) and put two neighboring columns into each int32: (rows, columns / 2)."""
     ROWS: gl.constexpr = x.shape[0]
     PAIRS: gl.constexpr = x.shape[1] // 2
     KIND: gl.constexpr = "f16" if gl.float16 == DTYPE else "bf16"
@@ -138,7 +138,7 @@ def packed(x, DTYPE: gl.constexpr):
 
 @gluon.jit
 def unpacked(x, DTYPE: gl.constexpr):
-    """Undo `packed`: int32 (rows, columns / 2) -> (rows, columns) of DTYPE."""
+    """Convert int32 (rows, columns / 2), two numbers each, as `packed` makes them, to (rows, columns) of DTYPE."""
     ROWS: gl.constexpr = x.shape[0]
     COLUMNS: gl.constexpr = x.shape[1] * 2
     even, odd = gl.inline_asm_elementwise(
@@ -159,7 +159,7 @@ def reciprocal(x):
 
 @gluon.jit
 def stores_done():
-    """Wait until this thread's TMA stores are in memory (tma.store_wait: until their sources have been read)."""
+    """Wait until this thread's TMA stores are in global memory (tma.store_wait: until their sources are read)."""
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -167,7 +167,7 @@ def stores_done():
 
 @gluon.jit
 def note(notes, PLACE: gl.constexpr, values):
-    """Store a tuple of integers and addresses in the shared memory `notes`, from index PLACE on, to save registers."""
+    """Store a tuple of integers and addresses in `notes`, int64 words of shared memory, from index PLACE on."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     for i in gl.static_range(len(values)):
         notes.index(PLACE + i).store(gl.full([1], gl.to_tensor(values[i]).to(gl.int64), gl.int64, layout=ONE))
@@ -175,6 +175,6 @@ def note(notes, PLACE: gl.constexpr, values):
 
 @gluon.jit
 def noted(notes, PLACE: gl.constexpr):
-    """Load the int64 that `note` stored at index PLACE of the shared memory `notes`."""
+    """Load the integer that `note` stored at index PLACE of `notes`, int64 words of shared memory."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(notes.index(PLACE).load(ONE), 0)

@@ -78,8 +78,8 @@ def _is_faster_portable(q: Tensor, k: Tensor, options: Options) -> bool:
 
 
 def changes_sequences(options: Options, head_dim: int) -> bool:
-    """Return whether the Hopper kernels serve these options with packed sequences: at head dimensions 64 and 128, ALiBi
-    alone, or dropout alone with one cu_seqlens tensor for queries and keys."""
+    """Return whether the Hopper kernels accept packed sequences with these options: at head dimensions 64 and 128,
+    ALiBi alone, or dropout alone if queries and keys have the same cu_seqlens tensor."""
     if head_dim != 64 and head_dim != 128:
         return False
     mask = options.mask.sequences if isinstance(options.mask, Mask) else options.mask
@@ -91,8 +91,8 @@ def changes_sequences(options: Options, head_dim: int) -> bool:
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, changed: bool) -> bool:
-    """Return whether the Hopper kernels, forward and backward, read packed sequences from cu_seqlens without a Mask.
-    changed: whether the call has ALiBi, dropout or a bias for which `changes_sequences` is False (the answer is no)."""
+    """Return whether the Hopper kernels read packed sequences from cu_seqlens, without a Mask, in forward and backward.
+    changed: the call has ALiBi, dropout or a bias that `changes_sequences` does not accept: then they do not."""
     return _both_passes(head_dim) and not changed and _available(device, dtype)
 
 

@@ -109,8 +109,8 @@ def why_not_deterministic(q: Tensor, options: Options) -> str | None:
 
 
 def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
-    """Return whether a program of the fused kernel takes all keys of a head, so that no other program adds to its dQ.
-    Every query must see the first keys, heads must divide about evenly among programs, and workspaces must fit L2."""
+    """Return whether each program of the fused kernel takes all keys of a head, so that it alone computes that head's
+    dQ. Every query must see the first keys, heads must divide about evenly among programs, workspaces must fit L2."""
     if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
         return False
     if options.mask is not None or options.left is not None or (options.right or 0) < 0 or options.bias is not None:
@@ -122,12 +122,12 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
 
 
 def keys_of_item(width: int) -> int:
-    """Return how many keys' dK and dV a program of the fused kernel holds in registers. width: D, padded."""
+    """Return how many keys a program of the fused kernel computes dK and dV of at a time. width: D, padded."""
     return KEYS if width <= 128 else KEYS // 2
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
-    """Return how many tiles of 64 queries a head's workspaces hold; with a BlockMask these are whole blocks."""
+    """Return how many tiles of 64 queries a head's workspaces hold; with a BlockMask, enough for whole blocks."""
     block = max(QUERIES, options.mask.block_size[0]) if isinstance(options.mask, BlockMask) else QUERIES
     return ceil_div(seqlen_q, block) * (block // QUERIES)
 

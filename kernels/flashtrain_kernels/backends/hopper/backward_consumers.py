@@ -37,15 +37,15 @@ from .dq_short import settle
 
 @gluon.jit
 def following_stage(stage, phase, more, STAGES: gl.constexpr):
-    """Return the next stage of a ring of STAGES buffers and its barrier phase; the same ones if not `more`."""
+    """Return the next buffer's index in a ring of STAGES, and its barrier's phase; the given ones if not `more`."""
     wraps = stage + 1 == STAGES
     return gl.where(more, gl.where(wraps, 0, stage + 1), stage), gl.where(more & wraps, phase ^ 1, phase)
 
 
 @gluon.jit
 def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """Run consumer warpgroup WG at D = 64: compute dK and dV of its 64 keys, and half of each tile's dQ^T, during the
-    next tile's scores: neither warpgroup waits for the other's dS. memory, bars, call: made in backward_kernel."""
+    """Run consumer warpgroup WG at D = 64: compute dK and dV of 64 keys and, while the next tile's scores are computed,
+    half of each tile's dQ^T, so that neither warpgroup waits for the other's dS. Arguments: made in backward_kernel."""
     # K and V are left operands in registers. The producer fetches the next item's K, V, Q and dO meanwhile.
     k_smem, v_smem, q_ring, do_ring, row_ring, ds_smem, staging, target, notes = memory
     kv_full, q_full, do_full = bars
@@ -159,7 +159,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
-    """Run consumer warpgroup WG at D = 128: compute dK, dV of its 64 keys, half of dQ^T's rows. See narrow_consumer."""
+    """Run consumer warpgroup WG at D = 128: compute dK, dV of 64 keys, and half of dQ^T's rows. See narrow_consumer."""
     # dK and dV take 128 registers: the other operands come from shared memory. With C.late dQ^T is computed a tile
     # late, so that neither warpgroup waits for the other's dS. There are then three slots of dS: what is stored in one
     # was last read two tiles ago, and the other's signal of the tile before says that it has read it. Before the first

@@ -1,6 +1,6 @@
 """The two consumer warpgroups of the fused backward kernel at D = 256, which do different work.
 
-D head dimension (256). A tile is 64 queries, an item 64 keys of a head; tiles of scores are (keys, queries).
+D head dimension (256). A tile is 64 queries, a block of keys 64 keys of a head; tiles of scores are (keys, queries).
 """
 
 from triton.experimental import gluon

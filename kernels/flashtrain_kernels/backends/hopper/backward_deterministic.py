@@ -1,7 +1,7 @@
-"""The deterministic part of the fused backward kernel: dQ is added up in the order of the keys.
+"""The deterministic part of the fused backward kernel: a warp of its own adds up dQ in the order of the keys.
 
-D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it. Why no program
-waits for ever: kernels/dev/HOPPER.md.
+D head dimension. A tile of dQ is 64 queries of a head; each of two warpgroups (WG) computes half of it, and has an
+adding warp. Why no program waits for ever: kernels/dev/HOPPER.md.
 """
 
 from triton.experimental import gluon
@@ -25,13 +25,13 @@ from .backward_schedule import (
 
 @gluon.jit
 def await_taken(notes, number, WG: gl.constexpr):
-    """Wait until the adding warp has read what `hand_over` passed to it in its calls before call `number` (from 1)."""
+    """Wait until warpgroup WG's adding warp has read what `hand_over` stored in the calls before call `number`."""
     mbarrier.wait(notes.index(BARRIERS + 2 + WG), number & 1)  # at once before the first time: the phase before none
 
 
 @gluon.jit
 def hand_over(staging, notes, dq, number, WG: gl.constexpr, PART: gl.constexpr):
-    """Pass dq, WG's half of a tile of dQ^T, to WG's adding warp in shared `staging`; `number` counts calls from 1."""
+    """Pass dq, warpgroup WG's half of a tile of dQ^T, to WG's adding warp in shared memory. number: the call's."""
     await_taken(notes, number, WG)
     staging.index(WG).store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()
@@ -62,8 +62,8 @@ def _count(counter, steps):
 
 @gluon.jit
 def add_in_order(memory, call, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """Run the adding warp of warpgroup WG: add to dQ's workspace the halves of tiles of dQ^T that WG hands over, in
-    that order, each after what the preceding keys add to the same tile. memory, call: made in backward_kernel."""
+    """Run warpgroup WG's adding warp: add each half tile of dQ^T that WG passes by `hand_over` to dQ in global memory,
+    after the programs of all preceding keys have added to the same tile. memory, call: made in backward_kernel."""
     _k_smem, _v_smem, _q_ring, _do_ring, _row_ring, _ds_smem, staging, target, notes = memory
     walk, _masks, first_key, head_place = work_of(own_number(notes, C), call, notes, C)
     own = call.flags + (2 * call.key_tiles * call.all_heads + 1 + WG)

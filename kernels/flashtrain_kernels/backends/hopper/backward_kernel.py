@@ -34,7 +34,7 @@ from .triton_compat import load_tile
 
 
 class Choices(NamedTuple):
-    """The compile-time constants of the fused backward kernel."""
+    """The compile-time constants of the fused backward kernel: tile sizes, kind of mask, switches for options."""
 
     stages: int  # of the ring of Q (and of dO at D = 64, else that has 2)
     keys: int = 128  # of an item

@@ -1,6 +1,6 @@
 """Helpers of the fused backward kernel for Hopper GPUs: barriers, masks, operands, dQ's additions, results.
 
-D head dimension. A tile is 64 queries; an item is 128 keys, 64 for each of two warpgroups (WG).
+D head dimension. A tile is 64 queries; a block of keys is 128, 64 for each of two warpgroups (WG), unless D = 256.
 """
 
 from triton._C.libtriton import ir
@@ -35,7 +35,7 @@ def meet():
 
 @gluon.jit
 def signal(number):
-    """Let the other warpgroup pass its `await_signal(number)`; that must happen before the next `signal(number)`."""
+    """Let the other warpgroup pass its `await_signal(number)`, once; it must pass before the next `signal(number)`."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.u32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -50,7 +50,7 @@ def await_signal(number):
 
 @gluon.jit
 def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
-    """If `real`, use hardware barrier `number` of THREADS threads. OP "sync": arrive, wait; "arrive": arrive only."""
+    """If `real`, arrive at hardware barrier `number` of THREADS threads and, if OP is "sync" (not "arrive"), wait."""
     gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p bar." + OP + " $1, " + THREADS + "; mov.u32 $0, 0; }",
         "=r,r,r,~{memory}", [number, real.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1,
@@ -59,7 +59,7 @@ def barrier_if(OP: gl.constexpr, THREADS: gl.constexpr, number, real):
 
 @gluon.jit
 def release(number, real):
-    """If `real`, tell the producer warp by hardware barrier `number` that this warpgroup has read a ring's buffer."""
+    """If `real`, tell the producer warp by hardware barrier `number` that this warpgroup has read a buffer."""
     # 288: two warpgroups and a warp. An mbarrier would do, but Triton puts two barriers around an arrival.
     barrier_if("arrive", "288", number, real)
 
@@ -80,8 +80,8 @@ def shared_stored():
 
 @gluon.jit
 def exponent(s, rows, call, C: gl.constexpr):
-    """Return the weights' base-2 exponents for s = K Q^T (keys, queries); with C.softcap tanh(scale s / softcap), from
-    which `weights_of` makes weights. rows: in shared memory the 64 queries' base-2 log-sum-exps, then their deltas."""
+    """Return log2 of the weights P^T, (keys, queries), from s = K Q^T; with C.softcap tanh(scale s / softcap), from
+    which `weights_of` computes the weights. rows: 64 base-2 log-sum-exps, then 64 deltas, in shared memory."""
     if C.softcap:
         x = capped(s, call.scale_log2)
     else:
@@ -92,7 +92,7 @@ def exponent(s, rows, call, C: gl.constexpr):
 
 @gluon.jit
 def weights_of(x, rows, call, C: gl.constexpr):
-    """Return (P, factor of dP - delta in dS: P, times softcap's derivative if any). x, rows: of `exponent`."""
+    """Return (P, factor by which dP - delta gives dS: P, times softcap's derivative). x, rows: see `exponent`."""
     if C.softcap:
         lse2 = rows.slice(0, BLOCK_Q).load(gl.SliceLayout(0, x.type.layout))
         p = exp2_few(x * call.scale_log2[8] - lse2[None, :])
@@ -105,7 +105,7 @@ def weights_of(x, rows, call, C: gl.constexpr):
 
 @gluon.jit
 def gradient_scale(call, C: gl.constexpr):
-    """Return the scale of the scores, by which complete sums of dQ and dK are multiplied."""
+    """Return the softmax scale, by which the complete sums of dQ and dK are multiplied."""
     if C.softcap:
         scale_log2 = call.scale_log2[0] * call.scale_log2[8]
     else:
@@ -115,8 +115,8 @@ def gradient_scale(call, C: gl.constexpr):
 
 @gluon.jit
 def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.constexpr):
-    """Set s (keys, queries of tile number tile) to -inf for masked pairs; with C.softcap (s: the tanh) to -1e18.
-    key, position: indices and positions of the keys (keys, 1); bounds: Walk.bounds; masks: backward_schedule.Masks."""
+    """Set the scores s (keys, queries) of masked pairs to -inf; with C.softcap s is the tanh, and gets -1e18. tile: the
+    query tile's number; key, position: the keys' indices and positions (keys, 1); bounds: Walk.bounds."""
     HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
     query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
     s = gl.where(key < bounds.seqlen_k, s, HIDDEN)
@@ -142,14 +142,14 @@ def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.cons
 
 @gluon.jit
 def left_keys(x, never, WG: gl.constexpr, D: gl.constexpr):
-    """Return warpgroup WG's 64 keys of K or V, (64, D), from x, buffers of 128 keys. never: the buffer's index, to be
-    computed at run time even if always 0, or else the compiler holds dozens of addresses in registers."""
+    """Return warpgroup WG's half, (64, D), of a shared-memory buffer of 128 keys (K or V). never: the buffer's index in
+    x, to be computed at run time even if it is always 0, else the compiler holds dozens of addresses in registers."""
     return x.index(never).reshape([BLOCK_K, D]).slice(WG * HALF, HALF)
 
 
 @gluon.jit
 def left_transposed(x, never, WG: gl.constexpr, D: gl.constexpr):
-    """Return K^T, 64 dimensions by 128 keys: all at D = 64, at D = 128 warpgroup WG's half. never: see left_keys."""
+    """Return K^T (64 dimensions, 128 keys) in shared memory; at D = 128 warpgroup WG's half. never: see left_keys."""
     if D == 64:
         t = x.index(never).reshape([BLOCK_K, D]).permute((1, 0))
     else:
@@ -159,13 +159,13 @@ def left_transposed(x, never, WG: gl.constexpr, D: gl.constexpr):
 
 @gluon.jit
 def in_register_order(dq, PART: gl.constexpr):
-    """Flatten half a tile of dQ^T (64, PART) in the order of the threads' registers, so that no data moves."""
+    """Flatten half a tile of dQ^T, (64, PART), in the order in which registers hold it, so that no data moves."""
     return dq.reshape([4, 2, 8, PART // 8, 4, 2]).permute((0, 3, 2, 4, 1, 5)).reshape([HALF * PART])
 
 
 @gluon.jit
 def add_directly(pointer, dq, real, PART: gl.constexpr):
-    """If `real`, add dq, half a tile of dQ^T (64, PART), to the workspace at `pointer` by atomics from registers."""
+    """If `real`, add dq, half a tile of dQ^T (64, PART), to global memory at `pointer` by atomic additions."""
     flat = in_register_order(dq, PART)
     place = gl.arange(0, HALF * PART, layout=flat.type.layout)
     gl.atomic_add(pointer + place, flat, mask=(place >= 0) & real, sem="relaxed")
@@ -173,14 +173,14 @@ def add_directly(pointer, dq, real, PART: gl.constexpr):
 
 @builtin
 def reduce_by_copy(desc, coord, src, _semantic=None):
-    """Add a tile of shared memory to global memory at `coord` of a TMA descriptor (Gluon has no function for this)."""
+    """Add the shared-memory tile `src` to global memory by TMA, at `coord` of a descriptor; Gluon cannot yet."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 
 
 @gluon.jit
 def add_by_copy(desc, staging, row, dq, PART: gl.constexpr):
-    """Add dq, half a tile of dQ^T (64, PART), to rows [row, row + 2 * PART) of workspace desc, (n, 32), via staging."""
+    """Add dq (64, PART), half a tile of dQ^T, to the rows of workspace desc (n, 32) from `row` on, by TMA."""
     tma.store_wait(0)
     staging.store(in_register_order(dq, PART).reshape([2 * PART, 32]))
     shared_stored()
@@ -195,8 +195,8 @@ def has_nan(dk, dv):
 
 @gluon.jit
 def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """Store `value`, rows WG * 64 and up of an item's dK or dV. pointer: the item's row 0; stride: between rows; left:
-    how many of its rows exist; HEAD_DIM: how many columns do. staging: shared memory to reorder in if D is not 64."""
+    """Store `value`, warpgroup WG's 64 rows of a 128-row block of dK or dV. pointer: to the block's first row; left:
+    how many of its rows exist; HEAD_DIM: how many columns do. staging: shared memory, used unless D is 64."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     row = WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, layout))[:, None]
     column = gl.arange(0, D, layout=gl.SliceLayout(0, layout))[None, :]
@@ -216,8 +216,8 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
 
 @gluon.jit
 def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
-    """Load a stride of dK or dV. If C.aligned, `notes` holds stride / 8, and multiplying by 8 here lets the compiler
-    see that the stride is divisible by 8. notes: shared int64 words that backward_kernel fills; PLACE: the index."""
+    """Load a stride of dK or dV from index PLACE of `notes`, shared int64 words that backward_kernel stored. If
+    C.aligned the word is stride / 8, and multiplying by 8 here shows the compiler that 8 divides the stride."""
     stride = noted(notes, PLACE)
     if C.aligned:
         stride = stride * 8
@@ -226,21 +226,21 @@ def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def threshold_of(notes):
-    """Load dropout's 16-bit threshold from the shared memory `notes` (see dropout_rng.with_changes)."""
+    """Load dropout's 16-bit threshold from `notes`, shared int64 words that backward_kernel stored."""
     return noted(notes, 10).to(gl.int32)
 
 
 @gluon.jit
 def item_draws(member, walk, masks, key, first_head, call, C: gl.constexpr):
-    """Return dropout's `draws_of` (Philox key, counter of queries, counters of keys) for query head `member` of the
-    group and `key`, indices (keys, 1). walk, masks, first_head (head_place): from backward_schedule.work_of."""
+    """Return what dropout's random numbers of a block of keys come from (see `draws_of`), for query head `member` of
+    the group. key: the keys' indices (keys, 1); walk, masks, first_head (b H + h): from backward_schedule.work_of."""
     stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
     return draws_of(stream, key, walk.first_position)
 
 
 @gluon.jit
 def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
-    """Return the ALiBi slope (`load_slope`) of query head `member` of the group. Rest: see item_draws, noted_stride."""
+    """Return the ALiBi slope, times log2(e), of query head `member` of the group. Arguments: see item_draws."""
     sequences = noted(notes, 9).to(gl.int32)
     head = first_head % call.heads + member
     return load_slope(masks.queries, noted(notes, 10).to(gl.int32), walk.sequence, sequences, head, C.packed)
@@ -248,8 +248,8 @@ def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
 
 @gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """Scale and store dK and dV of warpgroup WG's 64 keys of an item (a number, see backward_schedule.work_of) and, if
-    pairs may be masked, a flag: whether dK or dV has a NaN. notes, staging: see noted_stride, store_keys."""
+    """Scale and store warpgroup WG's 64 rows of dK and dV and, if pairs may be masked, a flag: whether a row has a NaN.
+    item: number of the block of keys (backward_schedule.work_of); notes, staging: see noted_stride, store_keys."""
     walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group

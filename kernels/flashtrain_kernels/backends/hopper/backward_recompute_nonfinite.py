@@ -16,7 +16,7 @@ STEP = tl.constexpr(16)
 
 
 class Inputs(NamedTuple):
-    """The arguments of both recomputations: that of dQ, and that of dK and dV."""
+    """The arguments that `queries_again` (dQ) and `keys_again` (dK and dV) share."""
 
     q: Any  # q, k, v and dout: Strided
     k: Any
@@ -101,8 +101,8 @@ def queries_again(
     first_query, head_index, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """Recompute dQ of 64 queries from first_query on, with head_index b H + h (batch row b, query head h). It is not
-    yet multiplied by the scale nor, with dropout, by 1 / (the probability of keeping a weight). call: Inputs."""
+    """Recompute dQ of 64 queries from first_query on, before its factors: the softmax scale and, with dropout, 1 / (the
+    probability of keeping a weight). head_index: b H + h, for batch row b and query head h; call: Inputs."""
     batch = (head_index // call.heads).to(tl.int64)
     head = (head_index % call.heads).to(tl.int64)
     query = first_query + tl.arange(0, ROWS)
@@ -149,7 +149,7 @@ def keys_again(
     first_key, batch, kv_head, call, table, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     F: tl.constexpr,
 ):  # fmt: skip
-    """Recompute (dK, dV) of 64 keys from first_key on. dK lacks scale and dropout factor, as in `queries_again`."""
+    """Recompute (dK, dV) of 64 keys from first_key on; dK before its factors, as dQ in `queries_again`."""
     key = first_key + tl.arange(0, ROWS)
     k = _load(call.k, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)
     v = _load(call.v, batch, kv_head, 1, key, call.bounds.seqlen_k, D, HEAD_DIM)

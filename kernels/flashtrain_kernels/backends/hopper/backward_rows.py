@@ -79,7 +79,7 @@ def prepare_kernel(
 
 @triton.jit
 def unfolded(flat, D: tl.constexpr):
-    """Reorder a tile of dQ from the order of the fused kernel's registers to (64, D)."""
+    """Reorder dQ's tile from the order in which the fused kernel's registers hold it to (64, D)."""
     if D == 64:
         # Queries' bit 5, dimensions' bits 5-4, queries' 4-3, dimensions' 2-0, queries' 2-1, dimensions' 3, queries' 0.
         tile = tl.reshape(tl.permute(tl.reshape(flat, (2, 4, 4, 8, 4, 2, 2)), (0, 2, 4, 6, 1, 5, 3)), (64, 64))
@@ -100,7 +100,7 @@ def _store(base, stride_row, row, limit, value, D: tl.constexpr, HEAD_DIM: tl.co
 
 
 class OfKeys(NamedTuple):
-    """The arguments for recomputing dK and dV. dk, dv: the tensors to write, as Strided."""
+    """The arguments with which finish_kernel recomputes dK and dV of 64 keys. dk, dv: tensors to write (Strided)."""
 
     inputs: Any
     table: Any

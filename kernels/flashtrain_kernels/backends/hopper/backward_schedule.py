@@ -1,7 +1,7 @@
-"""Which tiles of 64 queries the fused backward kernel visits for a block of keys, and where that block is.
+"""Which tiles of 64 queries the fused backward kernel visits for a block of keys, and where in the batch that block is.
 
-Sq queries, Sk keys. An item is a program's unit of work: 128 keys of a key/value head (64 at D = 256). With packed
-sequences items and tiles are counted in slots (sequences.py).
+Sq queries, Sk keys. A work item (`item` in names) is the block of keys that a program computes dK and dV of: 128 keys
+of one key/value head (64 at D = 256). With packed sequences work items and tiles are counted in slots (sequences.py).
 """
 
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The tiles [first, past) of 64 queries that see a block of keys: visited from `start` on, then from `first` on."""
+    """Tiles [first, past) of 64 queries that see a block of keys: visited from `start` on, then from `first` on."""
 
     first: Any
     first_full: Any  # tiles in [first_full, past_full) need no mask
@@ -55,8 +55,8 @@ class Reach(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Where an item (a block of keys) finds its tiles of queries: in its Reach, or in its row of a mask's table.
-    With packed sequences tiles are slots, and `bounds` counts queries from slot 0 on, so consumers can ignore that."""
+    """How to find the tiles of queries that see one block of keys: a Reach, or a row of a mask's table. With packed
+    sequences tiles are slots, and `bounds` counts queries from slot 0, so that consumers need no other case."""
 
     reach: Any
     tail: Any  # the item goes past Sk
@@ -84,10 +84,10 @@ def band_tiles(
     first_key, bounds, LEFT: gl.constexpr, RIGHT: gl.constexpr, KEYS: gl.constexpr, PACKED: gl.constexpr,
     DETERMINISTIC: gl.constexpr = False,
 ):  # fmt: skip
-    """Return the Reach of the keys [first_key, first_key + KEYS): the tiles of queries that see them within the band.
-    bounds: numbers of queries and keys, and the band: LEFT, RIGHT say if bounds.left <= key - query <= bounds.right
-    holds on that side. With neither, `start` differs between blocks of keys, so that programs do not add to one dQ at
-    once. PACKED: keys from seqlen_k on get no tile. DETERMINISTIC: keys that no query sees get none; else maybe one."""
+    """Return which tiles of queries see the keys [first_key, first_key + KEYS) within a window, as a Reach. bounds: Sq,
+    Sk and the window; LEFT, RIGHT: whether it has that side, bounds.left <= key - query, key - query <= bounds.right.
+    Without both, `start` differs between blocks of keys, so that programs add to different tiles of dQ at a time.
+    PACKED: keys from Sk on get no tile. DETERMINISTIC: keys that no query sees get no tile (else perhaps one)."""
     last = gl.minimum(first_key + KEYS, bounds.seqlen_k) - 1
     low = 0
     full_low = 0
@@ -121,7 +121,7 @@ def band_tiles(
 
 @gluon.jit
 def tile_count(member, walk, C: gl.constexpr):
-    """Return how many tiles of queries of the group's query head `member` see an item's keys. walk: the item's Walk."""
+    """Return how many tiles of queries of the group's query head `member` see a block of keys (a Walk)."""
     row = walk.row
     if C.kind == BAND:
         count = walk.reach.past - walk.reach.first
@@ -135,8 +135,8 @@ def tile_count(member, walk, C: gl.constexpr):
 
 @gluon.jit
 def tile_of(i, member, walk, C: gl.constexpr):
-    """Return (tile of queries, whether it may have masked pairs) of an item's step i of its query head `member`.
-    walk: the item's Walk; a mask's table, of which it has a row: portable/traversal.py."""
+    """Return (number of the tile of queries, whether pairs of it may be masked) that step i of a block of keys visits
+    for query head `member` of the group. walk: the block's Walk; the rows of a mask's table: portable/traversal.py."""
     row = walk.row
     if C.kind == BAND:
         reach = walk.reach
@@ -166,7 +166,7 @@ def tile_of(i, member, walk, C: gl.constexpr):
 
 @gluon.jit
 def first_step(walk, C: gl.constexpr):
-    """Return an item's (steps of all query heads of the group, first of these heads with a tile, its tiles' number)."""
+    """Return a block of keys' (steps in all, first query head of the group that has tiles, that head's tiles)."""
     member = 0
     tiles = tile_count(0, walk, C)
     count = tiles * C.group
@@ -181,8 +181,8 @@ def first_step(walk, C: gl.constexpr):
 
 @gluon.jit
 def next_step(i, member, tiles, walk, C: gl.constexpr):
-    """Return (i, member, tiles) of an item's next step after step i of query head `member`, which visits `tiles` tiles.
-    With C.deterministic all query heads visit a tile before the next tile, else a head visits all its tiles first."""
+    """Return (i, member, tiles) of the step after step i of query head `member`, which visits `tiles` tiles for a block
+    of keys. With C.deterministic a group's query heads take turns at each tile, else one head follows the other."""
     if C.deterministic and C.group > 1:
         member += 1
         i = gl.where(member == C.group, i + 1, i)
@@ -205,7 +205,7 @@ def next_step(i, member, tiles, walk, C: gl.constexpr):
 
 @gluon.jit
 def own_number(notes, C: gl.constexpr):
-    """Return the program's number: its id, or if C.deterministic its rank by start, which shared memory `notes` has."""
+    """Return this program's number: its id or, with C.deterministic, how many programs started before it."""
     if C.deterministic:
         number = noted(notes, TICKET).to(gl.int32)
     else:
@@ -215,8 +215,8 @@ def own_number(notes, C: gl.constexpr):
 
 @gluon.jit
 def steps_behind(walk, first_key, C: gl.constexpr):
-    """Return n for C.deterministic: to the tile of dQ to which this block of keys adds in step j, the preceding block
-    adds before, in its step j - n (if below 0: not at all). For a sequence's first block of keys n is NEVER."""
+    """Return n, for C.deterministic: before step j of this block of keys adds to a tile of dQ, the preceding block of
+    keys must have added to it in its step j - n (none if below 0). n is NEVER for a sequence's first block of keys."""
     # Lower keys are seen from lower tiles on: whoever waits for the preceding item has waited for all before it.
     behind = 0
     if C.left:
@@ -228,7 +228,7 @@ def steps_behind(walk, first_key, C: gl.constexpr):
 
 @gluon.jit
 def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
-    """Return the index of an item's step counters (C.deterministic), 1 above the preceding item's. walk: of work_of."""
+    """Return the index of the step counters of the block of keys at first_key (C.deterministic). Rest: of work_of."""
     tile = walk.item_tile if C.packed else first_key // BLOCK_K
     kv_heads = call.heads // C.group
     return (head_place // call.heads * kv_heads + head_place % call.heads // C.group) * call.key_tiles + tile
@@ -236,8 +236,8 @@ def counter_of(first_key, walk, head_place, call, C: gl.constexpr):
 
 @gluon.jit
 def share(call, notes, C: gl.constexpr):
-    """Return (first, past, step): the range of numbers of the items (blocks of keys) that this program computes, which
-    `item_of` turns into items. With C.whole numbers count the blocks of its own heads, else all blocks."""
+    """Return (first, past, step), a range of numbers of the blocks of keys that this program computes; `item_of` turns
+    a number into a work item. With C.whole the numbers count the blocks of the program's own heads, else all."""
     begin = own_number(notes, C)
     past = call.key_tiles * call.all_heads
     step = gl.num_programs(0)
@@ -250,7 +250,7 @@ def share(call, notes, C: gl.constexpr):
 
 @gluon.jit
 def item_of(number, call, WHOLE: gl.constexpr):
-    """Return the item (block of keys) for a number of the range `share`. WHOLE: a program computes whole heads."""
+    """Return the work item (block of keys) of a number from `share`. WHOLE: a program computes whole heads."""
     item = number
     if WHOLE:
         head = gl.program_id(0) + number // call.key_tiles * gl.num_programs(0)
@@ -260,8 +260,8 @@ def item_of(number, call, WHOLE: gl.constexpr):
 
 @gluon.jit
 def work_of(item, call, notes, C: gl.constexpr):
-    """Return an item's (Walk, Masks, first key, head_place = b H + h). The item, numbered from 0, is C.keys keys of a
-    key/value head; b is its batch row, h its group's first query head. notes: int64 words of backward_kernel."""
+    """Return (Walk, Masks, first key, b H + h) of a work item: a block of C.keys keys of a key/value head in batch row
+    b, whose group of query heads begins at h. item: its number; notes: int64 words that backward_kernel stored."""
     # Items: heads within key tiles within groups of `heads_together` heads.
     if C.whole:
         key_tile = item % call.key_tiles

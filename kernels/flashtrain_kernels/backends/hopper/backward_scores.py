@@ -14,8 +14,8 @@ from .dropout_rng import kept_weights, mark_dropped, score_gradients
 
 @gluon.jit
 def keys_of_item(walk, masks, first_key, WG: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return (indices, positions), each (64, 1), of warpgroup WG's 64 of the 128 keys from first_key on. They differ
-    where a Mask gives positions. walk, masks, first_key: from backward_schedule.work_of."""
+    """Return (indices, positions), each (64, 1), of the keys that warpgroup WG holds, of 128 from first_key on. The two
+    differ only where a Mask gives positions. walk, masks: from backward_schedule.work_of."""
     key = first_key + WG * HALF + gl.arange(0, HALF, layout=gl.SliceLayout(1, LAYOUT))[:, None]
     position = key
     if C.key_positions:
@@ -25,9 +25,9 @@ def keys_of_item(walk, masks, first_key, WG: gl.constexpr, C: gl.constexpr, LAYO
 
 @gluon.jit
 def changes_of_item(keys, walk, masks, head_place, call, notes, C: gl.constexpr):
-    """Return (ALiBi slope, dropout's threshold, its `item_draws`) for an item, which is 128 keys of a head, and the
-    first query head of its group; without ALiBi the first is 0, without dropout the others. keys: from `keys_of_item`;
-    walk, masks, head_place: from work_of, for the item; notes: shared int64 words that backward_kernel fills."""
+    """Return (ALiBi slope, dropout's 16-bit threshold, source of its random numbers: `draws_of`) of a block of keys for
+    the first query head of its group; 0 for what the call does not have. keys: from `keys_of_item`; walk, masks,
+    head_place: from backward_schedule.work_of; notes: shared int64 words that backward_kernel stored."""
     slope = 0.0
     threshold = 0
     draws = 0
@@ -44,9 +44,9 @@ def scores_of(
     s, slope, rows, tile, masked, i, member, keys, walk, masks, head_place, call, notes, C: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Return (exponents of the weights, ALiBi slope of the group's query head `member`) for the products s = K Q^T of
-    a tile of queries. `exponent`, ALiBi and, if `masked`, `hide` make the exponents. rows: the tile's statistics (see
-    `exponent`); i, member: the step (backward_schedule.tile_of); other arguments: see `changes_of_item`."""
+    """Return (log2 of the weights, or softcap's tanh: see `exponent`; ALiBi slope of query head `member` of the group)
+    from s = K Q^T of a tile of queries, after ALiBi and, if `masked`, the mask. rows: statistics (see `exponent`); i,
+    member: the loop's step and query head (backward_schedule.tile_of); others: see `changes_of_item`."""
     key, position = keys
     s = exponent(s, rows, call, C)
     if C.alibi:
@@ -64,8 +64,8 @@ def dropped_weights_of(
     s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, DTYPE: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """Return (P, P in DTYPE as an operand of dV, the factor of dP - delta in dS, `item_draws` of query head `member`).
-    A dropped weight is negative in P and 0 in the operand. s, rows, i, member: see `scores_of`."""
+    """Return (P, P in DTYPE as dV's operand, factor by which dP - delta gives dS, `draws_of` for query head `member`).
+    A weight that dropout drops is negated in P and 0 in the operand. s, rows, i, member: see `scores_of`."""
     p, factor = weights_of(s, rows, call, C)
     if C.dropout:
         if C.group > 1:  # noqa: SIM102 - decided while compiling; while running
@@ -80,7 +80,8 @@ def dropped_weights_of(
 
 @gluon.jit
 def score_gradients_of(p, factor, dp, threshold, rows, C: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return dS of a tile; with dropout, times the chance of keeping a weight. p, factor: from dropped_weights_of."""
+    """Return the scores' gradient dS, with dropout times the chance to keep a weight. Arguments: see
+    dropped_weights_of."""
     delta = rows.slice(BLOCK_Q, BLOCK_Q).load(gl.SliceLayout(0, LAYOUT))
     if C.dropout:
         ds = score_gradients(p, dp, delta[None, :], threshold)

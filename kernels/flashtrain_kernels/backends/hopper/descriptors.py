@@ -28,7 +28,7 @@ def layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
 
 
 def descriptor(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
-    """Return a TMA descriptor for boxes of x (B, S, H, D), cached by address, as memory is used over and over."""
+    """Return a TMA descriptor for boxes of x (B, S, H, D), from a cache by address, as torch reuses memory."""
 
     def make() -> TensorDescriptor:
         strides = [8 if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]

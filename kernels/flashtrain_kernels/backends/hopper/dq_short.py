@@ -22,7 +22,7 @@ NOTES = gl.constexpr(20)
 
 @gluon.jit
 def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C: gl.constexpr):
-    """Store in shared `notes` what `settle` reads. strides: dQ's; flags_ptr: int32 flags, one a tile of queries."""
+    """Store dQ's strides, address and sizes in shared `notes`, for `settle`. flags_ptr: int32, for tiles of queries."""
     UNIT: gl.constexpr = 8 if C.aligned else 1
     note(notes, STRIDES, (strides[0] // UNIT, strides[1] // UNIT, strides[2] // UNIT))
     note(notes, HEADS, (heads, seqlen_q, key_tiles, flags_ptr, dq_ptr))
@@ -30,8 +30,8 @@ def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C:
 
 @gluon.jit
 def settle(dq, target, tile, first_key, head_place, call, notes, WG: gl.constexpr, C: gl.constexpr):
-    """Add dq, a block of keys' part of half a tile of dQ^T (64 dimensions, 32 queries), to the workspace `target`; for
-    the last block, store the sum in dQ instead, and flag the tile if it has a NaN that may come from a masked pair."""
+    """Add dq, one block of keys' part of half a tile of dQ^T (64 dimensions, 32 queries), to the workspace `target`.
+    For the last block, store the sum in dQ instead, and flag the tile if a NaN in it may come from a masked pair."""
     # Every number is one thread's all the time: nothing must be set to 0 or waited for, and the sum is the same every
     # time. The workspace serves one head after the other, so it stays in the second-level cache.
     place = (gl.program_id(0) * call.query_tiles + tile).to(gl.int64)

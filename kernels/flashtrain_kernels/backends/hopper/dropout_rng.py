@@ -48,7 +48,7 @@ def why_not_drop(q: Tensor, k: Tensor, options: Options) -> str | None:
 
 
 def same_ends(sequences: Sequences) -> bool:
-    """Return whether queries and keys have the same cu_seqlens, by address: the values are not read."""
+    """Return whether queries and keys share one cu_seqlens tensor, compared by address: its values are not read."""
     one, other = sequences.cu_seqlens_q, sequences.cu_seqlens_k
     if one is other:
         return True
@@ -56,8 +56,8 @@ def same_ends(sequences: Sequences) -> bool:
 
 
 def with_changes(arguments: tuple[Any, ...], tensor_at: int, number_at: int, options: Options) -> tuple[Any, ...]:
-    """Return a kernel's arguments for the mask with dropout's seed and threshold, or ALiBi's slopes and their stride,
-    at indices tensor_at and number_at, which are unused then: kernels need no arguments more for these."""
+    """Return a kernel's mask arguments with dropout's seed and threshold, or ALiBi's slopes and their stride, at
+    indices tensor_at and number_at, which the mask does not use in such calls: the kernel needs no more arguments."""
     given = list(arguments)
     if options.dropout_p > 0:
         given[tensor_at], given[number_at] = options.seed, philox.threshold(options.dropout_p)
@@ -135,7 +135,7 @@ _BACKWARD_CONSTRAINTS = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8 + ["r"] * 
 
 @gluon.jit
 def upper_half(threshold):
-    """Return the threshold shifted into the upper 16 bits, as uint32, to compare with words of two 16-bit draws."""
+    """Return a 16-bit threshold in the upper 16 bits of a uint32, to compare with a random word's upper 16 bits."""
     return (threshold << 16).to(gl.uint32, bitcast=True)
 
 
@@ -147,16 +147,16 @@ def keep_scale(threshold):
 
 @gluon.jit
 def first_round(stream, query):
-    """Return Philox's first round for query positions, which all keys share: (first word, still to be xor'ed with a
-    key's counter; second word). stream: the head's dropout_rng.Stream."""
+    """Compute Philox's first round for query positions, as far as keys do not change it: (first word, before its xor
+    with a key's counter; second word). stream: the head's dropout_rng.Stream."""
     counter = group_of(query) + stream.first
     return gl.umulhi(counter, _MULTIPLIER) ^ stream.key, counter * _MULTIPLIER
 
 
 @gluon.jit
 def drop(weights, queries, first_key, stream, threshold):
-    """Set dropped weights (queries, keys) to 0. queries: from `first_round`; first_key: the first column's position, a
-    multiple of 16; stream: the head's; threshold: 16-bit, below which a draw drops the weight."""
+    """Set the weights (queries, keys) that dropout drops to 0. queries: from `first_round`; first_key: position of the
+    first column, a multiple of 16; stream: the head's; threshold: a 16-bit random number below it drops a weight."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_K: gl.constexpr = weights.shape[1]
     word, other = queries
@@ -171,14 +171,14 @@ def drop(weights, queries, first_key, stream, threshold):
 
 @gluon.jit
 def draws_of(stream, key, first_query):
-    """Return dropout's (Philox key, counter of the queries from first_query on, counters of the keys). key (keys, 1)
-    and first_query are positions, the latter a multiple of 16; stream: the head's dropout_rng.Stream."""
+    """Return what dropout's random numbers are computed from: (Philox key, counter of the queries from first_query on,
+    counters of the keys). key (keys, 1), first_query: positions, the latter a multiple of 16; stream: a Stream."""
     return stream.key, (first_query >> 1).to(gl.uint32, bitcast=True) + stream.first, group_of(key) + stream.second
 
 
 @gluon.jit
 def mark_dropped(weights, tile, draws, threshold):
-    """Negate dropped weights (keys, queries) of query tile number `tile`. draws: draws_of for tile 0's first query."""
+    """Negate the weights (keys, queries) that dropout drops. tile: the query tile's number; draws: draws_of tile 0."""
     LAYOUT: gl.constexpr = weights.type.layout
     BLOCK_Q: gl.constexpr = weights.shape[1]
     own, queries, keys = draws
@@ -192,7 +192,7 @@ def mark_dropped(weights, tile, draws, threshold):
 
 @gluon.jit
 def kept_weights(marked, DTYPE: gl.constexpr):
-    """Round the weights of `mark_dropped` to DTYPE, with 0 for those that are dropped (negative)."""
+    """Round weights to DTYPE, with 0 for the dropped ones, which `mark_dropped` made negative."""
     KIND: gl.constexpr = "f16x2" if gl.float16 == DTYPE else "bf16x2"
     bits = gl.inline_asm_elementwise(
         "cvt.rn.relu." + KIND + ".f32 $0, $2, $1;", "=r,f,f", [marked], dtype=gl.int16, is_pure=True, pack=2
@@ -202,8 +202,8 @@ def kept_weights(marked, DTYPE: gl.constexpr):
 
 @gluon.jit
 def score_gradients(marked, dp, delta, threshold):
-    """Return dS times `share`, the probability of keeping a weight: p (dp - share delta) for kept weights p, and
-    -p share delta for dropped ones. marked: the weights as `mark_dropped` returns them."""
+    """Return the scores' gradient dS times c, c the probability of keeping a weight: p (dp - c delta) for a kept weight
+    p, and -p c delta for a dropped one. marked: the weights as `mark_dropped` returns them."""
     # Computed anew for each tile: it would cost the loop a register.
     share = (65536 - opaque(threshold)).to(gl.float32) * (1.0 / 65536.0)
     return gl.maximum(marked, 0.0) * dp - gl.abs(marked) * (delta * share)

@@ -17,7 +17,7 @@ _NOWHERE = gl.constexpr(2**31 - 1)
 
 
 class MaskTables(NamedTuple):
-    """The tables of a mask that say which tiles are visited, and the strides of these and of what queries see."""
+    """A mask's table of the tiles to visit, with its strides, and the strides of Mask.queries."""
 
     table: Any  # of tiles; of packed sequences where their keys end (where their queries end is the list)
     batch: Any  # its strides: by batch row, head and tile
@@ -29,8 +29,8 @@ class MaskTables(NamedTuple):
 
 @gluon.jit
 def origin(batch, bounds, mask, list_ptr, PACKED: gl.constexpr):
-    """Return (batch row in q, k and v, first query, first key, Bounds) of a sequence. For batch row `batch` these are
-    (batch, 0, 0, bounds); if PACKED, `batch` is a packed sequence's number, and its batch row is 0."""
+    """Return (batch row in q, k and v, first query, first key, Bounds) of a sequence: (batch, 0, 0, bounds) for batch
+    row `batch`. PACKED: `batch` is a packed sequence's number, and the batch row is 0. mask: MaskTables."""
     first_query = 0
     first_key = 0
     if PACKED:
@@ -41,7 +41,7 @@ def origin(batch, bounds, mask, list_ptr, PACKED: gl.constexpr):
 
 @gluon.jit
 def pieces_of(batch, head, first_query, bounds, mask, F: gl.constexpr, TILE_Q: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Return the tiles of keys that a tile of queries visits, as traversal.Pieces."""
+    """Return which tiles of keys the queries [first_query, first_query + TILE_Q) of a head see, as traversal.Pieces."""
     table = mask.table
     if F.intervals or F.block_q:
         table += batch.to(gl.int64) * mask.batch + head.to(gl.int64) * mask.head
@@ -50,7 +50,7 @@ def pieces_of(batch, head, first_query, bounds, mask, F: gl.constexpr, TILE_Q: g
 
 @gluon.jit
 def place(step, pieces, list_ptr, F: gl.constexpr, TILES: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Return the first key of the tile visited in a step: the masked tiles come first, then the full ones."""
+    """Return the first key of the tile that a step of the loop visits: tiles that need a mask first, then full ones."""
     masked = pieces.masked
     if F.block_q:
         early = step < masked
@@ -67,7 +67,7 @@ def place(step, pieces, list_ptr, F: gl.constexpr, TILES: gl.constexpr, BLOCK_K:
 
 @gluon.jit
 def interval_rows(row, batch, bounds, mask, rows_ptr, F: gl.constexpr):
-    """Load the intervals of key positions that each query `row` of a Mask sees: (low, high, low2, high2)."""
+    """Load what each query `row` of a Mask sees: key positions p with low <= p < high or low2 <= p < high2."""
     low = row
     high = row
     low2 = row
@@ -85,8 +85,8 @@ def interval_rows(row, batch, bounds, mask, rows_ptr, F: gl.constexpr):
 
 @gluon.jit
 def key_position(key, past, batch, bounds, mask, list_ptr, F: gl.constexpr):
-    """Return the position of each key index, from Mask.keys (list_ptr) where a Mask gives them; there, indices from
-    `past` on get a position that no query sees."""
+    """Return the position of each key index. A Mask may give positions (list_ptr: Mask.keys); then an index from `past`
+    on gets a position that no query sees."""
     if F.key_positions:
         # Mask.keys is contiguous, and has as many rows as Mask.queries: one, or one for each of the batch.
         row = gl.where(mask.rows_batch > 0, batch, 0).to(gl.int64)
@@ -96,7 +96,7 @@ def key_position(key, past, batch, bounds, mask, list_ptr, F: gl.constexpr):
 
 @gluon.jit
 def sees(query, key, bounds, mask_rows, F: gl.constexpr):
-    """Return which queries see which keys (positions), as bool of the broadcast shape; Sk is not checked."""
+    """Return a bool tile, True where a query sees a key (positions that broadcast; a key past Sk is not noticed)."""
     seen = query < bounds.seqlen_q
     if F.left:
         seen = seen & (key >= query + bounds.left)
@@ -116,8 +116,8 @@ def hide(
     scores, row, step, shown, item, bounds, mask, list_ptr, rows_ptr, F: gl.constexpr, TILE_Q: gl.constexpr,
     TILES: gl.constexpr,
 ):  # fmt: skip
-    """Set the scores of masked pairs to -inf in a step's tile. row: queries; item: the (batch, head, first query) of
-    the tile of queries; shown: false hides the whole tile; list_ptr, rows_ptr: see forward.mask_arguments."""
+    """Set the scores of masked pairs to -inf in the tile of keys that a step visits. row: the queries' indices; shown:
+    False hides all; item: (batch, head, first query) of the queries' tile; *_ptr: see forward.mask_arguments."""
     # Where the tile lies and what its rows see is found again: kept from step to step it would cost registers.
     LAYOUT: gl.constexpr = scores.type.layout
     BLOCK_K: gl.constexpr = scores.shape[1]

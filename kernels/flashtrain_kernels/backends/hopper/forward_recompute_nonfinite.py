@@ -17,13 +17,13 @@ _NOTHING = gl.constexpr(-3.0e38)
 
 @gluon.jit
 def note_origin(origins, PLACE: gl.constexpr, pointer, strides):
-    """Store a tensor's address and its strides by batch row, position and head in `origins`, from index PLACE on."""
+    """Store a tensor's address and (batch, sequence, head) strides in shared `origins`, from index PLACE on."""
     note(origins, PLACE, (pointer, strides[0], strides[1], strides[2]))
 
 
 @gluon.jit
 def rows_of(origins, PLACE: gl.constexpr, batch, head, DTYPE: gl.constexpr):
-    """Return (pointer to a head's first row, stride of its rows) of the tensor that `note_origin` stored at PLACE."""
+    """Return (pointer to a head's first row, stride between rows) of the tensor of `note_origin` at index PLACE."""
     base = noted(origins, PLACE).to(gl.pointer_type(DTYPE))
     base += batch.to(gl.int64) * noted(origins, PLACE + 1) + head.to(gl.int64) * noted(origins, PLACE + 3)
     return base, noted(origins, PLACE + 2)
@@ -34,7 +34,7 @@ def attend_again(
     row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins, DTYPE: gl.constexpr,
     F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Recompute and store, for rows `row` of a work item, lse and the columns of out from FIRST on that fit LAYOUT."""
+    """Recompute and store lse and LAYOUT's columns of out, from FIRST on, of the queries `row` of a tile."""
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows

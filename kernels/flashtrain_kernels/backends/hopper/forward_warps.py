@@ -35,7 +35,7 @@ def _fetch(descriptor, place_in_tensor, full, empty, buffer, number, C: gl.const
 
 @gluon.jit
 def produce(arguments, F: gl.constexpr, C: gl.constexpr):
-    """Run the producer warp: fetch each consumer's queries, then keys and values, the keys a tile ahead."""
+    """Run the producer warp: load each consumer's queries, then tiles of keys and values, keys a tile ahead."""
     descriptors, buffers, barriers, work, bounds, mask, list_ptr, handed = arguments
     q_desc, k_desc, v_desc, _out_desc = descriptors
     q_smem, k_smem, v_smem, _out_smem = buffers

@@ -1,7 +1,7 @@
 """Packed sequences in the Hopper kernels: read from cu_seqlens on the device, so that no mask is made before a launch.
 
-N sequences, T tokens (of queries or keys). cu_ptr: (N + 1,) int32. Tiles are numbered in slots: sequence n that begins
-at token b has those from b // tile + n on (kernels/dev/HOPPER.md). The functions serve Triton's kernels and Gluon's.
+N sequences, T tokens (of queries or keys). cu_ptr: (N + 1,) int32. A slot is the number of a tile over all sequences,
+some unused: sequence n, which begins at token b, has the slots from b // tile + n on (kernels/dev/HOPPER.md).
 """
 
 import triton
@@ -19,7 +19,7 @@ def slots(tokens: int, sequences: int, tile: int) -> int:
 
 @triton.jit
 def begin_of(number, cu_ptr, sequences, tokens):
-    """Return the token at which sequence `number` begins: 0 for the first, the last end for N, `tokens` beyond N."""
+    """Return the token at which sequence `number` begins (N: where the last one ends; beyond N: `tokens`)."""
     given = tl.load(cu_ptr + number, mask=(number > 0) & (number <= sequences), other=0)
     return tl.where(number > sequences, tokens, tl.minimum(tl.maximum(given, 0), tokens))
 
@@ -32,7 +32,7 @@ def first_slot(number, begin, TILE: tl.constexpr):
 
 @triton.jit
 def find(slot, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """Return (sequence, tile within it) of a slot (a tile's number, see `slots`). lanes: the integers 0 to 127."""
+    """Return (sequence, number of the tile in it) of a slot, a tile's number over all sequences. lanes: arange(128)."""
     COUNT: tl.constexpr = lanes.shape[0]
     first = 0
     span = sequences + 1
@@ -59,9 +59,9 @@ def _tiles_from(level, number, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
-    """Return (sequence, tile within it) of a rank. Rank 0 is the tile furthest into its sequence, which under a causal
-    mask sees most keys if there are as many as queries; the last ranks are tokens past all sequences, which see
-    nothing, then no work. There are as many ranks as slots. lanes: the integers 0 to 127."""
+    """Return (sequence, tile within it) of the tile with a given rank. Rank 0 is the tile furthest into its sequence,
+    which under a causal mask sees the most keys; then come the tiles before, then tiles of tokens past all sequences,
+    then numbers without work. There are as many ranks as slots. lanes: arange(128)."""
     COUNT: tl.constexpr = lanes.shape[0]
     # Of level m and above there are S(m) tiles, fewer for each level. Wanted: the last m with S(m) > rank, in
     # [level, level + span), and S(m + 1), which come before that level's tiles.
@@ -96,8 +96,8 @@ def find_by_rank(rank, lanes, cu_ptr, sequences, tokens, TILE: tl.constexpr):
 
 @triton.jit
 def sequence_of(number, cu_q_ptr, cu_k_ptr, sequences, bounds, OF_KEYS: tl.constexpr):
-    """Return (first query, first key, Bounds) of sequence `number`. bounds: of all tokens, with the band as for
-    Sq = Sk. OF_KEYS: the caller has tiles of keys (else of queries), which see nothing past the last sequence."""
+    """Return (first query, first key, Bounds) of sequence `number`. bounds: of the whole row, with the window as for Sq
+    = Sk. OF_KEYS: the caller has tiles of keys, else of queries; tiles past the last sequence see nothing."""
     first_query = begin_of(number, cu_q_ptr, sequences, bounds.seqlen_q)
     first_key = begin_of(number, cu_k_ptr, sequences, bounds.seqlen_k)
     queries = tl.maximum(begin_of(number + 1, cu_q_ptr, sequences, bounds.seqlen_q) - first_query, 0)

@@ -9,9 +9,9 @@ LOG2_E = math.log2(math.e)
 
 
 def scale_of(options: Options, bounded: bool = False) -> float | tuple[float, ...]:
-    """Return scale * log2(e), which turns a product q k into a score in base 2. With softcap return 9 numbers: the 8
-    coefficients of `assembly.capped` for tanh(scale q k / softcap), and the tanh's factor cap = softcap * log2(e). If
-    `bounded` they are for cap * tanh - min(cap, 100 - cap): the exponent of a weight, without its row's maximum."""
+    """Return scale * log2(e), which turns a product q k into a base-2 score. With softcap return 9 numbers: 8
+    coefficients for `assembly.capped` to compute tanh(scale q k / softcap), and cap = softcap * log2(e). With `bounded`
+    the 8 are for cap * tanh - min(cap, 100 - cap) instead: a weight's exponent that needs no maximum of the row."""
     if not options.softcap:
         return options.scale * LOG2_E
     cap = options.softcap * LOG2_E

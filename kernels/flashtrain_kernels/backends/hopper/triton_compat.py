@@ -21,7 +21,7 @@ AGAIN = gl.constexpr({(3, 8): 32, (3, 9): 64}.get(release(), 128))
 
 
 def forward_tile(tile: ForwardTile) -> ForwardTile:
-    """Adapt a measured tile to the Triton installed: 3.8 and 3.9 need more registers (tiles compiled, unmeasured)."""
+    """Return a tile's settings for the Triton installed: 3.8 and 3.9 get more registers (compiled there, not timed)."""
     if environment.release() < (3, 8):
         return tile
     if tile.consumers == 3:
@@ -30,12 +30,12 @@ def forward_tile(tile: ForwardTile) -> ForwardTile:
 
 
 def ranks_tiles() -> bool:
-    """Return whether tiles of packed sequences are taken by rank (sequences.find_by_rank); 3.8 and 3.9 would spill."""
+    """Return whether packed sequences' tiles go by rank (sequences.find_by_rank), where this spills no registers."""
     return environment.release() < (3, 8)
 
 
 def backward_options(head_dim: int, intervals: int) -> dict[str, Any]:
-    """Return compile options of the fused backward kernel. intervals: how many a query of a Mask sees, 0 to 2."""
+    """Return compile options of the fused backward kernel. intervals: key ranges a query of a Mask sees, 0 to 2."""
     # 3.9 would spill registers in the loop, unless LLVM orders it so as to save them; earlier releases have no such
     # option. At D = 64 that is so with masks of intervals only, and the others spill less without.
     saves = environment.release() >= (3, 9) and (head_dim > 64 or intervals > 0)
