@@ -50,7 +50,7 @@ def sizes_of(form: Form, tensors: Sequence[Tensor], sequences: int | None = None
 
 
 def autocasted(*tensors: Any) -> tuple[Any, ...]:
-    """Cast tensors as torch.autocast does for torch's own attention: to its dtype if it is on, but leave float64."""
+    """Cast tensors to torch.autocast's dtype if it is on, except float64 ones, as torch does for its own attention."""
     return tuple([_autocasted(x) for x in tensors])
 
 
@@ -61,7 +61,7 @@ def _autocasted(x: Any) -> Any:
 
 
 def plain_window(window_size: Any) -> Any:
-    """Convert any pair of integers to a tuple, None in it to -1; return other values unchanged, to be checked."""
+    """Return a pair of integers as a tuple, with -1 for None; return any other value unchanged, to be checked later."""
     if isinstance(window_size, Tensor) and window_size.shape == (2,) and not window_size.is_floating_point():
         window_size = window_size.tolist()
     if not isinstance(window_size, (tuple, list)):
@@ -70,7 +70,7 @@ def plain_window(window_size: Any) -> Any:
 
 
 def plain_integer(value: Any) -> Any:
-    """Convert an integer of numpy, or in a tensor, to Python's; return other values unchanged, to be checked."""
+    """Return an integer of numpy or in a tensor as Python's; return any other value unchanged, to be checked later."""
     if isinstance(value, (int, float, torch.SymInt)) or not hasattr(value, "__index__"):
         return value
     if isinstance(value, Tensor) and (value.numel() != 1 or value.dtype not in INTEGERS):
@@ -87,8 +87,8 @@ def broadcasts(size: int, whole: int) -> bool:
 
 
 def check_floating(name: str, x: Any, layout: str) -> None:
-    """Raise TypeError unless x is a float16, bfloat16 or float32 tensor, or float64 where no Triton kernel runs (on the
-    CPU). The message calls x `name`, and its shape `layout`, such as "(B, S, H, D)"."""
+    """Raise TypeError unless x is a float16, bfloat16, float32 or, on the CPU without Triton's interpreter, float64
+    tensor. Messages call x `name` and give its shape as `layout`, such as "(B, S, H, D)"."""
     check_dtype(name, x, layout, FLOATING)
     if x.dtype == torch.float64 and dispatch.implementation_for(x.device.type) == "portable":
         raise TypeError(

@@ -45,7 +45,7 @@ _KINDS = {float, int, bool, type(None)}
 
 
 class Requested(NamedTuple):
-    """The arguments of `flash_attn_func` after the tensors, as the caller gave them."""
+    """The arguments of `flash_attn_func` after the tensors, as the caller gave them, unchecked."""
 
     dropout_p: float = 0.0
     softmax_scale: float | None = None
@@ -176,7 +176,7 @@ def _numbered_by_row(mask: Mask, sizes: Sizes) -> Mask:
 def run(
     tensors: tuple[Tensor, ...], options: Options, with_lse: bool, sink: Tensor | None = None, form: Form = BATCH
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute (out, lse) by the implementation for the tensors' device; lse may be None without with_lse."""
+    """Compute (out, lse) by the implementation for the tensors' device. Without with_lse, lse may be None."""
     device_type = tensors[0].device.type
     # Of meta tensors the operators say the shapes.
     by_torch = device_type != "meta" and dispatch.implementation_for(device_type) == "torch"
@@ -197,8 +197,8 @@ def run(
 
 
 def key_of(form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return a key of all that checking a call depends on: its tensors' signature, plain values and their types (1 is
-    not True), autocast. None: the call cannot be identified."""
+    """Return a cache key of all that checks of a call depend on: the tensors' signature, plain values with their types
+    (1 is not True), autocast. None if the call cannot be cached."""
     signed = signature(tensors)
     kinds = tuple([type(value) for value in plain])
     if signed is None or not _KINDS.issuperset(kinds):
@@ -207,7 +207,7 @@ def key_of(form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tu
 
 
 def known(key: tuple[Any, ...] | None) -> Pass | None:
-    """Return the prepared operator call of an earlier, checked call with this key; None if there was none."""
+    """Return the operator call that an earlier checked call with this key prepared (a Pass); None without one."""
     return None if key is None else _CHECKED.get(key)
 
 
@@ -218,8 +218,8 @@ def remember(
     of_mask: tuple[Tensor, ...] = (),
     form: Form = BATCH,
 ) -> None:
-    """Store a checked call under its key for `known`, unless it has tensors other than `tensors`, dropout's seed and
-    of_mask (the mask's), or autocast changed a dtype, or torch computes it."""
+    """Store a checked call under its key, for `known`. Not stored: a call that has tensors besides `tensors`, dropout's
+    seed and of_mask (the mask's tensors), whose dtype autocast changed, or that torch's attention computes."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
     if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):

@@ -28,13 +28,13 @@ _SCHEMAS = {
 
 
 def append(*call: Any) -> None:
-    """Write new keys (rotated) and values to the cache, from rows `lengths` on. call: append_to_cache's in _SCHEMAS."""
+    """Write new keys (rotated) and values to the cache, from row lengths[b] on. call: append_to_cache's in _SCHEMAS."""
     _run(torch.ops.flashtrain_kernels.append_to_cache.default, _compute_append, call)
 
 
 def attend(*call: Any) -> tuple[Tensor, Tensor]:
-    """Return (out (B, Sq, H, D), lse (B, H, Sq)) of q over a cache. call: the arguments of attend_to_cache in _SCHEMAS:
-    as flash_attn_with_kvcache's, but lengths (B,) before the `added` new keys, and left and right (-1: no bound)."""
+    """Return (out (B, Sq, H, D), lse (B, H, Sq)) of q over a cache. call: attend_to_cache's arguments in _SCHEMAS, like
+    flash_attn_with_kvcache's, but lengths (B,) without the `added` new keys, and left, right (-1: no bound)."""
     return _run(torch.ops.flashtrain_kernels.attend_to_cache.default, _compute_attend, call)
 
 
@@ -92,7 +92,7 @@ def _places(rows: Tensor, table: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]
 
 
 def rotated(x: Tensor, positions: Tensor, cos: Tensor | None, sin: Tensor | None, interleaved: bool) -> Tensor:
-    """Rotate the first R dimensions of x (B, S, heads, D) by the angles of positions (B, S), in float32 or more."""
+    """Apply rotary embedding to R dimensions of x (B, S, heads, D), by positions (B, S), in float32 or more."""
     if cos is None or sin is None:
         return x
     exact = torch.promote_types(x.dtype, torch.float32)

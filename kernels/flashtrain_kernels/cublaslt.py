@@ -58,13 +58,13 @@ def available() -> bool:
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, inner: Tensor) -> None:
-    """Compute inner = x @ weight.T + bias and out = gelu(inner) in one product: x (M, K), weight (N, K), bias (N,)."""
+    """Fill inner = x @ weight.T + bias and out = gelu(inner) in one product: x (M, K), weight (N, K), bias (N,)."""
     plan = _plan(x.device, x.dtype, (weight.shape[0], x.shape[0], x.shape[1]), True, _GELU_AUX_BIAS)
     plan.run(weight, x, out, bias=bias, aux=inner)
 
 
 def product_times_gelu_gradient(dout: Tensor, weight: Tensor, inner: Tensor, dinner: Tensor) -> None:
-    """Compute dinner = (dout @ weight) * gelu'(inner), with dout (M, K), weight (K, N), inner and dinner (M, N)."""
+    """Fill dinner = (dout @ weight) * gelu'(inner) in one product; dout (M, K), weight (K, N), inner, dinner (M, N)."""
     plan = _plan(dout.device, dout.dtype, (weight.shape[1], dout.shape[0], dout.shape[1]), False, _DGELU)
     plan.run(weight, dout, dinner, bias=None, aux=inner)
 

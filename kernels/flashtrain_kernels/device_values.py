@@ -29,7 +29,7 @@ def values_of(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]
 
 
 def read_once(x: Tensor, summary: Callable[[Tensor], Tensor]) -> tuple[int, ...]:
-    """Return the numbers in summary(x), from the cache if x was read before and has not been written to since."""
+    """Return the numbers in summary(x); read from the device only if x was not read since it was last written to."""
     version = None if x.is_inference() else x._version
     known = _known.get(x)
     if known is not None and version is not None and known[0] == version:

@@ -72,8 +72,8 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """Return the tile sizes that `Mask.planned` plans for, from the first backend that has some; None if no kernel
-    runs, or if the kernels need only the boundaries of the mask's packed sequences."""
+    """Return the tile sizes for `Mask.planned`, from the first backend that has any; None if no kernel runs, or if the
+    kernels need only the boundaries of the mask's packed sequences. rich: with ALiBi, a bias or dropout."""
     device = mask.queries.device
     if not runs_kernels(device):
         return None
@@ -90,7 +90,7 @@ register_plan_blocks(plan_blocks)
 
 
 def finds_sequences(device: torch.device, head_dim: int, dtype: torch.dtype, options: Options) -> bool:
-    """Return whether a call's kernels, forward and backward, take packed sequences as cu_seqlens; if not, as a Mask."""
+    """Return whether a call's kernels, forward and backward, read packed sequences from cu_seqlens, without a Mask."""
     if implementation_for(device.type) != "portable" or not runs_kernels(device):
         return False
     changed = options.beyond_softcap and not hopper.changes_sequences(options, head_dim)

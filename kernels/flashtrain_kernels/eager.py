@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class Pass:
-    """An operator's forward or backward call without its tensors. Calling it with those not None, in order, runs it."""
+    """A call of an operator, forward or backward, without its tensors: call it with the tensors that are not None."""
 
     def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
         self.operator, self.function, self.arguments = operator, function, arguments
@@ -28,7 +28,7 @@ class Pass:
         self.backwards: dict[tuple[bool, bool], Pass] = {}  # by whether dlse is missing and dbias is wanted
 
     def filled(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """Return the operator's arguments with these tensors in their places."""
+        """Return the operator's arguments, with `tensors` in the places of the tensor arguments."""
         arguments = list(self.arguments)
         for place, x in zip(self.places, tensors, strict=True):
             arguments[place] = x
@@ -56,7 +56,7 @@ _KNOWN: Bounded[tuple[Any, ...], CachedLaunches | str] = Bounded(4096)  # by sig
 
 
 def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
-    """Return the (possibly cached) Pass of an operator with these inputs, and the tensors among them."""
+    """Return an operator's Pass (a call without its tensors, cached) for these inputs, and the tensors among them."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
     arguments = tuple([Tensor if isinstance(x, Tensor) else tuple(x) if type(x) is list else x for x in inputs])
     # 0 and 0.0 are equal keys, and as arguments of an operator they have been made alike.
@@ -67,7 +67,7 @@ def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
 
 
 def computed(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
-    """Compute a forward, differentiable, outside of compilers and transforms. signed: the tensors' `signature`."""
+    """Run a forward Pass in eager mode, differentiably. signed: the tensors' launch_cache.signature, or None."""
     if torch.is_grad_enabled():
         return (_Eager.apply if signed is None else _apply_plain)(call, signed, *tensors)
     return _results(call, tensors, signed)
@@ -124,8 +124,8 @@ _apply_plain = super(torch.autograd.Function, _Eager).apply
 
 
 def without_derivative(gradients: Sequence[Tensor], given: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return gradients made with create_graph=True, so that differentiating them again raises NotImplementedError,
-    instead of silently leaving their dependence on `given` out."""
+    """Return the gradients that a backward with create_graph=True computed, such that a second derivative raises
+    NotImplementedError instead of silently leaving out how they depend on `given`, the backward's inputs."""
     return _NoDerivative.apply(len(gradients), *gradients, *given)
 
 

@@ -13,12 +13,12 @@ _Q, _Q_ROW = "(B, Sq, H, D)", "(Tq, H, D)"
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity, at every call
 class Form:
-    """The layout of a call's tensors and results; log-sum-exps are (B, H, Sq), of a packed row (H, Tq).
+    """The layout of a call's tensors and results. Log-sum-exps are (B, H, Sq) or, for a packed row, (H, Tq).
 
     Attributes:
         layouts: {name: shape in letters} of the tensors.
         row: sequences are packed into one row, and tensors and results have no batch dimension.
-        heads_first: in the tensors heads come before the sequence; out is (B, Sq, H, D) nevertheless.
+        heads_first: heads come before the sequence in the tensors; out is (B, Sq, H, D) nevertheless.
     """
 
     layouts: dict[str, str]

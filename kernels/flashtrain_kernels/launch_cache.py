@@ -22,8 +22,8 @@ _active = threading.local()
 
 
 def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """Return a key of the tensors' shapes, strides, dtypes, devices and alignment, on which launches depend. None if
-    operators must be called normally: under compilers, transforms and modes, and for special tensors."""
+    """Return a key of the tensors' shapes, strides, dtypes, devices and alignment, on which kernel launches depend.
+    None if operators must be called normally: under compilers, transforms and torch modes, and for special tensors."""
     if (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -51,12 +51,12 @@ def applies(device: torch.device) -> bool:
 
 
 def on_device(device: torch.device) -> contextlib.AbstractContextManager:
-    """Return a context manager that makes this the current device, on which Triton launches."""
+    """Return a context manager that makes `device` the current one, on which Triton launches kernels."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 class Place(NamedTuple):
-    """An address for a kernel: the index of a tensor (among inputs, results, workspace) and an offset in bytes."""
+    """Where a kernel's pointer points: a tensor's index (among inputs, results, workspace) and an offset in bytes."""
 
     number: int
     offset: int
@@ -67,7 +67,7 @@ class _RefusedError(Exception):
 
 
 class Recorder(TorchDispatchMode):
-    """A mode that records one computation's allocations and launches (which run later), and refuses all else."""
+    """A torch mode that records allocations and launches of one computation (launched later), and refuses all else."""
 
     _ALLOCATE = ("empty", "new_empty", "empty_like")
 
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         return parts
 
     def is_within(self, part: Any, whole: Tensor, offset: int = 0) -> None:
-        """Record that part, a view or a TMA descriptor, starts `offset` bytes after the start of the tensor `whole`."""
+        """Record that part, a view or a TMA descriptor, starts `offset` bytes after the start of tensor `whole`."""
         root, before = self.root_of(whole)
         self._note(part, root, before + offset)
 
@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):
                 self._at[x.data_ptr()] = None
 
     def root_of(self, x: Any) -> tuple[Tensor, int]:
-        """Return the input or allocated tensor that x lies in, and x's offset in bytes from its start."""
+        """Return the input or allocated tensor whose memory x lies in, and x's offset in bytes from its start."""
         known = self._roots.get(id(x))
         if known is None and isinstance(x, Tensor) and x.numel():
             known = self._at.get(x.data_ptr())
@@ -130,7 +130,7 @@ def recorder() -> Recorder | None:
 
 
 def launch(launch: Any) -> None:
-    """Start a Launch: now, or after the recording if there is one. Every launch of attention must use this function."""
+    """Run a Launch now or, while a Recorder is active, after the recording. All of attention's launches use this."""
     active = recorder()
     if active is None:
         launch.start()
@@ -144,7 +144,7 @@ class _Recording(NamedTuple):
 
 
 def record(function: Callable, filled: Callable, tensors: Sequence[Tensor]) -> _Recording | None:
-    """Run function(*filled(tensors)); return (results, launches to repeat it, or None). None: recording refused."""
+    """Run function(*filled(tensors)), recording it: (results, CachedLaunches or None); None: recording refused."""
     given = [x.detach() for x in tensors]  # objects that are distinct where two of the tensors are one
     recorded = Recorder(given)
     device = given[0].device
@@ -201,7 +201,7 @@ def _cached(
 
 
 class CachedLaunches(NamedTuple):
-    """The recorded allocations and launches of one computation, shared by threads. Call it with new input tensors."""
+    """One computation's recorded allocations and kernel launches: call it with new input tensors to repeat them."""
 
     # Of each result: the number of a given tensor that it is like, or -1; its shape, strides and dtype.
     results: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]]
@@ -210,7 +210,7 @@ class CachedLaunches(NamedTuple):
     device: torch.device
 
     def watched(self) -> bool:
-        """Return whether Triton has launch hooks, as a profiler installs: then each launch must go through Triton."""
+        """Return whether Triton has launch hooks, as profilers set them: then each launch must go through Triton."""
         return bool(self.launches) and self.launches[0].watched()
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

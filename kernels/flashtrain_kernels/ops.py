@@ -69,7 +69,7 @@ def empty(like: Tensor) -> Tensor:
 
 
 def unit_stride(x: Tensor) -> Tensor:
-    """Return x, copied if its last stride is not 1 (an expanded gradient has 0): kernels take any other strides."""
+    """Return x, copied if its last stride is not 1 (as in an expanded gradient): kernels take any other strides."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -160,11 +160,11 @@ def visible_pairs(seqlen_q: int, seqlen_k: int, left: int | None = None, right: 
         return max(n, 0) * (max(n, 0) + 1) // 2
 
     def rising(start: int) -> int:
-        """Return the sum of max(0, i + start) over the queries i."""
+        """Return the sum of max(0, i + start) over all queries i."""
         return triangle(seqlen_q - 1 + start) - triangle(start - 1)
 
     def up_to(shift: int) -> int:
-        """Count the pairs with j <= i + shift: the sum over i of i + shift + 1, clamped to 0 and Sk."""
+        """Count the pairs with j <= i + shift."""
         return rising(shift + 1) - rising(shift + 1 - seqlen_k)
 
     total = seqlen_q * seqlen_k if right is None else up_to(right)

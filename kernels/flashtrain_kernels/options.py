@@ -35,21 +35,21 @@ class Options:
 
     @property
     def rich(self) -> bool:
-        """Whether softcap, ALiBi, bias or dropout change the scores or weights. See tile_table.VARIANTS."""
+        """Whether softcap, ALiBi, a bias or dropout change the scores or weights. See tile_table.VARIANTS."""
         return self.softcap > 0 or self.beyond_softcap
 
     @property
     def beyond_softcap(self) -> bool:
-        """Whether ALiBi, bias or dropout change the scores or weights. The Hopper kernels support few such calls."""
+        """Whether the call has ALiBi, a bias or dropout. The Hopper kernels support few such calls."""
         return self.bias is not None or self.alibi_slopes is not None or self.dropout_p > 0
 
     def by_boundaries(self, sequences: Sequences) -> Options:
-        """Return these options with packed sequences instead of a Mask made from them."""
+        """Return these options with the packed sequences' boundaries in place of a Mask made from them."""
         left, right = sequences.window
         return replace(self, mask=sequences, left=-left if left >= 0 else None, right=right if right >= 0 else None)
 
     def with_mask(self) -> Options:
-        """Return these options with a Mask in place of Sequences; unchanged if they have none."""
+        """Return these options with a Mask made from packed Sequences; the same options if they have no Sequences."""
         if not isinstance(self.mask, Sequences):
             return self
         return replace(self, mask=self.mask.mask()._replace(sequences=None), left=None, right=None)

@@ -20,8 +20,9 @@ from .packing import Packing, check_packing
 def paged(
     q: Tensor, k: Tensor, v: Tensor, packing: Packing, block_table: Any, requested: Requested
 ) -> tuple[Tensor, Tensor, Requested]:
-    """Gather paged k and v (pages, page size, K, D) into packed rows, differentiably: return k, v and `requested` with
-    a mask of these rows. Each sequence has as many rows as its M pages in block_table (N, M), used or not."""
+    """Gather paged k and v (pages, page size, K, D) into packed rows, differentiably. Return k, v and the call's
+    `requested` arguments with a mask of these rows. A sequence has rows for all pages in block_table (N, M), used or
+    not."""
     q, k, v = autocasted(q, k, v)
     check_block_table(block_table)
     check_tensors(PAGED, (q, k, v))

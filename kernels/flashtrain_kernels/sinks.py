@@ -39,13 +39,13 @@ def joined(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention(tensors: tuple[Tensor, ...], options: Options, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `ops.attention` with a sink (H,), outside of compilers and transforms."""
+    """Compute attention with a sink (H,) by the operators, in eager mode only (no torch.compile, no functorch)."""
     call, given = pass_of(_WITH_SINK[len(tensors)], (*tensors, sink, *pack(options)))
     return computed(call, given, signature(given))
 
 
 def join(out: Tensor, lse: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `joined` without autograd; may overwrite out and lse (where kernels run). Returns (out, lse)."""
+    """Return (out, lse) with the sink included, as `joined` but without autograd; may overwrite out and lse."""
     if signature((out, lse, sink)) is None or not (out.is_contiguous() and lse.is_contiguous()):
         return joined(out, lse, sink)
     return _joined_in_place(out, lse, sink)

@@ -48,7 +48,7 @@ def _gradients(ctx: Any, backward: Any, wants_bias: bool, dout: Tensor | None, d
 
 
 class Transformed(torch.autograd.Function):
-    """An attention operator under functorch's transforms, with its derivative and a rule for vmap."""
+    """An attention operator's derivative and vmap rule under functorch's transforms (grad, vmap, jacrev)."""
 
     @staticmethod
     def forward(operator: Any, *inputs: Any) -> Any:

@@ -24,8 +24,8 @@ class Call(NamedTuple):
     options: Options
 
     def readied(self, plan_blocks: PlanBlocks) -> "Call":
-        """Return the call as kernels read it: packed Sequences as a Mask, the Mask planned for the tile sizes that
-        plan_blocks returns (None: no plan), and its tensors and the ALiBi slopes contiguous."""
+        """Return the call as kernels read it: packed Sequences as a Mask, the Mask with a plan for the tile sizes that
+        plan_blocks returns (None: no plan), the Mask's tensors and the ALiBi slopes contiguous."""
         options = self.options.with_mask()
         mask, slopes = options.mask, options.alibi_slopes
         if isinstance(mask, Mask):
@@ -74,7 +74,7 @@ class Backend(Protocol):
     def plan_blocks(
         self, mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool
     ) -> tuple[int, ...] | None:
-        """Return the tile sizes to plan a mask for (see Plan.blocks), or None if these kernels will not serve its
+        """Return the tile sizes that a mask's plan must have (see Plan.blocks), or None if these kernels cannot run its
         calls. rich: whether the calls have ALiBi, a bias or dropout; softcap: whether they have a softcap."""
 
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:

@@ -25,15 +25,15 @@ _numbers = itertools.count()
 
 
 class Entry(NamedTuple):
-    """The driver's function that launches a compiled kernel (`launch`), and the metadata that its TMA maps are encoded
-    with (`maps`: by the index of a tensor descriptor among the kernel's arguments)."""
+    """How to launch a compiled kernel: the driver's function (`launch`), and how to encode the TMA map of each argument
+    that is a tensor descriptor (`maps`, by the argument's index)."""
 
     launch: Any
     maps: dict[int, Any]
 
 
 def entry_of(compiled: Any) -> Entry | None:
-    """Return a compiled kernel's Entry, cached since its launcher may be replaced; None for an unknown launcher."""
+    """Return how to launch a compiled kernel, stored with it; None if Triton's launcher is of an unknown kind."""
     if not hasattr(compiled, "flashtrain_entry"):
         compiled.flashtrain_entry = _entry_of(compiled)
     return compiled.flashtrain_entry
@@ -55,13 +55,13 @@ def _entry_of(compiled: Any) -> Entry | None:
 
 
 def map_of(descriptor: Any, how: Any) -> list[Any]:
-    """Return a tensor descriptor as the driver takes it: [TMA map, *shape, *strides]. how: its value in Entry.maps."""
+    """Return a tensor descriptor as the driver takes it: [TMA map, *shape, *strides]. how: its entry in Entry.maps."""
     launch = () if release() < (3, 8) else (None,)  # 3.8 hands on the arguments of the launch, which it does not read
     return driver.make_tensordesc_arg(descriptor, how, *launch)
 
 
 class Repeated:
-    """A kernel launch to repeat with other tensors: call it with a CUDA stream and the tensors' addresses."""
+    """A kernel launch that can be repeated on other tensors: call it with a CUDA stream and the tensors' addresses."""
 
     def __init__(self, grid: tuple[int, ...], args: list[Any], compiled: Any, entry: Entry, place_of: PlaceOf) -> None:
         run = compiled.run
@@ -90,7 +90,7 @@ class Repeated:
 
     @staticmethod
     def watched() -> bool:
-        """Return whether hooks are set that Triton calls around each launch, as profilers do."""
+        """Return whether Triton has hooks to call around each launch, as profilers set them."""
         runtime = knobs.runtime
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
@@ -124,7 +124,7 @@ class _Map:
 
 
 class Address:
-    """A tensor's address and dtype, which is all that a tensor descriptor reads of it: keeping it does not keep the
+    """A tensor's address and dtype, all that a tensor descriptor reads of a tensor; holding this does not hold the
     tensor's memory. The dtype may be None where an existing descriptor is moved to another address."""
 
     def __init__(self, address: int, dtype: torch.dtype | None = None) -> None:
@@ -135,7 +135,7 @@ class Address:
 
 
 def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
-    """Return a portable.launch.Launch as one to be repeated; None if its kernel or Triton's release forbids that."""
+    """Return a portable.launch.Launch as a Repeated; None if its kernel or the Triton release cannot be launched so."""
     entry = entry_of(compiled)
     if release() not in RELEASES or entry is None or None in entry.maps.values():
         return None
@@ -146,7 +146,7 @@ def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
 
 
 class Interpreted:
-    """A Repeated launch in Triton's interpreter: call it with tensors instead of addresses (the stream is not used)."""
+    """A Repeated for Triton's interpreter: call it with tensors instead of addresses (the stream is not used)."""
 
     def __init__(self, launch: Any, place_of: PlaceOf) -> None:
         self.tensors = [(i, *place_of(x), x.dtype) for i, x in enumerate(launch.args) if isinstance(x, Tensor)]

@@ -57,8 +57,8 @@ def documents_from_cu_seqlens(cu_seqlens: Tensor, total: int) -> Documents:
 
 
 def boundaries(name: str, documents: Documents | Tensor, seqlen: int | None = None) -> Documents:
-    """Return documents, or make them from ids (B, S). Raises TypeError or ValueError naming the argument `name`, also
-    where rows do not have seqlen tokens (None: any number)."""
+    """Return `documents` as Documents, made from ids (B, S) if they are ids. Raises TypeError or ValueError naming the
+    argument `name`, also if rows are not seqlen tokens long (None: any length)."""
     if isinstance(documents, Tensor):
         check_ids(name, documents)
         documents = documents_from_ids(documents)

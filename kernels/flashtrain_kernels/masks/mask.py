@@ -132,6 +132,6 @@ _plan_blocks: PlanBlocks | None = None
 
 
 def register_plan_blocks(function: PlanBlocks) -> None:
-    """Set the function that `Mask.planned` calls for tile sizes (see Plan.blocks)."""
+    """Set the function that `Mask.planned` calls to get the kernels' tile sizes (see Plan.blocks)."""
     global _plan_blocks
     _plan_blocks = function

@@ -59,16 +59,16 @@ def document_rows(
     Args:
         kind: the mask's kind, one of this module's constants (WINDOW, PREFIX, ...).
         start, end: each token's document: its first index, and one past its last.
-        first, past: the same of each token's segment (SHARED_QUESTION, BLOCKWISE).
-        prefix: the length of the prefix of each token's document, any integer dtype (PREFIX).
-        left, right: window in tokens, inclusive; -1: no bound (WINDOW, GLOBAL, CAUSAL_GLOBAL).
-        count: number of global tokens (GLOBAL, CAUSAL_GLOBAL), or tokens in a block (BLOCKS).
+        first, past: each token's segment, likewise (for SHARED_QUESTION and BLOCKWISE).
+        prefix: the length of the prefix of each token's document, any integer dtype (for PREFIX).
+        left, right: window in tokens, inclusive; -1: no bound (for WINDOW, GLOBAL, CAUSAL_GLOBAL).
+        count: number of global tokens (for GLOBAL, CAUSAL_GLOBAL), or tokens in a block (for BLOCKS).
     """
     return _operators.document_rows(kind, start, end, first, past, prefix, left, right, count)
 
 
 def a_call_for_each_sample(call: Callable, samples: int, in_dims: Sequence[Any], inputs: Sequence[Any]) -> tuple:
-    """Run `call` once a sample of the batched inputs, as torch.vmap's rule; return (stacked outputs, their dims)."""
+    """A torch.vmap rule: run `call` once for each sample of the batched inputs; return (stacked outputs, dims)."""
     called = []
     for sample in range(samples):
         # The dimensions of a list of numbers are a list.
@@ -80,7 +80,7 @@ def a_call_for_each_sample(call: Callable, samples: int, in_dims: Sequence[Any],
 
 
 def register_vmap(name: str, operator: Any) -> None:
-    """Register a rule for torch.vmap that calls the operator once for each sample."""
+    """Register a torch.vmap rule that runs an operator once for each sample. name: the operator's qualified name."""
 
     def vmapped(info: Any, in_dims: tuple, *inputs: Any) -> tuple:
         return a_call_for_each_sample(operator, info.batch_size, in_dims, inputs)

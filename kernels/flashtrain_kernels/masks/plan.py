@@ -1,4 +1,4 @@
-"""A mask's plan: which tiles of keys each tile of queries must visit, and the reverse.
+"""A mask's plan: which tiles of keys each tile of queries must visit, and which tiles of queries each tile of keys.
 
 Sq queries, Sk keys; Bm is the batch, or 1 for a mask that all its rows share. The operator `flashtrain_kernels::plan`
 makes it on the mask's device, without waiting: on a CPU in PyTorch, on a GPU by kernels (registered in ops.py).
@@ -64,7 +64,7 @@ def empty_tables(queries: Tensor, seqlen_k: int, blocks: list[int]) -> tuple[Ten
 def build_plan_reference(
     queries: Tensor, keys: Tensor | None, seqlen_k: int, blocks: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the operator `plan` in plain PyTorch, equal to the kernels. Memory grows with tiles times tiles."""
+    """Compute the tables of a Plan in plain PyTorch, equal to the kernels'; takes memory of tiles times tiles."""
     forward = _kinds(queries, keys, seqlen_k, blocks[0], blocks[1], loops_over_keys=True)
     dq = _kinds(queries, keys, seqlen_k, blocks[2], blocks[3], loops_over_keys=True)
     dkdv = _kinds(queries, keys, seqlen_k, blocks[4], blocks[5], loops_over_keys=False)

@@ -1,4 +1,4 @@
-"""Rows of Mask.queries, and boundaries of documents, in plain PyTorch, on any device.
+"""Mask.queries, and where each token's document begins and ends, computed in plain PyTorch, on any device.
 
 B batch, S sequence, T packed tokens, N sequences.
 """
@@ -39,7 +39,7 @@ def _locate(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ordinals(start: Tensor) -> Tensor:
-    """Number each token's document over the whole batch, row by row: (B, S) int64. start: the documents' starts."""
+    """Number each token's document over the whole batch: (B, S) int64. start: (B, S), the document's first index."""
     first = (start == position_of(start)).to(torch.int64)
     return (first.flatten().cumsum(0) - 1).clamp(min=0).view(start.shape)
 
@@ -71,7 +71,7 @@ def stacked(*rows: Tensor) -> Tensor:
 
 
 def reach(position: Tensor, window: tuple[int, int], start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (LOW, HIGH) of queries at `position` in sequences [start, end). window: (left, right), inclusive."""
+    """Return (LOW, HIGH): queries see the keys [LOW, HIGH), those in their window (left, right) and in [start, end)."""
     left, right = window
     low = start if left < 0 else torch.maximum(start, position - min(left, WIDEST))
     high = end if right < 0 else torch.minimum(end, position + (min(right, WIDEST) + 1))

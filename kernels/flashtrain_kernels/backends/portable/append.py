@@ -37,7 +37,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
-    """Return (page, row in the page) of the rows `row` of a sequence's cache. table: its pages; size: rows a page."""
+    """Return (page, row in that page) of the rows `row` of a sequence's cache. table: its pages; size: rows a page."""
     if PAGED:
         page = tl.load(table + row // size, mask=inside, other=0)
         place = row % size
@@ -49,7 +49,7 @@ def page_and_row(table, row, inside, size, pages, PAGED: tl.constexpr):
 
 @triton.jit
 def load_turned(pointers, inside, at, cos, sin, cos_row, sin_row, C: tl.constexpr):
-    """Load rows (n, BLOCK_D) from pointers (n,), 0 where not `inside`, rotated by the angles of positions `at` (n,)."""
+    """Load rows (n, BLOCK_D) at pointers (n,), 0 if not `inside`, with rotary embedding for positions `at` (n,)."""
     d = tl.arange(0, C.block_d)[None, :]
     real = inside[:, None]
     x = tl.load(pointers[:, None] + d, mask=real & (d < C.head_dim), other=0.0)
@@ -76,7 +76,7 @@ def append_kernel(
     k, v, k_cache, v_cache, lengths, table, cos, sin, k_strides, v_strides, k_cache_strides, v_cache_strides,
     cos_row, sin_row, angles, table_row, added, size, pages, columns, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program writes C.rows new keys (rotated) and values of one sequence and head to the cache, after its
+    """Kernel: one program writes C.rows new keys (rotated) and values of one sequence and head to the cache, behind its
     lengths[b] rows. *_strides: by batch row (cache: page), row, head; *_row: row strides; angles: rows of cos and sin;
     added: new keys a sequence; size: rows a page; pages: pages in the cache; columns: pages a sequence (table's)."""
     batch = tl.program_id(0).to(tl.int64)
@@ -123,10 +123,10 @@ def append_launch(
 
 
 def rotary_of(cos: torch.Tensor | None, sin: torch.Tensor | None, unused: torch.Tensor) -> tuple:
-    """Return (cos, sin); without rotation (unused, unused), as a kernel needs tensors. unused: any tensor."""
+    """Return (cos, sin) of the rotary embedding; without one any tensor, `unused`, twice: kernels need a tensor."""
     return (unused, unused) if cos is None or sin is None else (cos, sin)
 
 
 def rotary_rows(cos: torch.Tensor | None, sin: torch.Tensor | None) -> tuple[int, int, int]:
-    """Return (row stride of cos, row stride of sin, number of rows); (0, 0, 1) without rotation."""
+    """Return (row stride of cos, row stride of sin, number of rows); (0, 0, 1) without rotary embedding."""
     return (0, 0, 1) if cos is None or sin is None else (cos.stride(0), sin.stride(0), cos.shape[0])

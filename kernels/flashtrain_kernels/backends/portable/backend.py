@@ -21,7 +21,7 @@ def serves(call: Call, direction: Direction) -> str | None:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...]:
-    """Return the six tile sizes, masks.Plan.blocks, for calls with a mask. rich: with ALiBi, a bias or dropout."""
+    """Return the six tile sizes (Plan.blocks) for a mask's plan. rich: whether calls have ALiBi, a bias or dropout."""
     return tile_table.plan_blocks(mask.queries.device, head_dim, dtype, rich or softcap)
 
 

@@ -39,8 +39,8 @@ def both_kernel(
     threshold, keep_scale, programs_dkdv, programs_dq,
     F: tl.constexpr, C_DKDV: tl.constexpr, C_DQ: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program computes a tile of dK and dV, or one of dQ, in one launch. Arguments as in dkdv_kernel and
-    dq_kernel; dq_table_*, dq_blocks, C_DQ: dQ's; programs_*: how many programs dK/dV and dQ have."""
+    """Kernel: one program computes a tile of dK and dV, or a tile of dQ, all in one launch. Arguments as in dkdv_kernel
+    and dq_kernel; dq_table_*, dq_blocks, C_DQ: those of dQ; programs_*: how many programs dK/dV and dQ have."""
     # Two launches would leave part of the GPU idle between them. The grid's second axis chooses: dK/dV, longer, first.
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,

@@ -1,4 +1,4 @@
-"""The kernel of the bias's gradient: it adds up, in a fixed order, those of the scores that a number was added to.
+"""The kernel of the attention bias's gradient: the gradients of all scores to which a bias element was added, summed.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -50,8 +50,8 @@ def dbias_kernel(
     EACH_QUERY: tl.constexpr, EACH_KEY: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Kernel: one program computes a tile of the bias's gradient. dbias_strides: by batch row, head, query, key;
-    batches: B; bias_batches, bias_heads: the bias's first two sizes; EACH_QUERY, EACH_KEY: the bias has a number
-    for each query, each key (else one for all); table_*: a BlockMask, a byte a block. Others: see dkdv_kernel."""
+    batches: B; bias_batches, bias_heads: the bias's first two sizes; EACH_QUERY, EACH_KEY: whether the bias has a
+    number for each query, each key; table_*: a BlockMask, a byte a block. Others: see dkdv_kernel."""
     call = Arguments(
         bias, bias_batch, bias_head, bias_q, bias_k, slopes, slope_row, seed, intervals, plane, interval_batch,
         positions, position_batch, heads, seqlen_q, seqlen_k, left, right, scale_log2, cap_in, cap_log2, threshold,
@@ -155,7 +155,7 @@ def dbias_kernel(
 def dbias_launch(
     call: Call, dout: torch.Tensor, rows: Sequence[torch.Tensor], dbias: torch.Tensor, tile: Tile
 ) -> Launch:
-    """Return the launch that fills dbias, contiguous. rows: base-2 log-sum-exps, delta (from `backward_launches`)."""
+    """Return the launch that fills dbias, contiguous. rows: log-sum-exps and delta, filled by `backward_launches`."""
     q, k, v, options = call
     bias_batches, bias_heads, bias_q, bias_k = dbias.shape
     batch, seqlen_q = q.shape[:2]

@@ -70,9 +70,9 @@ def attend_kernel(
     cos_row, sin_row, angles, slope_row, table_row, sequences, seqlen_q, added, size, pages, columns, left, right,
     splits, scale_log2, cap_in, cap_log2, C: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program attends with C.rows of the Sq * G query rows to one part of a key head's keys. Grid (B * K,
-    splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse (splits, B, H, Sq). sequences: B; splits: parts; left,
-    right: the window; scale_log2, cap_in, cap_log2: see launch.Arguments; others: see append_kernel."""
+    """Kernel: one program computes attention of C.rows of the Sq * G query rows over one part of a key head's keys.
+    Grid (B * K, splits, tiles of rows). Fills out (splits, B, Sq, H, D), lse (splits, B, H, Sq). sequences: B; splits:
+    parts; left, right: the window; scale_log2, cap_in, cap_log2: see launch.Arguments; others: see append_kernel."""
     # The Sq * G rows share a key head, query-major, and so read its keys once (grouped-query decoding). With few
     # programs the keys are divided into parts, which join_kernel merges by their log-sum-exp (Flash-Decoding).
     ROWS: tl.constexpr = C.rows
@@ -232,9 +232,9 @@ def attend_launches(
 
 
 def splits_for(programs: int, tiles: int, paged: bool, device: torch.device) -> int:
-    """Return how many parts to divide the keys into: as many as give each multiprocessor two programs, or four with
+    """Return into how many parts to divide the keys: enough for two programs on each multiprocessor, or four with
     pages, which wait longer for memory; at least four tiles of keys a part. More parts would start an incomplete second
-    round (kernels/dev/OPTIMISATION.md). programs: how many one part has; tiles: of keys, in all."""
+    round of programs (kernels/dev/OPTIMISATION.md). programs: how many one part has; tiles: of keys, in all."""
     most = (4 if paged else 2) * multiprocessors(device)
     return max(1, min(most // max(programs, 1), tiles // 4, 128))
 

@@ -1,4 +1,4 @@
-"""The kernel of dK and dV: one program owns C.block_k keys of a key/value head and loops over all their queries.
+"""The kernel of dK and dV: one program computes C.block_k keys of a key/value head, in a loop over all their queries.
 
 Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. Scores
 are transposed, S^T = K Q^T, so that P^T and dS^T are left operands, in registers, of the products for dV and dK.
@@ -32,7 +32,7 @@ from .traversal import listed_block, position_of_step, query_pieces, steps
 
 
 class Own(NamedTuple):
-    """The keys that one program owns: tiles of k and v, their indices and positions."""
+    """The keys whose dK and dV one program computes: their tiles of k and v, indices and positions."""
 
     k: Any  # their tiles
     v: Any

@@ -1,4 +1,4 @@
-"""The kernel of dQ: one program owns C.block_q queries and loops over the keys that they see.
+"""The kernel of dQ: one program computes C.block_q queries, in a loop over the keys that they see.
 
 Sq queries, Sk keys, H query heads, K key/value heads, D head dimension. F: launch.Features. C: launch.Tiling. delta =
 rowsum(dO * O) - dLSE (FlashAttention-2, arXiv 2307.08691, algorithm 2, with the gradient of the log-sum-exp).
@@ -32,8 +32,8 @@ ROWS = 64
 
 @triton.jit
 def row_terms(out, dout, lse, dlse, inside, HAS_DLSE: tl.constexpr):
-    """Return (base-2 log-sum-exp, inf for a query that sees no key; delta) of a tile of queries, float32. out, dout:
-    tiles; lse, dlse: a pointer for each query; inside: which queries exist; HAS_DLSE: whether dLSE is given."""
+    """Return (base-2 log-sum-exp, delta), float32, of a tile of queries; the former is inf where a query sees no key.
+    out, dout: tiles; lse, dlse: pointers for each query; inside: which queries exist; HAS_DLSE: dLSE is given."""
     delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     if HAS_DLSE:
         delta -= tl.load(dlse, mask=inside, other=0.0)
@@ -118,8 +118,8 @@ def compute_dq(
     q, k, v, dout, out, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, dq, scale, call, table, HAS_DLSE: tl.constexpr,
     HAS_ROWS: tl.constexpr, F: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute and store one program's tile of dQ. q, k, v, dout, out, dq: Strided; call: launch.Arguments;
-    HAS_ROWS: load lse2 and delta (see row_terms), else compute and store them from out, lse and dlse."""
+    """Compute and store one program's tile of dQ. HAS_ROWS: load lse2 and delta (see row_terms), else compute them from
+    out, lse and dlse and store them. q, k, v, dout, out, dq: Strided; call: launch.Arguments."""
     BLOCK_Q: tl.constexpr = C.block_q
     BLOCK_K: tl.constexpr = C.block_k
     BLOCK_D: tl.constexpr = C.block_d

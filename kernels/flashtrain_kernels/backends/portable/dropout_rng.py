@@ -14,7 +14,7 @@ _KEY_STEP = tl.constexpr(philox.KEY_STEP)
 
 
 class Stream(NamedTuple):
-    """The random stream of a head: the key of Philox2x32, and the start of its counter's two words. All uint32."""
+    """The random number stream of a head: Philox2x32's key, and the start of its counter's two words. All uint32."""
 
     key: Any
     first: Any
@@ -30,21 +30,21 @@ def stream_of(seed, sequence, head):
 
 @triton.jit
 def load_stream(seed_ptr, sequence, head):
-    """Return the Stream of a sequence and a head. seed_ptr: (3,) int64, the seed and the two numbers' offsets."""
+    """Return the Stream of a sequence and a head. seed_ptr: (3,) int64: seed, offsets added to sequence and head."""
     sequence = (sequence + tl.load(seed_ptr + 1)).to(tl.int32)
     return stream_of(tl.load(seed_ptr), sequence, (head + tl.load(seed_ptr + 2)).to(tl.int32))
 
 
 @triton.jit
 def group_of(position):
-    """Return the number (uint32) of the pair of positions {i, i + 8}, bit 3 of i clear, that a position belongs to."""
+    """Return the number, uint32, of the pair of positions (i, i + 8) that a position is in; bit 3 of i is clear."""
     return ((position >> 4) * 8 + (position & 7)).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def words(stream, query_group, key_group):
-    """Return two random uint32 for each pair of a query's and a key's `group_of`: the first for queries whose bit 3 is
-    clear, the second where it is set. In each the low half is for keys whose bit 3 is clear, the high half else."""
+    """Return two random uint32 words for each pair of query_group and key_group (see `group_of`): the first for queries
+    with bit 3 clear, else the second. A word's low half is for keys with bit 3 clear, its high half for the others."""
     a = query_group + stream.first
     b = key_group + stream.second
     key = stream.key

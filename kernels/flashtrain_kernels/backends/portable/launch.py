@@ -65,7 +65,7 @@ class Launch:
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
     def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
-        """Return a callable that launches `compiled` on other tensors; None: impossible. place_of: tensor to Place."""
+        """Return a callable that launches `compiled` on other tensors (None: impossible). place_of: of a tensor."""
         if not isinstance(self.kernel, JITFunction):
             return Interpreted(self, place_of)
         return repeated(self, compiled, place_of)
@@ -208,7 +208,7 @@ class Arguments(NamedTuple):
     keep_scale: Any  # what the kept weights are multiplied by
 
     def with_tables(self, tables: tuple[Any, ...]) -> list[Any]:
-        """Return the kernels' arguments in order: these, with `tables` (one Table's fields or two's) before `heads`."""
+        """Return the arguments in the kernels' order, with `tables`, the fields of 1 or 2 Tables, before `heads`."""
         return [*self[:_TABLES_AT], *tables, *self[_TABLES_AT:]]
 
 
@@ -216,7 +216,7 @@ _TABLES_AT = Arguments._fields.index("heads")
 
 
 class Table(NamedTuple):
-    """Pointers to, and strides of, a list of the tiles that each program of a kernel visits."""
+    """Pointers to the list of tiles that each program of a kernel visits, and the list's strides."""
 
     rows: Any  # of a plan or of a list of blocks
     batch: Any  # their strides: by batch row, head and tile
@@ -241,7 +241,7 @@ def arguments_of(call: Call, unused: torch.Tensor) -> Arguments:
 
 
 def slope_row(slopes: torch.Tensor | None) -> int:
-    """Return the stride between sequences in the ALiBi slopes; 0 if all sequences have the same."""
+    """Return the stride between two sequences' ALiBi slopes; 0 if all sequences share the same slopes."""
     return 0 if slopes is None or slopes.dim() == 1 or slopes.shape[0] == 1 else slopes.stride(0)
 
 
@@ -258,7 +258,7 @@ def broadcast_strides(x: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int, int, Any, int]:
-    """Return the Arguments `intervals` to `position_batch` of a mask. For Sequences (Hopper kernels), `plane` is N."""
+    """Return Mask.queries, its strides, Mask.keys and its stride, as in Arguments. For Sequences `plane` is N."""
     if isinstance(mask, Sequences):
         return (unused, mask.number, 0, unused, 0)
     if not isinstance(mask, Mask):
@@ -272,7 +272,7 @@ def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int
 
 
 def table_of(mask: AnyMask | None, unused: torch.Tensor, kernel: str) -> Table:
-    """Return the Table of a kernel, "forward", "dq" or "dkdv". Of Sequences: rows cu_seqlens_k, blocks cu_seqlens_q."""
+    """Return the tiles that kernel "forward", "dq" or "dkdv" visits under a mask; for Sequences k's, q's cu_seqlens."""
     if isinstance(mask, Sequences):
         return Table(mask.cu_seqlens_k, 0, 0, 0, mask.cu_seqlens_q)
     if isinstance(mask, Mask):

@@ -1,4 +1,4 @@
-"""The kernels that make a mask's rows and documents' boundaries: masks/rows.py on a GPU, in one or two launches.
+"""Kernels that fill Mask.queries, and where each token's document begins and ends: masks/rows.py on a GPU.
 
 B batch, S sequence, T packed tokens, N sequences. A row is divided into chunks of TOKENS tokens, one for each program.
 """
@@ -30,8 +30,8 @@ def _smaller(a, b):
 
 @triton.jit
 def place(chunks, seqlen, TOKENS: tl.constexpr):
-    """Return a program's (number of its chunk in the row, elements before the row, indices in the row of the chunk's
-    TOKENS tokens, whether each index is below seqlen). chunks: how many chunks a row has."""
+    """Return (number of the program's chunk in its row, elements of all earlier rows, index in the row of each of the
+    chunk's TOKENS tokens, whether that index is below seqlen). chunks: how many chunks a row has."""
     program = tl.program_id(0)
     chunk = program % chunks
     index = chunk * TOKENS + tl.arange(0, TOKENS)
@@ -48,7 +48,7 @@ def _begins(ids, row, index, valid):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def notes_kernel(ids, first, last, chunks, seqlen, TOKENS: tl.constexpr):
-    """Kernel: one program stores the first and last index in its chunk where a document begins (none: INT_MAX, -1)."""
+    """Kernel: one program stores the first and last token of its chunk that begin a document (none: INT_MAX, -1)."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     begins = _begins(ids, row, index, valid)
     tl.store(first + tl.program_id(0), tl.min(tl.where(begins, index, INT_MAX), 0))
@@ -57,8 +57,8 @@ def notes_kernel(ids, first, last, chunks, seqlen, TOKENS: tl.constexpr):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def bounds_of_ids_kernel(ids, first, last, start, end, chunks, seqlen, TOKENS: tl.constexpr, NOTES: tl.constexpr):
-    """Kernel: one program fills start and end (B, S), the bounds of each token's document, for its chunk of tokens.
-    first, last: from notes_kernel, of which NOTES chunks are read at once."""
+    """Kernel: one program fills start and end (B, S), where each token's document begins and ends, for a chunk of
+    tokens. first, last: the results of notes_kernel for all chunks, read NOTES at a time."""
     chunk, row, index, valid = place(chunks, seqlen, TOKENS)
     notes = tl.program_id(0) - chunk  # of the row
     begun = chunk * 0 - 1
@@ -100,8 +100,8 @@ def bounds_of(bounds, number, total):
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def bounds_of_cu_seqlens_kernel(bounds, start, end, sequences, total, steps, TOKENS: tl.constexpr):
-    """Kernel: one program fills start and end (T,), the bounds of each token's sequence, for TOKENS tokens; 0 for
-    tokens in no sequence. bounds: cu_seqlens (N + 1,); sequences: N; total: T; steps: from search_steps."""
+    """Kernel: one program fills start and end (T,), where each token's sequence begins and ends, for TOKENS tokens; 0
+    for tokens in no sequence. bounds: cu_seqlens (N + 1,); sequences: N; total: T; steps: from search_steps."""
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     begin, past = bounds_of(bounds, sequence_of(bounds, index, sequences, total, steps), total)
     inside = (index >= begin) & (index < past)
@@ -111,7 +111,7 @@ def bounds_of_cu_seqlens_kernel(bounds, start, end, sequences, total, steps, TOK
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def count_kernel(start, counts, chunks, seqlen, TOKENS: tl.constexpr):
-    """Kernel: one program counts the documents that begin in its chunk. start: (B, S), where each token's begins."""
+    """Kernel: one program counts the documents that begin in its chunk. start: (B, S), see bounds_of_ids_kernel."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     begins = valid & (tl.load(start + row + index, mask=valid, other=-1) == index)
     tl.store(counts + tl.program_id(0), tl.sum(begins.to(tl.int32), 0))
@@ -165,8 +165,8 @@ def document_rows_kernel(
     start_ptr, end_ptr, first_ptr, past_ptr, prefix_ptr, counts, out, batch, chunks, seqlen, left, right, count,
     KIND: tl.constexpr, TOKENS: tl.constexpr, NOTES: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program fills `out` (5 or 7, B, S), a Mask.queries, for its tokens. counts: from count_kernel;
-    KIND and other arguments: as in masks.operators.document_rows; NOTES: numbers of `counts` read at once."""
+    """Kernel: one program fills a chunk of `out`, Mask.queries (5 or 7, B, S). counts: from count_kernel, read NOTES at
+    a time; KIND and other arguments: as in masks.operators.document_rows."""
     _, row, index, valid = place(chunks, seqlen, TOKENS)
     start = tl.load(start_ptr + row + index, mask=valid, other=0)
     end = tl.load(end_ptr + row + index, mask=valid, other=0)
@@ -207,7 +207,7 @@ def document_rows_kernel(
 
 @triton.jit(do_not_specialize=NOT_SPECIALISED)
 def packed_rows_kernel(bounds_q, bounds_k, out, sequences, total_q, total_k, steps, left, right, TOKENS: tl.constexpr):
-    """Kernel: one program fills `out` (5, 1, T) for TOKENS tokens. Arguments: see packed_rows_launch; search_steps."""
+    """Kernel: one program fills `out` (5, 1, T) for TOKENS tokens. Others: see packed_rows_launch, search_steps."""
     index = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     valid = index < total_q
     number = sequence_of(bounds_q, index, sequences, total_q, steps)
@@ -253,7 +253,7 @@ def document_rows_launches(
     out: torch.Tensor, kind: str, start: torch.Tensor, end: torch.Tensor, first: torch.Tensor | None,
     past: torch.Tensor | None, prefix: torch.Tensor | None, left: int, right: int, count: int,
 ) -> tuple[Launch, Launch]:  # fmt: skip
-    """Return the two launches that fill `out` with Mask.queries. Others: as in operators.document_rows, contiguous."""
+    """Return the two launches that fill `out` with Mask.queries. Others: see operators.document_rows; contiguous."""
     batch, seqlen = start.shape
     chunks = ceil_div(seqlen, TOKENS)
     grid, options = (batch * chunks,), {"num_warps": 4}
@@ -279,8 +279,8 @@ def document_rows_launches(
 def packed_rows_launch(
     out: torch.Tensor, bounds_q: torch.Tensor, bounds_k: torch.Tensor, total_k: int, left: int, right: int
 ) -> Launch:
-    """Return the launch that fills `out` (5, 1, T): LOW, HIGH, POSITION, START, SEQUENCE of Mask.queries. bounds_*:
-    cu_seqlens (N + 1,), contiguous; total_k: keys in the row; left, right: window in tokens, -1 for no bound."""
+    """Return the launch that fills `out` (5, 1, T), the rows LOW, HIGH, POSITION, START, SEQUENCE of Mask.queries.
+    bounds_*: cu_seqlens (N + 1,), contiguous; total_k: keys in the row; left, right: window in tokens, -1: no bound."""
     total_q, sequences = out.shape[2], bounds_q.shape[0] - 1
     args = (
         bounds_q, bounds_k, out, sequences, total_q, total_k, search_steps(sequences), _bound(left), _bound(right)

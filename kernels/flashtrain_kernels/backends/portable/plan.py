@@ -1,4 +1,4 @@
-"""The kernels that build a plan (see masks/plan.py), in two launches and O(S) memory.
+"""The kernels that build a mask's plan, the lists of tiles to visit (masks/plan.py), in two launches and O(S) memory.
 
 Bm batch rows of the mask, Sq queries, Sk keys.
 """
@@ -198,9 +198,9 @@ def plan_kernel(
     DQ_BLOCK_Q: tl.constexpr, DQ_BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program fills one row of a Plan's table, dkdv's first, as they read most. *_summary: from
-    summary_kernel; tiles_*: how many tiles of queries (q) or keys (k) of the forward (fwd), dQ (dq) or dK/dV;
-    *_BLOCK_*: tile sizes; TWO: two intervals a query; CHUNK: tiles judged at once; GROUP: query tiles a group."""
+    """Kernel: one program fills one row of a Plan's tables, first dK/dV's, which read most. *_summary: from
+    summary_kernel; tiles_*: how many tiles of queries (q), keys (k) the forward (fwd), dQ (dq) or dK/dV has; *_BLOCK_*:
+    tile sizes; TWO: a query has two ranges of keys; CHUNK: tiles tested at once; GROUP: query tiles a group."""
     programs = tiles_k + tiles_fwd_q + tiles_dq_q
     number = (tl.program_id(0) // programs).to(tl.int64)
     tile = tl.program_id(0) % programs

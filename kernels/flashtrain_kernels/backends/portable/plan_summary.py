@@ -15,8 +15,8 @@ NOT_SPECIALISED = [
 
 @triton.jit
 def interval(queries, row, low_row, batch, number, seqlen_q, AXIS: tl.constexpr):
-    """Return (first, past, first_full, past_full) along AXIS: the hull and the intersection of the intervals of key
-    positions that queries `row` (indices) see. low_row: 0 (LOW) or 5 (LOW2); batch: Bm; number: the batch row."""
+    """Return (first, past, first_full, past_full) along AXIS: queries `row` see no key outside [first, past), and all
+    see the keys [first_full, past_full). low_row: 0 (LOW) or 5 (LOW2); batch: Bm; number: the batch row."""
     # An empty interval has no hull, and leaves no intersection.
     valid = row < seqlen_q
     base = queries + (tl.cast(low_row, tl.int64) * batch + number) * seqlen_q
@@ -51,9 +51,9 @@ def summary_kernel(
     TWO: tl.constexpr, HAS_KEYS: tl.constexpr, BLOCK_Q: tl.constexpr, FWD_BLOCK_K: tl.constexpr,
     DQ_BLOCK_K: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program stores `interval` of each tile of TOKENS queries to query_summary (4 or 8, Bm, tiles), their
-    hull to group_summary (2, Bm, programs_q); or the least and greatest position of TOKENS keys' tiles, to fwd_summary
-    or dq_summary (2, Bm, tiles). Other arguments: see plan_kernel."""
+    """Kernel: one program stores the results of `interval` for tiles of BLOCK_Q queries in query_summary (4 or 8, Bm,
+    tiles), and their (least first, greatest past) in group_summary (2, Bm, programs_q); or the least and greatest key
+    position of tiles of keys in fwd_summary or dq_summary (2, Bm, tiles). Others: see plan_kernel."""
     programs = programs_q + programs_fwd_k + programs_dq_k
     number = (tl.program_id(0) // programs).to(tl.int64)
     program = tl.program_id(0) % programs

@@ -1,4 +1,4 @@
-"""Which tile of queries a program of the forward and of the dQ kernel owns, and which keys it sees.
+"""Which tile of queries a program of the forward or of the dQ kernel computes, and which keys those queries see.
 
 Sq queries, H query heads. F: launch.Features. C: launch.Tiling.
 """
@@ -12,8 +12,8 @@ from .traversal import key_pieces
 
 @triton.jit
 def query_tile(call, F: tl.constexpr, C: tl.constexpr):
-    """Return a program's (batch row * H + head, batch row, head, index of its first query, the same index as int64,
-    indices of its C.block_q queries), which follow from its number. call: launch.Arguments."""
+    """Return (batch row * H + head, batch row, head, index of the first query, the same as int64, indices of the
+    C.block_q queries) of the tile that this program computes. call: launch.Arguments."""
     # The tiles of a head run next to each other, heads of one key/value group too: they share K and V in the L2 cache.
     BLOCK_Q: tl.constexpr = C.block_q
     tiles = tl.cdiv(call.seqlen_q, BLOCK_Q)
@@ -30,8 +30,8 @@ def query_tile(call, F: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def seen_keys(batch, head, first, query, k, v, call, table, F: tl.constexpr, C: tl.constexpr):
-    """Return a program's (Bounds, Keys, Head, Rows, Pieces), from tiles.py and traversal.py; Pieces: the key tiles that
-    its queries see. batch to query: from query_tile; k, v: Strided; call: launch.Arguments; table: launch.Table."""
+    """Return what the program needs of its queries' keys: (Bounds, Keys, Head, Rows) of tiles.py and the tiles of keys
+    to visit, as traversal.Pieces. batch to query: from query_tile; k, v: Strided; table: launch.Table."""
     bounds = bounds_of(call)
     keys = keys_of(k, v, call, table, batch, head, C.group)
     bias = call.bias + batch * call.bias_batch + head * call.bias_head

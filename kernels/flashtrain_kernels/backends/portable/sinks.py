@@ -52,8 +52,8 @@ def tile_gradient_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, sink_ptr, sums_ptr, dout_strides, tiles, heads, seqlen,
     HAS_DLSE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Kernel: one program stores one tile's sum of the sink's gradient, exp(sink - lse) * (dLSE - rowsum(dO * O)). lse
-    and out include the sink."""
+    """Kernel: one program stores, for one tile of queries, the sum of exp(sink - lse) * (dLSE - rowsum(dO * O)), the
+    tile's part of the sink's gradient. lse and out include the sink."""
     batch, head, query, place = _place(tiles, heads, seqlen, ROWS)
     real = query < seqlen
     sink = tl.load(sink_ptr + head).to(tl.float32)
@@ -75,7 +75,7 @@ def tile_gradient_kernel(
 
 @triton.jit(do_not_specialize=["tiles", "heads", "batches"])
 def gradient_kernel(sums_ptr, gradient_ptr, tiles, heads, batches, COUNT: tl.constexpr):
-    """Kernel: one program adds up the sums of one head's tiles, in a fixed order, to the sink's gradient."""
+    """Kernel: one program adds the parts of all tiles of one head, in a fixed order, to get its sink's gradient."""
     head = tl.program_id(0)
     total = tl.zeros([COUNT], tl.float32)
     for batch in tl.range(0, batches):

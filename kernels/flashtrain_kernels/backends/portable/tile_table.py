@@ -47,7 +47,7 @@ class Tiles(NamedTuple):
 
     @classmethod
     def all(cls, tile: Tile, together: bool) -> "Tiles":
-        """Return Tiles with this tile for every kernel. together: dK/dV and dQ in one launch."""
+        """Return Tiles with the same `tile` for every kernel. together: dK/dV and dQ are computed in one launch."""
         return cls(tile, tile, tile, tile, together)
 
     def mapped(self, change: Callable[[Tile], Tile]) -> "Tiles":
@@ -56,7 +56,7 @@ class Tiles(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Properties of a call that decide its tiles, besides device, head dimension and dtype. See VARIANTS."""
+    """Properties of a call that decide its tile sizes, besides device, head dimension and dtype. See VARIANTS."""
 
     short: bool = False
     short_causal: bool = False
@@ -214,7 +214,7 @@ def _tiles_for(device: torch.device, head_dim: int, dtype: torch.dtype, kind: Ki
 
 
 def resized(tiles: Tiles, blocks: tuple[int, ...]) -> Tiles:
-    """Return the tiles with the sizes that a plan was made for (masks.Plan.blocks), and unchanged warps and stages."""
+    """Return tiles with the sizes that a mask's plan was made for (Plan.blocks); warps and stages stay the same."""
     return tiles._replace(
         forward=_sized(tiles.forward, *blocks[0:2]),
         dq=_sized(tiles.dq, *blocks[2:4]),
@@ -227,7 +227,7 @@ def _sized(tile: Tile, block_q: int, block_k: int) -> Tile:
 
 
 def plan_blocks(device: torch.device, head_dim: int, dtype: torch.dtype, rich: bool = False) -> tuple[int, ...]:
-    """Return the tile sizes, Plan.blocks, for a mask. rich: whether calls have softcap, ALiBi, a bias or dropout."""
+    """Return tile sizes for a mask's plan (Plan.blocks). rich: the calls have softcap, ALiBi, a bias or dropout."""
     return _plan_blocks(device, width_of(head_dim), dtype, rich)
 
 

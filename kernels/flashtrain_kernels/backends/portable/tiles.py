@@ -26,7 +26,7 @@ class Strided(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Sq, Sk, and the band (left, right): query i may see the keys i + left to i + right (if Features has these)."""
+    """Sq, Sk, and the window (left, right): query i may see the keys i + left to i + right (if Features has it)."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The mask and positions of each query of a tile, all in one shape."""
+    """What each query of a tile sees by the mask, its position and its ALiBi slope; all tensors have one shape."""
 
     query: Any  # its index
     low: Any  # the intervals of key positions that a Mask lets it see
@@ -135,8 +135,8 @@ def has_nan(x):
 
 @triton.jit
 def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
-    """Return the Rows of the queries with indices `query` (any shape), with a slope of 0. mask_ptr: Mask.queries of a
-    batch row; plane: the stride of its rows."""
+    """Load the Rows (mask, position) of the queries with indices `query`, of any shape; their ALiBi slope is 0.
+    mask_ptr: Mask.queries of a batch row; plane: its stride between two of its 5 or 7 rows."""
     # Without a mask: position, 0 and the batch row follow from the index. Queries past Sq see nothing.
     low = 0
     high = 0
@@ -161,7 +161,7 @@ def query_rows(query, batch, bounds, mask_ptr, plane, F: tl.constexpr):
 
 @triton.jit
 def with_slope(rows, head, F: tl.constexpr):
-    """Return the Rows `rows` with ALiBi's slope of each query, times log2(e), in `slope`. head: a Head."""
+    """Return `rows` with each query's ALiBi slope, times log2(e), filled in. rows: a Rows; head: a Head."""
     slope = 0.0
     if F.alibi:
         slope = tl.load(head.slopes + rows.sequence * head.slope_row) if F.slope_rows else tl.load(head.slopes)
@@ -171,7 +171,7 @@ def with_slope(rows, head, F: tl.constexpr):
 
 @triton.jit
 def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
-    """Return each key's position: from Mask.keys (keys_ptr; past Sk the least int32), without one the index `key`."""
+    """Return each key's position: from Mask.keys at keys_ptr (past Sk the least int32), without these its index."""
     if F.key_positions:
         position = tl.load(keys_ptr + key, mask=key < seqlen_k, other=-2147483648)
     else:
@@ -181,8 +181,8 @@ def key_position(keys_ptr, key, seqlen_k, F: tl.constexpr):
 
 @triton.jit
 def sees(rows, key, position, bounds, CHECK_KEYS: tl.constexpr, F: tl.constexpr):
-    """Return a tile's mask, True where a query sees a key. rows (a Rows), key (indices) and position (the keys')
-    broadcast to the tile's shape. CHECK_KEYS: hide keys past Sk; a caller that never stores their rows can spare it."""
+    """Return a tile's mask, True where a query sees a key. rows (a Rows), key and position (the keys' indices and
+    positions) broadcast to the tile. CHECK_KEYS: hide keys past Sk too; needless if their results are not stored."""
     if CHECK_KEYS or not F.intervals:
         mask = key < bounds.seqlen_k
     if F.intervals:
@@ -216,7 +216,7 @@ def keys_of(k, v, call, table, batch, head, GROUP: tl.constexpr):
 
 @triton.jit
 def head_options(head, bias, call, F: tl.constexpr):
-    """Return the Head, with dropout's seed, of query head `head`. bias: pointer to this head's in the batch row."""
+    """Return the Head (ALiBi slope, bias, dropout) of query head `head`. bias: pointer to that head's bias."""
     seed = 0
     sequence = 0
     number = head
@@ -246,8 +246,8 @@ def load_bias(head, rows, key, bounds):
 
 @triton.jit
 def logits(scores, head, rows, key, first_key, position, bounds, F: tl.constexpr):
-    """Return (logits, tanh): the products `scores` = q k^T as logits in base 2, after scale or softcap, ALiBi and bias,
-    and the tanh of the softcap, for its derivative (0 without softcap). first_key: index of the tile's first key."""
+    """Return (base-2 logits, tanh) from `scores` = q k^T: after scale or softcap, ALiBi and bias; the softcap's tanh is
+    for its derivative (0 without softcap). first_key: index of the tile's first key; others: see Head, Rows, Bounds."""
     capped = 0.0
     if F.softcap:
         capped = tanh(scores * head.cap_in)
@@ -269,8 +269,8 @@ def kept(
     head, rows, first_key, position, TRANSPOSED: tl.constexpr, F: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return whether dropout keeps each weight of a tile, as philox.keep_mask does whatever the tile's size. first_key,
-    position: the tile's first key index, its keys' positions; TRANSPOSED: the tile has keys as rows."""
+    """Return True for each weight of a tile that dropout keeps, as philox.keep_mask decides. rows: a Rows; first_key:
+    the first key's index; position: the keys' positions; TRANSPOSED: keys are the tile's rows, not its columns."""
     query = (rows.position - rows.start).to(tl.int32)
     stream = stream_of(head.seed, (rows.sequence + head.sequence).to(tl.int32), head.number)
     if F.intervals:

@@ -1,7 +1,7 @@
-"""The tiles that a program visits: of keys, those that a query of its tile sees; of queries, those that see its keys.
+"""Which tiles a program visits: the tiles of keys that its queries see or, for dK and dV, of queries that see its keys.
 
-`Pieces` hold them. A band gives them by arithmetic (masked, full, masked), a Mask by a row of its plan (masks.Plan),
-a BlockMask by its lists of blocks.
+`Pieces` hold them. They follow from a window by arithmetic (masked, full, masked), from a Mask by a row of its plan
+(masks.Plan), from a BlockMask by its lists of blocks.
 """
 
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ import triton.language as tl
 
 
 class Pieces(NamedTuple):
-    """The tiles that a program visits: up to four runs of consecutive masked tiles (which hold pairs that may be
-    hidden), and two of full tiles (all of whose pairs are visible: they need no test). See masks.Plan."""
+    """The tiles that a program visits: up to four runs of consecutive masked tiles (some pairs may be hidden), and up
+    to two runs of full tiles (every query sees every key, so no test is needed). See masks.Plan."""
 
     masked: Any  # how many: masked step i is tile p0 + i below step c1, p1 + i - c1 below c2, and so on
     p0: Any
@@ -84,8 +84,8 @@ def _in_band(
 def key_pieces(
     query, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Return the Pieces of key tiles that queries [query, query + BLOCK_Q) see. table: pointer to a launch.Table's
-    rows of this batch row and head, table_stride numbers apart (read with a Mask or a BlockMask only)."""
+    """Return which tiles of keys the queries [query, query + BLOCK_Q) see, as Pieces. table: pointer to a
+    launch.Table's rows for this batch row and head, of stride table_stride (read with a Mask or a BlockMask only)."""
     if F.intervals:
         pieces = _planned(table + (query // BLOCK_Q) * table_stride)
     elif F.block_q:
@@ -100,8 +100,8 @@ def key_pieces(
 def query_pieces(
     key, bounds, table, table_stride, F: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Return the query tiles (Pieces) with a query that sees one of the keys [key, key + BLOCK_K). bounds:
-    tiles.Bounds; table: pointer to a launch.Table's rows of this batch row and head, table_stride numbers apart."""
+    """Return which tiles of queries see one of the keys [key, key + BLOCK_K), as Pieces. bounds: tiles.Bounds; table:
+    pointer to a launch.Table's rows for this batch row and head, of stride table_stride."""
     if F.intervals:
         pieces = _planned(table + (key // BLOCK_K) * table_stride)
     elif F.block_q:
@@ -114,8 +114,8 @@ def query_pieces(
 
 @triton.jit
 def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constexpr):
-    """Return how many steps a loop over the masked (MASKED) or the full tiles of `pieces` takes, one step a tile; with
-    RECOMPUTE the loop is over both, with SUB steps a tile."""
+    """Return how many steps a loop over the masked (MASKED) or over the full tiles of `pieces` takes, one tile a step.
+    RECOMPUTE: the loop visits masked and full tiles, in SUB steps a tile."""
     if RECOMPUTE:
         count = (pieces.masked + pieces.full) * SUB
     elif MASKED:
@@ -129,8 +129,8 @@ def steps(pieces, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, SUB: tl.constex
 def listed_block(
     i, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """Return the number of the block that step i of a loop over `pieces` visits, from a BlockMask's list at list_ptr
-    (Table.blocks); 0 without a BlockMask, past the last step, and with RECOMPUTE. TILES: tiles in a block."""
+    """Return which block of a BlockMask step i of a loop over `pieces` visits, read from the mask's list at list_ptr
+    (Table.blocks); 0 without a BlockMask, past the last step, and with RECOMPUTE. TILES: tiles a block."""
     # Loops look up one step ahead: K and V cannot be fetched before their place is known.
     block = 0
     if F.block_q and not RECOMPUTE:
@@ -164,9 +164,9 @@ def position_of_step(
     i, block, pieces, list_ptr, MASKED: tl.constexpr, RECOMPUTE: tl.constexpr, F: tl.constexpr, TILES: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Return the index of the first query or key that step i of a loop over `pieces` visits. MASKED: the loop is over
-    masked tiles, else over full ones; RECOMPUTE: over both, STEP rows a step; BLOCK: rows of a tile; block, list_ptr,
-    TILES: the result of `listed_block` for step i, and its arguments."""
+    """Return the first query or key of the tile that step i of a loop over `pieces` visits. MASKED: the loop visits
+    masked tiles, else full ones; RECOMPUTE: both, STEP rows a step; BLOCK: rows a tile; block: `listed_block` of step
+    i; list_ptr, TILES: its arguments."""
     if RECOMPUTE:
         SUB: tl.constexpr = BLOCK // STEP
         whole = i // SUB
