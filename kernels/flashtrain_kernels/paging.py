@@ -21,8 +21,7 @@ def paged(
     q: Tensor, k: Tensor, v: Tensor, packing: Packing, block_table: Any, requested: Requested
 ) -> tuple[Tensor, Tensor, Requested]:
     """Gather paged k and v (pages, page size, K, D) into packed rows, differentiably. Return k, v and the call's
-    arguments, `requested`, with a mask of these rows. A sequence has rows for all of its M pages in block_table (N,
-    M)."""
+    arguments, `requested`, with a mask of these rows. Each sequence has rows for all pages in block_table (N, M)."""
     q, k, v = autocasted(q, k, v)
     check_block_table(block_table)
     check_tensors(PAGED, (q, k, v))
