@@ -17,6 +17,7 @@ from typing import Any
 
 from settings_page import cell, settings_page
 
+from flashtrain.report.readme import anchor_of
 from flashtrain.report.rows import read_result
 
 DOCS = Path(__file__).resolve().parent
@@ -118,8 +119,8 @@ def results_page() -> str:
         FIRST_LINE,
         "",
         "Every published figure is backed by a file, `recipes/results/NAME.json`: recipe, command, date, device,",
-        "versions and rows. Tables and figures are drawn from those files and never typed in. The command that made a",
-        "result stands under its table. Typed again on such a machine, it makes the result again.",
+        "versions and rows. Tables and figures are drawn from those files. The command of a result stands behind a fold",
+        "under its table. On such a machine it makes the result again, if the files that it names are in the repository.",
         "",
         "```bash",
         "# measure, keep the rows as a file, draw the tables again, and see whether they agree",
@@ -158,8 +159,7 @@ def _places() -> dict[str, str]:
             for name in names:
                 if re.search(rf"(?<![\w-]){name}(?![\w-])", line):
                     link = os.path.relpath(page, DOCS / "results").replace(os.sep, "/")
-                    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-                    found.setdefault(name, f"[{heading}]({link}#{anchor})")
+                    found.setdefault(name, f"[{heading}]({link}#{anchor_of(heading)})")
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 29_500,
+    "flashtrain": 29_540,
     "flashtrain/command": 1_650,
     "flashtrain/data": 5_550,
     "flashtrain/distributed": 3_040,
@@ -18,7 +18,7 @@ CEILINGS = {
     "flashtrain/folders": 440,
     "flashtrain/integrations": 3_600,
     "flashtrain/models": 3_470,
-    "flashtrain/report": 1_725,
+    "flashtrain/report": 1_760,
     "flashtrain/run": 495,
     "flashtrain/settings": 1_050,
     "flashtrain/tasks": 3_820,

@@ -116,6 +116,12 @@ def test_the_readme_is_short_and_says_early_what_it_cannot_do() -> None:
     assert len(re.findall(r"^!\[", README, flags=re.MULTILINE)) == 1
 
 
+@pytest.mark.parametrize("page", GUIDE)
+def test_no_line_of_a_page_is_too_long_to_edit(page: str) -> None:
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 160 and not line.startswith("|")] == []
+
+
 def test_every_page_is_in_the_menu() -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page for page in GUIDE if page.startswith("docs/") and f": {page[5:]}\n" not in menu] == []

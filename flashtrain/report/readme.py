@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -17,12 +18,14 @@ _TABLE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _MARKER = re.compile(r"^<!--\s*(table:|end table)", re.MULTILINE)
+_NEXT_COMMAND = re.compile(r"; (?=(?:\w+=\S+ )*python )")  # between two of a result's commands
 
 
 def insert_tables(readme: str | Path, results: str | Path) -> list[str]:
     """Redraw the tables of a Markdown page, and return the names of those that changed.
 
-    A table lies between <!-- table: NAME --> and <!-- end table -->, and is drawn from NAME.json.
+    A table lies between <!-- table: NAME --> and <!-- end table -->, and is drawn from NAME.json. Below it stand the
+    date, the device, and a fold with versions and commands, or a link to these if the marker has `command=link`.
 
     Args:
         readme: the page.
@@ -55,9 +58,37 @@ def table_text(result: ResultFile, view: View) -> str:
 
 def source_line(result: ResultFile) -> str:
     """Return the date, device, versions and command of a result, in one line of Markdown."""
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
-    measured = f"Measured {result.date} on {markdown_text(result.device)} ({markdown_text(versions)})"
-    return f"{measured}: `{one_line(result.command)}`"
+    return f"{_measured(result)} ({_versions(result)}): `{one_line(result.command)}`"
+
+
+def folded_source(result: ResultFile, page: Path, file: Path) -> str:
+    """Return the date and device of a result, and a fold with its versions and commands, one command a line."""
+    command = _NEXT_COMMAND.sub("\n", one_line(result.command))
+    code = f"```bash\n{command}\n```" if re.match(r"(\w+=\S+ )*(python|bash|for) ", command) else f"`{command}`"
+    fold = f"<details><summary>Command, versions</summary>\n\n{_versions(result)}\n\n{code}\n\n</details>"
+    return f"{_measured(result)}.\n\n{fold}"
+
+
+def linked_source(result: ResultFile, page: Path, file: Path) -> str:
+    """Return the date and device of a result, and a link from `page` to where README.md beside `file` has its table."""
+    everything = file.with_name("README.md")
+    before, found, _ = everything.read_text(encoding="utf-8").partition(f"\n<!-- table: {file.stem} ")
+    anchor = f"README.md#{anchor_of(re.findall(r'^#+ (.+)$', before, re.MULTILINE)[-1])}" if found else file.name
+    target = f"{os.path.relpath(file.parent, page.parent)}/{anchor}".replace(os.sep, "/")
+    return f"{_measured(result)}: [command, versions and all rows]({target})."
+
+
+def anchor_of(heading: str) -> str:
+    """Return what a link to a heading ends with, as GitHub and mkdocs have it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def _measured(result: ResultFile) -> str:
+    return f"Measured {result.date} on {markdown_text(result.device)}"
+
+
+def _versions(result: ResultFile) -> str:
+    return markdown_text(", ".join(f"{name} {version}" for name, version in result.versions.items()))
 
 
 def _drawn(readme: Path, results: Path) -> tuple[str, list[str], list[str]]:
@@ -79,6 +110,13 @@ def _wanted(readme: Path, table: re.Match[str], results: Path) -> str:
         if not file.is_file():
             raise unknown("result", table["name"], [path.stem for path in results.glob("*.json")])
         options = dict(option.partition("=")[::2] for option in table["options"].split())
-        return table_text(read_result(file), view_of(options))
+        form = options.pop("command", "details")
+        if form not in _SOURCES:
+            raise unknown("form of the command", form, _SOURCES)
+        result = read_result(file)
+        return f"{view_of(options).table(result.rows).markdown()}\n{_SOURCES[form](result, readme, file)}\n"
     except UserError as error:
         raise UserError(f"{readme}, table {table['name']}: {error}") from error
+
+
+_SOURCES = {"details": folded_source, "link": linked_source}  # by the marker's `command=`
