@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 29_540,
+    "flashtrain": 29_550,
     "flashtrain/command": 1_650,
     "flashtrain/data": 5_550,
     "flashtrain/distributed": 3_040,
@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_460,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_750,
-    "tests": 37_000,
+    "tests": 37_060,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report
 

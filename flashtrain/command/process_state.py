@@ -1,4 +1,4 @@
-"""The state of somebody's program around a call of the command: what is printed, Hydra's state, process groups."""
+"""The state of somebody's program around a call of the command: what is printed, and Hydra's and torch's state."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from flashtrain import announce
 
 @contextmanager
 def preserve_process_state(*, quiet: bool) -> Iterator[None]:
-    """Run the command inside another program; afterwards restore Hydra and the logger, and end new process groups.
+    """Run the command inside another program; then restore Hydra, logger and torch's determinism, and end new groups.
 
     Args:
         quiet: print warnings only, and draw no progress bars.
     """
     log, propagates, had_ranks = announce.log, announce.log.propagate, torch.distributed.is_initialized()
     of_caller = GlobalHydra.instance().hydra
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     GlobalHydra.instance().clear()
     log.propagate = propagates and not quiet  # to handlers that notebooks come with
     log.setLevel(log.level or logging.INFO)  # for the run's own log file
@@ -40,5 +42,6 @@ def preserve_process_state(*, quiet: bool) -> Iterator[None]:
         log.removeHandler(handler)
         log.propagate = propagates
         GlobalHydra.instance().hydra = of_caller
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)  # trainer.deterministic changes it
         if torch.distributed.is_initialized() and not had_ranks:
             torch.distributed.destroy_process_group()

@@ -170,6 +170,8 @@ def make_trainer(
         log_every_n_steps=min(options.log_every, options.steps),
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
+        # Calls torch.use_deterministic_algorithms, which our kernels read too. None leaves a caller's own choice.
+        deterministic=options.deterministic or None,
         enable_model_summary=False,
         callbacks=callbacks,
         logger=run_loggers(settings, folder),
