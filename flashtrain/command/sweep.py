@@ -201,7 +201,7 @@ def _wait_for_orphan(folder: Path) -> None:
     try:
         hold(folder)
     except Busy as error:
-        say(f"{error} Waiting at most {_STOPPING_SECONDS} s for its end; the sweep stops if it still runs then.")
+        say(f"{error} Waiting up to {_STOPPING_SECONDS} s for that job; if it still runs then, the sweep ends.")
         hold(folder, wait=_STOPPING_SECONDS)
     let_go(folder)
 

@@ -44,13 +44,13 @@ _CHECKED: WeakSet[nn.Module] = WeakSet()
 
 
 def inputs_of(sequence: ShardedSequence) -> Inputs | None:
-    """Return the whole sequence's inputs in the latest call of a model; None where no model has been called with it."""
+    """Return the whole sequence's positions and padding in a model's latest call; None if no model was called."""
     return _INPUTS.get(sequence)
 
 
 def whole_of(sequence: ShardedSequence, part: Tensor) -> Tensor | None:
-    """Return the tensor (B, S) of which `part` (B, n) is this device's shard; None if `part` is the positions that the
-    hooks add (0, 1, ... in the whole). The first call gathers all devices' shards; later ones return it again."""
+    """Return the whole tensor (B, S) of which `part` (B, n) is this device's shard, gathered from all devices by the
+    first call and cached. None if `part` is the positions that the hooks add (0, 1, ... in the whole sequence)."""
     known = _WHOLE.setdefault(sequence, WeakTensorKeyDictionary())
     if part not in known:
         known[part] = sequence.gathered(part)

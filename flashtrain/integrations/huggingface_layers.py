@@ -130,7 +130,7 @@ class ChunkedFeedForward:
         self.by_itself = torch.compile(self.compute, **options)
 
     def expect(self, tokens: int) -> None:
-        """Choose how the next call, which is for `tokens` tokens, is computed; call this outside compiled code."""
+        """Decide whether the next call, for `tokens` tokens, runs in chunks; call this outside of compiled code."""
         # A compiled layer must not contain the loop over chunks: torch.compile would unroll it, and the chunks'
         # activations would be in memory together.
         whole = self.chunk is None or tokens <= self.chunk or gated_matrices(self.module) is not None

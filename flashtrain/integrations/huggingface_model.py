@@ -110,7 +110,7 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
         if not any(f".{name}".endswith(f".{target}") for name in matrices):
             raise unknown("layer in model.adapter_targets", target, {name.rpartition(".")[2] for name in matrices})
     if refusal is not None:
-        raise UserError(f"model.adapter_targets: {first_line(refusal)}") from refusal
+        raise UserError(f"peft refuses model.adapter_targets: {first_line(refusal)}") from refusal
 
 
 def _check_adapters(model: HuggingFaceDecoder) -> None:

@@ -109,7 +109,7 @@ def unknown_setting(given: str, task: str) -> UserError:
     siblings = [name for name in names if name.rpartition(".")[0] == group]
     error = unknown(f"setting of task={task}", given, names, listed=siblings)
     others = [other for other in registered("task") if other != task and given in setting_names(other)]
-    return UserError(f"{given} is of task={', '.join(others)}: {error}") if others else error
+    return UserError(f"{given} is of task={', '.join(others)}, not of this task: {error}") if others else error
 
 
 def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> UserError:

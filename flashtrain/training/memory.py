@@ -95,7 +95,7 @@ class MemoryEstimate:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Return the bytes at the peak by their use; the sum is the peak."""
+        """Return {what the memory is for: bytes} at the peak; the values add up to the peak."""
         gradients, activations, temporary = max(self._moments(), key=sum)
         return {
             "weights": self.weights,

@@ -281,7 +281,7 @@ def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def not_written(error: BaseException, path: Path) -> UserError:
-    """Make the error of a checkpoint that could not be written, for example because a rank's disk is full."""
+    """Make the UserError for a checkpoint that could not be written, for example because a rank's disk is full."""
     failures = [one for one, _ in getattr(error, "failures", {}).values()] or [error]
     cause = next((found for one in failures for found in os_errors(one)), failures[0])
     earlier = f"the earlier {path.name} is intact" if path.exists() else "no earlier one existed"

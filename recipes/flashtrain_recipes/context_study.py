@@ -132,8 +132,8 @@ class ContextStudy(ABC):
             for context in self.contexts:
                 status = self._train(context, folder, start)
                 if status in _STOPPED:
-                    again = f"with resume=auto or resume={folder}, goes on at context {context:,}."
-                    say(f"stopped: the same command, repeated {again}")
+                    again = f"with resume=auto or resume={folder} to continue at context {context:,}."
+                    say(f"stopped. Repeat the same command {again}")
                     error = f"stopped by {signal.Signals(status - 128).name}"
                     write_summary(folder, {**planned, "status": STOPPED, "error": error})
                     return status

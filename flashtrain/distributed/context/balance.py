@@ -32,8 +32,8 @@ def assign(
     Args:
         costs: (S,) integers, the number of keys that each token's query sees.
         edges: (pieces + 1,), the first token of each piece, then S.
-        bonds: arrays (pieces,), tried in order until the work is even; if it never is, the most even is used. SAME: a
-            piece stays with the one before; SHARED: it does up to a limit of pieces; APART: it need not.
+        bonds: arrays (pieces,): whether a piece goes to the rank of the piece before it: SAME, SHARED (up to a limit of
+            pieces) or APART (not necessarily). Tried in order until the work is even, else the most even is used.
         room: the most tokens that one rank may hold; ranks * room is at least S.
         already: (ranks,), the work of each rank from earlier rows of the batch.
 

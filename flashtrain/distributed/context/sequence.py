@@ -164,11 +164,11 @@ class ContextSequence(ShardedSequence):
         return loss * self.weight
 
     def has_weighted(self, loss: Any) -> bool:
-        """Return whether the step weighted this loss itself, rather than a mean that it only logged."""
+        """Return whether the step weighted this loss itself (mean_over_context), not a mean that it only logged."""
         return self._unweighted is not None and self._unweighted() is not loss
 
     def is_own_part(self, tokens: int) -> bool:
-        """Return whether `tokens` is the number that this rank holds, of one row (give or take 1) or of all rows."""
+        """Return whether this rank holds `tokens` tokens, of one row (give or take 1) or of all rows together."""
         held, rows = self.layout.held, max(1, self.tokens // self.layout.seqlen)
         return abs(tokens - held) <= 1 or tokens == rows * held
 

@@ -52,7 +52,7 @@ def accuracy_table(rows: Rows) -> Table:
     """
     found = accuracy_rows(rows)
     if not found:
-        raise UserError("these rows have no accuracies: expected rows that mode=evaluate of a classifier wrote.")
+        raise UserError("no row has an accuracy: expected the result.json that mode=evaluate of a classifier writes.")
     columns = ["task", "implementation", "accuracy", "accuracy_low", "accuracy_high", "samples", "seed", "parameters"]
     table = make_table(found, [key for key in columns if values_of(found, key)], "test accuracy, and the papers'")
     others = [f"{task}: {theirs}." for task in values_of(found, "task") if (theirs := papers_task(task))]

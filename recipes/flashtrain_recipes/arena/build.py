@@ -89,12 +89,12 @@ def classifier_config(
 
 
 def trained_config(settings: Settings, shape: SequenceShape) -> ClassifierConfig:
-    """Return the configuration of the model that a stage trains on samples of this shape (classifier_config)."""
+    """Return the configuration of the model that a stage trains, for samples of this shape."""
     return classifier_config(settings.classifier, shape, predicts=settings.masked_pixels.weight > 0)
 
 
 def pixels_read(settings: Settings, length: int) -> int:
-    """Return how many tokens a training step reads of a sequence of `length` (sequence.training_pixels)."""
+    """Return how many tokens of a sequence of `length` a step trains on: sequence.training_pixels of them, or all."""
     return min(settings.sequence.training_pixels or length, length)
 
 
@@ -148,7 +148,7 @@ def _parts(sequence: SequenceSettings) -> dict[str, int]:
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:
-    """Choose the micro-batch in samples: as set, else the largest that fits a GPU; on a CPU its share of a step."""
+    """Return a stage's micro-batch: trainer.micro_batch, else the most samples that fit the GPU (on a CPU: all)."""
     settings = stage.settings
     share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels

@@ -33,7 +33,7 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
     """
     found = accuracy_rows(rows)
     if not found:
-        raise UserError("these rows have no accuracies: expected rows that mode=evaluate of a classifier wrote.")
+        raise UserError("no row has an accuracy: expected the result.json that mode=evaluate of a classifier writes.")
     tasks = list(dict.fromkeys(row["task"] for row in found))
     bars = {task: [row for row in found if row["task"] == task and row["implementation"] != "chance"] for task in tasks}
     sizes = [len(bars[task]) for task in tasks]
@@ -77,7 +77,7 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     time = "gpu_minutes" if values_of(rows, "gpu_minutes") else "minutes"
     missing = [key for key in (time, "side", "contour", "validation_accuracy") if not values_of(rows, key)]
     if missing:
-        raise UserError(f"these rows have no {', '.join(missing)}: expected the rows of a learning curve.")
+        raise UserError(f"no row has {', '.join(missing)}: expected the result.json of a run of recipe=pathx.")
     figure = Figure(figsize=(8.0, 3.8), layout="constrained")
     axis = figure.subplots()
     began, whole = 0.0, float(rows[-1][time])

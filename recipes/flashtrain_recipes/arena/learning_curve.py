@@ -95,11 +95,11 @@ class LearningCurve(pl.Callback):
         if self._reached(stage, step):
             trainer.should_stop = True
             say(
-                f"{stage.name}: stop_at_accuracy={stage.stop_at_accuracy:g} reached after {step:,} of {stage.steps:,} "
-                "steps, it ends here"
+                f"{stage.name}: ended, since stop_at_accuracy={stage.stop_at_accuracy:g} was reached after {step:,} of "
+                f"{stage.steps:,} steps"
             )
         elif stage.stop_at_accuracy is not None and step >= stage.steps:
-            say(f"{stage.name}: its {step:,} steps are over below stop_at_accuracy={stage.stop_at_accuracy:g}")
+            say(f"{stage.name}: ended after all {step:,} steps below stop_at_accuracy={stage.stop_at_accuracy:g}")
 
     def _accuracy(self, stage: Stage, step: int) -> float | None:
         place = (stage.number + 1, step)

@@ -60,7 +60,7 @@ def find_resumed(settings: Settings, folder: Path, stages: Sequence[Stage]) -> R
     stage = int(saved.notes.get("stage", 0))
     if saved.notes.get("task") != TASK or stage >= len(stages):
         raise UserError(
-            f"{checkpoint} (stage {stage + 1}): expected one of task=classification and stages 1 to {len(stages)}."
+            f"resume: {checkpoint} is of another task, or of stage {stage + 1} where this run has {len(stages)} stages."
         )
     whole = read_checkpoint(checkpoint, mmap=True)
     check_resumable(whole, checkpoint)
@@ -74,4 +74,4 @@ def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
     differing = [name for name in here if name not in _FREE and here[name] != there[name]]
     if differing:
         parts = ", ".join(f"{name} is {there[name]} there and {here[name]} here" for name in differing)
-        raise UserError(f"{resumed.checkpoint} is a checkpoint of another model: {parts}.")
+        raise UserError(f"resume: {resumed.checkpoint} is a checkpoint of another model: {parts}.")

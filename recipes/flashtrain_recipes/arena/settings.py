@@ -90,7 +90,7 @@ class SequenceSettings:
     def check(self) -> None:
         one_of("sequence.data", self.data, DATA)
         if self.path is not None and self.data == "listops":
-            raise UserError(f"sequence.path={self.path} is not for sequence.data=listops, which is generated.")
+            raise UserError(f"sequence.path={self.path} is not used by sequence.data=listops. Remove it.")
         if self.augment is not None:
             one_of("sequence.augment", self.augment, AUGMENTATIONS)
             if self.augment != "none" and self.data not in IMAGES:
@@ -99,9 +99,7 @@ class SequenceSettings:
                 )
         if self.length is not None and self.data in IMAGES:
             size = "of pathfinder.side=... pixels a side" if self.data == "pathfinder" else "of 1,024 pixels"
-            raise UserError(
-                f"sequence.length={self.length} is not for images: those of sequence.data={self.data} are {size}."
-            )
+            raise UserError(f"sequence.length={self.length} is not used for images, which are {size}. Remove it.")
         from_files = self.data == "pathfinder" and self.path is not None
         counted = ("validation", "test") if from_files else _COUNTED.get(self.data, ())
         for name in ("train", "validation", "test"):
@@ -111,9 +109,9 @@ class SequenceSettings:
             own = "there are as many as its files hold"
             if self.data == "pathfinder" and not from_files:
                 own = f"use pathfinder.{name}_images={given}"
-            raise UserError(f"sequence.{name}={given} is not for sequence.data={self.data}: {own}.")
+            raise UserError(f"sequence.{name}={given} is not used by sequence.data={self.data}: {own}.")
         if self.training_pixels is not None and self.data not in IMAGES:
-            raise UserError(f"sequence.training_pixels={self.training_pixels} is for images, not {self.data}.")
+            raise UserError(f"sequence.training_pixels={self.training_pixels} is for images only. Remove it.")
         counts = ("training_pixels", "length", "batch", "train", "validation", "test")
         for name in (*counts, "validation_samples", "evaluation_batch"):
             at_least(f"sequence.{name}", getattr(self, name), 1)

@@ -110,8 +110,8 @@ def check_used_by_stages(settings: Settings, given: Set[str]) -> None:
     for key, name in OF_STAGES.items():
         if name in given and all(getattr(stage, key) is not None for stage in stages):
             raise UserError(
-                f"{name} changes nothing: each of curriculum.stages has its own {key}. Give curriculum.stages=[] for "
-                "one stage as the other settings say, or stages of your own."
+                f"{name} changes nothing: each of curriculum.stages has its own {key}. Change it there, or use "
+                "curriculum.stages=[] to train a single stage by the other settings."
             )
 
 
@@ -119,7 +119,7 @@ def check_batch(settings: Settings) -> None:
     """Raise UserError unless the samples of a step divide evenly over devices and micro-batches."""
     batch, ranks = settings.sequence.batch, settings.trainer.ranks
     if batch % ranks:
-        raise UserError(f"a step of sequence.batch={batch} samples does not divide over {ranks} devices.")
+        raise UserError(f"sequence.batch={batch} does not divide over {ranks} devices. Use a multiple of {ranks}.")
     micro = settings.trainer.micro_batch
     if micro is not None and (batch // ranks) % micro:
         raise UserError(

@@ -26,7 +26,7 @@ PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 
 @dataclass
 class SavedClassifier:
-    """A classifier as it was saved: its configuration, weights, and notes on its training."""
+    """A classifier as a file holds it: configuration, weights, and a dictionary of notes on its training."""
 
     config: ClassifierConfig
     state: dict[str, Tensor]
@@ -53,7 +53,7 @@ def read_notes(path: str | Path) -> dict[str, Any]:
     """Return what a classifier's .safetensors file says about its shape and training. Raises UserError for others."""
     path = Path(path).expanduser()
     if not path.is_file():
-        raise UserError(f"there is no weights file {path}.")
+        raise UserError(f"weights={path}: no such file. Expected a .safetensors file.")
     try:
         with safe_open(path, framework="pt") as file:
             found = (file.metadata() or {}).get(KEY, "null")

@@ -156,7 +156,7 @@ def cases(settings: AttentionSettings) -> list[Case]:
     if settings.longest is not None:
         found = [case for case in found if max(case.seqlen_q, case.seqlen_k) <= settings.longest]
     if not found:
-        raise UserError(f"benchmark.rows={settings.rows} has no row of these benchmark.seqlens, head_dims and masks.")
+        raise UserError(f"benchmark.rows={settings.rows} has no row of these benchmark.seqlens, head_dims, masks.")
     return list(dict.fromkeys(found))
 
 

@@ -61,7 +61,7 @@ def starts(lengths: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def rule(case: Case, device: torch.device) -> Rule:
-    """Return the case's mask as rule(head, queries, keys), which says which pairs are visible. No block masks."""
+    """Return the case's mask as a function (head, queries, keys) -> which pairs are visible. Not for block masks."""
     name, kind, offset = case.mask_name, case.kind, case.seqlen_k - case.seqlen_q
     if kind == "full":
         return lambda h, q, k: (q >= 0) & (k >= 0)
@@ -146,7 +146,7 @@ class Context:
 
     @cached_property
     def rule(self) -> Rule:
-        """The mask's rule, also for block masks: rule(head, queries, keys) says which pairs are visible."""
+        """The case's mask, block masks included, as a function (head, queries, keys) -> which pairs are visible."""
         if not self.case.is_block_sparse:
             return rule(self.case, self.device)
         table = self.table
@@ -175,7 +175,7 @@ class Context:
 
     @property
     def counted_pairs(self) -> float:
-        """The number of pairs by which FLOPs are counted: as usual, causal counts as exactly half of the square."""
+        """The pairs by which FLOPs are counted, as in papers: causal counts as exactly half of Sq * Sk (a document)."""
         case = self.case
         half = 0.5 if case.mask_name.causal else 1.0
         if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:

@@ -124,7 +124,7 @@ def with_lengths(case: BertCase, settings: Settings, hardware: Hardware) -> Bert
     lengths = data.pieces(data.split.training).lengths + 2
     drawn = np.random.RandomState(settings.seed).choice(lengths, settings.benchmark.samples)
     say(
-        f"{case.unit}s of {data.source.describe()} in {data.tokenizer.describe()}: {lengths.mean():.0f} tokens in the "
-        f"mean, {drawn.mean():.0f} of the {len(drawn):,} drawn"
+        f"{case.unit}s of {data.source.describe()} in {data.tokenizer.describe()}: {lengths.mean():.0f} tokens on "
+        f"average; the {len(drawn):,} drawn for the benchmark have {drawn.mean():.0f}"
     )
     return replace(case, lengths=tuple(int(length) for length in drawn))

@@ -1,4 +1,4 @@
-"""One case measured by all ranks together, each baseline in turns with the same attention on one device.
+"""One case measured by all ranks together: every baseline, alternating with the same attention on one device.
 
 All ranks call everything here at the same points; the first rank decides for all.
 """

@@ -85,7 +85,7 @@ class Benchmark(ABC):
         raise NotImplementedError
 
     def plan_line(self, case: Any) -> str:
-        """Return the line by which mode=plan lists a case."""
+        """Return the line that mode=plan prints for a case."""
         return str(case)
 
     def around(self, case: Any) -> AbstractContextManager[object]:

@@ -45,7 +45,7 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """The number of different units."""
+        """The number of different documents (units) that the windows come from."""
         return len(np.unique(self.units))
 
 

@@ -68,7 +68,7 @@ class StepCase(ABC):
         return own
 
     def hardware_of(self, machine: Hardware) -> Hardware:
-        """Return the machine with the precision that the case's `weights` mean."""
+        """Return `machine` with the precision in which the case trains (from its dtype of weights)."""
         mixed = "bf16-mixed" if machine.kind == "cuda" else "32-true"
         return replace(machine, precision="bf16-true" if self.is_bfloat16 else mixed)
 

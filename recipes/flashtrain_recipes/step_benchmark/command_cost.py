@@ -77,7 +77,7 @@ def _run(words: list[str], run: Run) -> dict[str, Any]:
     # in the run's folder, the output in a file there
     place = run.folder / _FOLDER
     seconds = None if math.isinf(run.until) else run.seconds_left
-    say(f"    the command itself: python -m flashtrain {' '.join(words)}")
+    say(f"    timing a whole training run: python -m flashtrain {' '.join(words)}")
     with (run.folder / _OUTPUT).open("w", encoding="utf-8") as output:
         command = [*job_command(), *words, f"hydra.run.dir={quoted(str(place.resolve()))}"]
         try:

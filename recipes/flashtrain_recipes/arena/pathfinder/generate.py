@@ -34,7 +34,7 @@ CHUNK = 256  # images; at side 64, the slowest, some seconds
 
 @dataclass(frozen=True)
 class ImageStream:
-    """The parameters, seed and split of an endless sequence of images; with its number they determine each image."""
+    """An endless sequence of Pathfinder images: its parameters, seed and split determine image number 0, 1, 2, ..."""
 
     parameters: PathfinderParameters
     seed: int

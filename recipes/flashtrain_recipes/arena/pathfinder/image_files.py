@@ -128,7 +128,7 @@ def read_image(path: Path, side: int) -> np.ndarray:
     """Return the grey levels of a PNG file, (side, side) uint8. Raises UserError for another size."""
     with Image.open(path, formats=("PNG",)) as image:
         if image.size != (side, side):
-            raise UserError(f"{path} is {image.size[0]} x {image.size[1]} pixels, not {side} x {side}.")
+            raise UserError(f"{path} has {image.size[0]} x {image.size[1]} pixels, expected {side} x {side}.")
         return np.array(image.convert("L"))
 
 
@@ -147,7 +147,7 @@ def list_images(folder: Path) -> list[tuple[Path, int]]:
             if file.stat().st_size:
                 found.append((file, int(words[3])))
     if not found:
-        raise UserError(f"{folder / METADATA} names no images.")
+        raise UserError(f"{folder / METADATA} names no images: expected a line for each image.")
     return found
 
 

@@ -55,7 +55,7 @@ def preview(
         folder / "samples.png",
         title=f"Pathfinder, side {given.side}, {contours}: do the two discs lie on one curve?",
     )
-    say(f"{sum(labels)} of {len(labels)} with both discs on one curve; picture: {path}; stored set: {images.path}")
+    say(f"{len(labels)} images, {sum(labels)} with both discs on one curve, in {path}; set: {images.path}")
     loggers = run_loggers(settings, folder)
     log_image(loggers, "samples", path)
     close_loggers(loggers)

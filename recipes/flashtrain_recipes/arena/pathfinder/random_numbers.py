@@ -20,7 +20,7 @@ def mixed(value):
 
 @njit(cache=True, inline="always")
 def begun(key, number):
-    """Return the first state, (1,) uint64, of the random numbers' stream `number` of `key`."""
+    """Return the initial state, (1,) uint64, of the random stream that belongs to `key` and `number`."""
     state = np.zeros(1, dtype=np.uint64)
     state[0] = mixed(key ^ mixed(np.uint64(number) + GAMMA))
     return state

@@ -35,7 +35,7 @@ class DrawingTables(NamedTuple):
 
     @property
     def border(self) -> int:
-        """The most pixels that windows reach beyond the image."""
+        """How many pixels the drawing of a dash or disc may reach beyond the image's edge."""
         return max(self.dashes.shape[-1], self.discs.shape[-1])
 
 
@@ -58,7 +58,7 @@ def rasterise(
 
 
 def draw(windows: Tensor, markers: Tensor, side: int, tables: DrawingTables) -> Tensor:
-    """Draw a whole batch of strokes at once, and return the pixels, (B, side, side) uint8 (see rasterise)."""
+    """Draw a whole batch of images at once, and return the pixels, (B, side, side) uint8; arguments as in rasterise."""
     levels = drawn_levels(windows, markers, side, tables)
     brightest = levels.amax(dim=(1, 2), keepdim=True)
     return tables.grey.flatten()[brightest * tables.grey.shape[1] + levels]
@@ -79,7 +79,7 @@ def _in_contrasts(windows: Tensor, markers: Tensor, parameters: PathfinderParame
 
 
 def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: DrawingTables) -> Tensor:
-    """Draw as `draw` does, but return each pixel's level (B, side, side) int32; markers=None draws no discs."""
+    """Draw as `draw`, but return each pixel's index into the table of brightnesses. markers=None: without discs."""
     images, border = len(windows), tables.border
     width = side + 2 * border
     canvas = torch.zeros(images, width * width, dtype=torch.int32, device=windows.device)
@@ -95,7 +95,7 @@ def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: Dra
 
 
 def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
-    """Return the index into disc_windows(), along an axis of `places`, of discs at the coordinates `tips`."""
+    """Return the row or column of disc_windows() for discs at the coordinates `tips`. places: rows of that table."""
     middle = places // 2
     return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
 
@@ -104,7 +104,7 @@ def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
 def drawing_tables(
     parameters: PathfinderParameters, contrasts: tuple[float, float], device: torch.device
 ) -> DrawingTables:
-    """Return the tables for images with these parameters, with the factors of long and short curves' brightness."""
+    """Return tables for drawing images with these parameters. contrasts: brightness of long and of short curves."""
     windows, corners = [], []
     for margin in parameters.margins:
         half = half_window(parameters, margin)

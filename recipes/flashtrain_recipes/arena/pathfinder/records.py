@@ -27,7 +27,7 @@ class Strokes(TypedDict):
 
 
 def together(parts: Sequence[Strokes], order: Tensor) -> Strokes:
-    """Join batches of images, whatever N each of them has, and return the images in the given order."""
+    """Join batches of images, which may differ in their number N of dashes; return the images in the given order."""
     most = max(part["windows"].shape[1] for part in parts)
     windows = [F.pad(part["windows"], (0, 0, 0, most - part["windows"].shape[1])) for part in parts]
     markers, labels = (torch.cat([part[name] for part in parts])[order] for name in ("markers", "labels"))

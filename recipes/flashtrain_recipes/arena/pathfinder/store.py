@@ -22,10 +22,10 @@ from flashtrain_recipes.arena.pathfinder.windows import directions
 
 
 class PathfinderImages:
-    """The first `count` images of a stored set; with count=None, all images that are stored whole.
+    """The first `count` images in a file of generated images; count=None: all images that the file holds completely.
 
     Raises:
-        UserError: the file holds fewer than `count` whole images.
+        UserError: the file holds fewer than `count` complete images.
     """
 
     def __init__(self, path: Path, stream: ImageStream, count: int | None = None) -> None:

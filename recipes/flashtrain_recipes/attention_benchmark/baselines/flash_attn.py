@@ -38,7 +38,7 @@ class FlashAttnFunctions(AttentionBaseline):
         return found
 
     def mask_options(self, case: Case, context: Context) -> dict[str, Any]:
-        """Return the keyword arguments that describe masks which `options` cannot; {} unless a subclass has such."""
+        """Return keyword arguments for the masks that a subclass supports besides those of `options`; {} here."""
         return {}
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
