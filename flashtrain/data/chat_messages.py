@@ -11,7 +11,10 @@ from typing import Any
 from flashtrain.errors import UserError
 from flashtrain.files.json_files import parse_json
 
-EXPECTED = "messages (a list of objects with role and content), prompt and completion, or text"
+EXPECTED = (
+    "messages (a list of objects with role and content), prompt and completion, conversations (from and value), "
+    "instruction and output, or text"
+)
 
 Messages = list[dict[str, Any]]
 

@@ -1,7 +1,7 @@
 """Sources of conversations: rows of files and datasets, and the tokens that a chat template makes of them.
 
 A row is {"messages": [{"role": ..., "content": ...}, ...]}, with "tools" if the assistant has any, or {"prompt": ...,
-"completion": ...}, or {"text": ...} (see chat_template.ChatTemplate).
+"completion": ...}, or {"text": ...} (see chat_template.ChatTemplate), or of ShareGPT's or Alpaca's format.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class ChatSource:
 
         whole, template = 0, self.template
         template.rewritten = template.endless = 0
+        template.formats.clear()
         for where, row in self.rows.rows(refuse):
             try:
                 found = template.pieces(row)
@@ -122,6 +123,8 @@ class ChatSource:
             )
         if broken:
             log.warning("skipped %s of %s rows, which are broken. The first: %s", f"{len(broken):,}", rows, broken[0])
+        for line, number in template.formats.items():
+            log.info("%s rows have %s", f"{number:,}", line)
         if template.rewritten:
             log.warning(
                 "the chat template rewrites earlier turns, so %s conversations are split into one document per answer, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -10,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from flashtrain.data.chat_answers import ChatAnswers, Piece
+from flashtrain.data.chat_formats import with_messages
 from flashtrain.data.chat_messages import EXPECTED, Messages, messages_of, tools_of
 from flashtrain.data.chat_rendering import ChatRendering, Tools, shared_tokens
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
@@ -43,6 +45,7 @@ class ChatTemplate:
             )
         self.endless = 0  # conversations without a label that teaches the model to stop
         self.rewritten = 0  # conversations that are split into one document per answer
+        self.formats: Counter[str] = Counter()  # rows of other formats, by the line that says how they are read
         if self.template is not None:
             self.tokenizer.config["chat_template"] = self.template  # it is saved with the tokenizer
         self._rendering = ChatRendering(self.tokenizer)
@@ -50,11 +53,14 @@ class ChatTemplate:
 
     def key(self) -> str:
         """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
-        parts = (2, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
+        parts = (3, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
         """Make the documents of a row. Raises UserError if the row is malformed, or has nothing to learn."""
+        row, format_line = with_messages(row)
+        if format_line is not None:
+            self.formats[format_line] += 1
         if row.get("messages") is not None:
             found = self._conversation(messages_of(row["messages"], "messages"), tools_of(row), 0)
         elif row.get("prompt") is not None and row.get("completion") is not None:

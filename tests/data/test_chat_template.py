@@ -289,7 +289,7 @@ def test_a_tokenizer_without_a_template_serves_texts_and_says_what_conversations
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"conversations": []}, "columns conversations: expected messages"),
+        ({"dialog": []}, "columns dialog: expected messages"),
         ({}, "columns none"),
         ({"messages": []}, "column messages is not a list"),
         ({"messages": ["hello"]}, "message 1 in column messages has no role"),
