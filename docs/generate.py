@@ -1,4 +1,4 @@
-"""Write the pages that are made from the code and the result files: settings, Python names, result files.
+"""Write the pages that are made from the code and other files: settings, Python names, notebook, result files.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where a page is not what the code gives
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
@@ -22,14 +23,17 @@ from flashtrain.report.rows import read_result
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "recipes" / "results"
-# Modules of the reference, and what a reader finds there.
+# Modules of the reference, the page of each, and what a reader finds there.
 MODULES = {
-    "flashtrain": "The command in Python, and what a Lightning program needs",
-    "flashtrain.models": "Models and layers as plain torch modules",
-    "flashtrain.tasks": "LightningModules around a model",
-    "flashtrain.integrations": "Hugging Face weights, tokenizers and models; torch's attention calls",
-    "flashtrain_kernels": "The attention kernels, a distribution of their own",
-    "flashtrain_kernels.masks": "Which keys each query sees",
+    "flashtrain": ("flashtrain.md", "The command in Python, and what a Lightning program needs"),
+    "flashtrain.models": ("models.md", "Models and layers as plain torch modules"),
+    "flashtrain.tasks": ("tasks.md", "LightningModules around a model"),
+    "flashtrain.integrations": (
+        "integrations.md",
+        "Hugging Face weights, tokenizers and models; torch's attention calls",
+    ),
+    "flashtrain_kernels": ("kernels.md", "The attention kernels, a distribution of their own"),
+    "flashtrain_kernels.masks": ("masks.md", "Which keys each query sees"),
 }
 FIRST_LINE = "<!-- Written by `python docs/generate.py`; what is changed here by hand is lost. -->"
 
@@ -52,6 +56,8 @@ def pages() -> dict[str, str]:
     return {
         "reference/settings.md": settings_page(FIRST_LINE),
         "reference/api.md": api_page(),
+        **{f"reference/api/{page}": module_page(module) for module, (page, _) in MODULES.items()},
+        "start/notebook.md": notebook_page(),
         "results/files.md": results_page(),
     }
 
@@ -59,53 +65,77 @@ def pages() -> dict[str, str]:
 def _same(path: Path, text: str, *, write: bool) -> bool:
     same = path.is_file() and path.read_text(encoding="utf-8") == text
     if not same and write:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return same
 
 
 def api_page() -> str:
-    """The public names of each module, with the first line of their docstrings."""
+    """The public names of each module, with the first sentence of their docstrings."""
     lines = [
         "# Python names",
         "",
         FIRST_LINE,
         "",
-        "These names are public: what they take and give is kept, or told of in the changelog. `help(name)` says more:",
-        "shapes, dtypes and errors. Everything else may change.",
+        "These names are public: what they take and give does not change without a line in the changelog.",
+        "Everything else may change. A name leads to its parameters; `help(name)` prints the same.",
         "",
     ]
-    for module, about in MODULES.items():
+    for module, (page, about) in MODULES.items():
         lines += [f"## `{module}`", "", f"{about}.", "", "| name | what it is |", "| :--- | :--- |"]
-        owner = importlib.import_module(module)
-        for name in sorted(owner.__all__, key=str.lower):
-            if not name.startswith("__"):
-                lines.append(f"| `{name}{_signature(getattr(owner, name))}` | {cell(_about(getattr(owner, name)))} |")
+        for name, thing in _public(module):
+            link = f"[`{name}`](api/{page}#{_path(thing)})" if _is_documented(thing) else f"`{name}`"
+            lines.append(f"| {link} | {cell(_about(thing))} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _signature(thing: Any) -> str:
-    """A function's parameters, without their types; nothing for a class or a value."""
-    if not inspect.isfunction(thing):
-        return ""
-    words, starred = [], False
-    for one in inspect.signature(thing).parameters.values():
-        if one.kind is one.KEYWORD_ONLY and not starred:
-            words.append("*")
-        starred = starred or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
-        star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-        words.append(f"{star}{one.name}{'' if one.default is one.empty else f'={_default(one.default)}'}")
-    return f"({', '.join(words)})"
+def module_page(module: str) -> str:
+    """The docstrings of a module's public functions and classes, which mkdocstrings puts in on the site."""
+    lines = [
+        f"# {module}",
+        "",
+        FIRST_LINE,
+        "",
+        f"{MODULES[module][1]}. `help(NAME)` prints what the site shows here.",
+        "",
+    ]
+    for _, thing in _public(module):
+        if _is_documented(thing):
+            lines += [f"::: {_path(thing)}", ""]
+    return "\n".join(lines)
 
 
-def _default(value: Any) -> str:
-    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else "..."
+def notebook_page() -> str:
+    """The notebook with the outputs that are saved in it."""
+    lines = []
+    for one in json.loads((DOCS / "start" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]:
+        source = "".join(one["source"])
+        lines += [f"```py\n{source}\n```" if one["cell_type"] == "code" else source, ""]
+        for output in one.get("outputs", []):
+            lines += [f"```text\n{''.join(output.get('text', [])).rstrip()}\n```", ""]
+    title, *rest = lines
+    heading, text = title.split("\n", 1)
+    return "\n".join([heading, "", FIRST_LINE, text, *rest])
+
+
+def _public(module: str) -> list[tuple[str, Any]]:
+    owner = importlib.import_module(module)
+    names = sorted((name for name in owner.__all__ if not name.startswith("__")), key=str.lower)
+    return [(name, getattr(owner, name)) for name in names]
+
+
+def _path(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _is_documented(thing: Any) -> bool:
+    return inspect.isclass(thing) or inspect.isfunction(thing)
 
 
 def _about(thing: Any) -> str:
     """The first sentence of a docstring; of a plain value, its type or itself."""
-    is_documented = inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)
-    if not is_documented:
+    if not (inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)):
         return f"a constant ({type(thing).__name__})"
     first = " ".join(inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].split())
     return re.split(r"(?<=[^.]\.)\s+(?=[A-Z])", first)[0]
@@ -119,8 +149,9 @@ def results_page() -> str:
         FIRST_LINE,
         "",
         "Every published figure is backed by a file, `recipes/results/NAME.json`: recipe, command, date, device,",
-        "versions and rows. Tables and figures are drawn from those files. The command of a result stands behind a fold",
-        "under its table. On such a machine it makes the result again, if the files that it names are in the repository.",
+        "versions and rows. Tables and figures are drawn from those files. The command of a result stands behind a",
+        "fold under its table. On such a machine it makes the result again, if the files that it names are in the",
+        "repository.",
         "",
         "```bash",
         "# measure, keep the rows as a file, draw the tables again, and see whether they agree",

@@ -210,7 +210,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     variables: dict[str, Any] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
+            assert bool(cell["outputs"]) == ("print" in "".join(cell["source"]))
             exec("".join(cell["source"]), variables)
     assert variables["loss"] < 2.5  # from 5.5: it has learned something
     assert variables["scores"]["validation_loss"] < 2.5
@@ -258,7 +258,7 @@ def test_the_pages_from_the_code_are_what_the_code_gives(generated: dict[str, st
 
 def test_every_setting_and_every_name_has_words(generated: dict[str, str]) -> None:
     for page in ("reference/settings.md", "reference/api.md"):
-        assert [line for line in generated[page].splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
+        assert [line for line in generated[page].splitlines() if line.endswith("|  |")] == []
 
 
 def test_the_lines_of_the_troubleshooting_page_are_said_by_the_code() -> None:
