@@ -62,7 +62,7 @@ def is_first_rank() -> bool:
 
 
 def quieten() -> None:
-    """Silence Lightning's greetings, the warnings IGNORED, and the kernels' lines on every rank but the first.
+    """Silence Lightning's greetings, warnings listed in IGNORED, and the kernels' lines on every rank but the first.
 
     Called where flashtrain runs a whole job, not when a program imports its parts.
     """

@@ -210,7 +210,7 @@ class Mode:
     own = ""  # the group of settings that only this mode has
 
     def uses(self, settings: Settings) -> str | None:
-        """Return the names of the settings and groups that this mode uses, separated by spaces; None: a training's."""
+        """Return names of the settings and groups that this mode uses, separated by spaces; None: training's."""
         return self.own
 
     def contexts(self, settings: Settings) -> Sequence[int]:

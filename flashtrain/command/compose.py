@@ -189,7 +189,7 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
     except OmegaConfBaseException as error:
         raise wrong_value(error, task) from error
     except HydraException as error:
-        raise UserError(f"configuration: {first_line(error)}") from error
+        raise UserError(f"Hydra cannot read these settings: {first_line(error)}") from error
 
 
 def _composition_error(error: ConfigCompositionException, task: str) -> UserError:
@@ -213,7 +213,7 @@ def _composition_error(error: ConfigCompositionException, task: str) -> UserErro
     cause = error.__cause__ or error.__context__  # of a recipe's own lines
     if isinstance(cause, OmegaConfBaseException):
         return wrong_value(cause, task)
-    return UserError(f"configuration: {first_line(error)}")
+    return UserError(f"Hydra cannot compose these settings: {first_line(error)}")
 
 
 def _read_recipe(name: str, path: Path) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class ChatDataModule(TextDataModule):
         count, longest = int(longer.sum()), int(documents.lengths.max())
         words = f"{count:,} documents are longer than context={self.context} (up to {longest:,} tokens)"
         if count and self.too_long == "refuse":
-            raise UserError(f"{words}. Use a longer context, or data.too_long=cut or drop.")
+            raise UserError(f"{words}. Use a longer context, or data.too_long=cut or drop, not refuse.")
         lengths = np.minimum(documents.lengths, self.context)
         labels = label_counts(marks, documents.begins, lengths)
         dropped = longer if self.too_long == "drop" else np.zeros_like(longer)

@@ -111,13 +111,13 @@ class OpenMixture:
         return all(cache.has_documents for cache in self.caches)
 
     def split(self, *, fraction: float, context: int) -> Split:
-        """Hold out documents of each part separately. Raises UserError, naming the part that is too short."""
+        """Hold out documents of each corpus (part) separately. Raises UserError, naming a corpus that is too short."""
         splits = []
         for name, cache in zip(self.names, self.caches, strict=True):
             try:
                 splits.append(cache.split(fraction=fraction, context=context))
             except UserError as error:
-                raise UserError(f"data.mixture.{name}: {error}") from error
+                raise UserError(f"text of data.mixture.{name}: {error}") from error
         held_out = MixedSpans(tuple(split.validation for split in splits))
         training = MixedSpans(tuple(split.training for split in splits))
         none = all(spans is None for spans in held_out.parts)

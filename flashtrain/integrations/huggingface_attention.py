@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from flashtrain.errors import UserError, needs_package
 from flashtrain.integrations.huggingface_architectures import refuse_other_architectures
-from flashtrain.integrations.huggingface_context import UNDER, inputs_of, share_sequences, whole_of
+from flashtrain.integrations.huggingface_context import inputs_of, share_sequences, whole_of
 from flashtrain.integrations.huggingface_documents import with_documents
 from flashtrain.integrations.huggingface_masks import AttentionMask, attention_mask, dense_bias
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
@@ -156,7 +156,7 @@ def _over_devices(
     given, is_causal, position_bias, others = request
     if position_bias is not None or isinstance(given, Tensor):
         what = "support for position biases" if position_bias is not None else "support for a 4-D attention_mask"
-        raise UserError(f"no {what} {UNDER}. Use a model that needs none, or another strategy (fsdp, ddp).")
+        raise UserError(f"no {what} under context parallelism. Use a model without, or another strategy (fsdp, ddp).")
     mask = _layer_mask(module, given, is_causal, (query.shape[0], sequence.length, sequence.length), query.dtype)
     positions, lengths = others.get("position_ids"), others.get("cu_seq_lens_q")
     whole = {**others, "position_ids": None}
@@ -164,9 +164,9 @@ def _over_devices(
         whole["position_ids"] = whole_of(sequence, positions)
     if lengths is not None and lengths not in _OF_WHOLE and int(lengths[-1]) != mask.batch * mask.seqlen_k:
         raise UserError(
-            f"cu_seq_lens_q end at {int(lengths[-1])} {UNDER}: expected {mask.batch * mask.seqlen_k}, the tokens of "
-            "the whole batch. Put cu_seq_lens_q into the batch, or compute it from "
-            "flashtrain.models.sharded_sequence.whole(batch, 'position_ids')."
+            f"cu_seq_lens_q end at {int(lengths[-1])} under context parallelism: expected "
+            f"{mask.batch * mask.seqlen_k}, the tokens of the whole batch. Put cu_seq_lens_q into the batch, or "
+            "compute it from flashtrain.models.sharded_sequence.whole(batch, 'position_ids')."
         )
     if lengths is not None:
         _OF_WHOLE[lengths] = True

@@ -23,7 +23,6 @@ from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_document_search import begin_forward, end_forward, found_once
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
 
-UNDER = "under context parallelism"
 OTHER_MIXERS = r"^Conv1d$|Mamba|SSM|DeltaNet|ShortConv|Rwkv|Recurrent|Linear\w*Attention|LightningAttention"
 COUNT_FROM_0 = ("gpt2", "gpt_bigcode", "ctrl", "distilbert")  # and all models with rotary positions
 SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
@@ -130,7 +129,7 @@ def _part_and_whole(
     if not isinstance(given, Tensor) or given.dim() != 2 or given.shape[1] not in (sequence.held, sequence.length):
         what = f"of the shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"of type {type(given).__name__}"
         raise UserError(
-            f"{name} {what} {UNDER}: expected None, or a tensor (B, S) of the batch, sharded as the tokens are."
+            f"{name} {what} under context parallelism: expected None, or a tensor (B, S) sharded as the tokens are."
         )
     if given.shape[1] == sequence.held:
         return given, whole_of(sequence, given)
@@ -145,8 +144,8 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
         other = other_mixers(model)
         if other:
             raise UserError(
-                f"{type(model).__name__} mixes tokens by {other}, which is not supported {UNDER}. Use a model of "
-                "attention layers, or another strategy (fsdp, ddp)."
+                f"{type(model).__name__} mixes tokens by {other}, which is not supported under context parallelism. "
+                "Use a model of attention layers, or another strategy (fsdp, ddp)."
             )
         for module in model.modules():
             if _scales_with_length(module) and _add_longest not in module._forward_pre_hooks.values():
@@ -155,14 +154,15 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
         _CHECKED.add(model)
     past = given.get("past_key_values")
     if past is not None and past.get_seq_length() > 0:
-        raise UserError(f"past_key_values with tokens {UNDER}: expected an empty cache or None. Pass whole sequences.")
+        raise UserError("past_key_values with tokens under context parallelism: expected an empty cache or None.")
     if given.get("labels") is not None:
         _check_loss(model)
     scale = getattr(model.config, "floor_scale", None)
     if getattr(model.config, "attn_temperature_tuning", False) and scale is not None and sequence.length >= scale:
         raise UserError(
-            f"{type(model).__name__} scales its queries by positions that it counts on each device itself {UNDER}. "
-            f"Set attn_temperature_tuning=False in its configuration, or use fewer than {scale} tokens."
+            f"{type(model).__name__} scales its queries by positions, which it would count on each device separately "
+            "under context parallelism. Set attn_temperature_tuning=False in its configuration, or use fewer than "
+            f"{scale} tokens."
         )
 
 
@@ -183,8 +183,8 @@ def _check_counting(model: Any) -> None:
     config = model.config.get_text_config()
     if getattr(config, "rope_parameters", None) is None and config.model_type not in COUNT_FROM_0:
         raise UserError(
-            f"{type(model).__name__} may not count positions from 0, which is needed {UNDER}. Put position_ids (B, S) "
-            "into the batch and pass them to the model."
+            f"{type(model).__name__} may not count positions from 0, which is needed under context parallelism. Put "
+            "position_ids (B, S) into the batch and pass them to the model."
         )
 
 
@@ -242,8 +242,8 @@ def _of_whole(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("num_items_in_batch") is not None:
             raise UserError(
-                f"num_items_in_batch {UNDER}: expected None, since the strategy weights the loss itself, by each "
-                "device's number of labels."
+                "num_items_in_batch under context parallelism: expected None, since the strategy weights the loss "
+                "itself, by each device's number of labels."
             )
         if given.get("shift_labels") is None:
             given["shift_labels"] = sequence.next_labels(given["labels"])
@@ -259,6 +259,6 @@ def _check_loss(model: Any) -> None:
     of_whole = hasattr(model.loss_function, "of_whole") and "loss_function" in forward.__code__.co_names
     if not of_whole and getattr(model, "loss_type", None) not in BY_TOKEN:
         raise UserError(
-            f"{type(model).__name__} computes its loss itself, which is not supported {UNDER}. Pass no labels; compute "
-            "the loss from its logits, with labels that were shifted before the strategy sharded the batch."
+            f"{type(model).__name__} computes its loss itself, which is not supported under context parallelism. Pass "
+            "no labels; compute the loss from its logits, with labels shifted before the strategy sharded the batch."
         )

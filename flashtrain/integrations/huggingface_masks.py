@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_mask_rules as mask_rules
-from flashtrain.integrations.huggingface_context import UNDER, inputs_of
+from flashtrain.integrations.huggingface_context import inputs_of
 from flashtrain.integrations.huggingface_document_search import documents_of
 from flashtrain.integrations.huggingface_mask_rules import Rules
 from flashtrain.models.sharded_sequence import ShardedSequence, sharded_sequence
@@ -126,8 +126,8 @@ def _of_whole(
     rules = None if function is None else mask_rules.read(function)
     if function is None or rules is None:
         raise UserError(
-            f"an unknown mask function {UNDER}: expected causal, window, chunk and document rules of transformers. "
-            "Use another strategy (fsdp, ddp)."
+            "an unknown mask function under context parallelism: expected causal, window, chunk and document rules "
+            "of transformers. Use another strategy (fsdp, ddp)."
         )
     length, padding = sequence.length, inputs.padding
     # The rules' tensors describe this device's tokens: they are made again for all, as transformers does.
@@ -142,7 +142,7 @@ def _of_whole(
     if found is None:
         return AttentionMask(batch, length, length, causal=True)
     if found.mask is not None and found.mask.keys is not None:
-        raise UserError(f"attention_mask with padding between tokens {UNDER}: expected padding on one side.")
+        raise UserError("attention_mask with padding between tokens under context parallelism: expected on one side.")
     return found
 
 

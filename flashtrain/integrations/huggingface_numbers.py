@@ -129,7 +129,7 @@ class Balance(NamedTuple):
     top: int  # experts that a token is routed to
 
     def loss(self, router_logits: Sequence[Tensor], batch: int) -> Tensor:
-        """Compute the balancing loss over the tokens of all layers and devices, a scalar without `coefficient`.
+        """Compute the balancing loss, a scalar over all layers' and devices' tokens, before the factor `coefficient`.
 
         Args:
             router_logits: (tokens, experts) for each layer, or for each chunk of a layer in order.

@@ -154,7 +154,7 @@ class DataSettings:
                 check_options("data", part)
                 part.check()
             except UserError as error:
-                raise UserError(f"data.mixture.{name}: {error}") from error
+                raise UserError(f"settings of data.mixture.{name}: {error}") from error
 
     def _check_tokenizer(self) -> None:
         if self.tokenizer not in get_args(Tokenizer) and not Path(self.tokenizer).expanduser().is_dir():

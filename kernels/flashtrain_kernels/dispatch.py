@@ -52,7 +52,7 @@ def force(implementation: str, tile: Tile | None = None, together: bool = True) 
 
 
 def implementation_for(device_type: str) -> str:
-    """Return the implementation for a device type ("cuda", "cpu", ...); "portable" stands for all of BACKENDS."""
+    """Return the implementation for a device type ("cuda", "cpu", ...); "portable" means any of BACKENDS."""
     forced = forced_implementation()
     if forced is not None and forced != "hopper":
         return forced

@@ -86,7 +86,7 @@ class FileSource(ReadSource):
         if self.path is None and not self.name:
             raise UserError(self.needs)
         if self.path is not None and not self.path.is_dir():
-            raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}).")
+            raise UserError(f"sequence.path={self.path} is no folder (seen from {Path.cwd()}). Give the data folder.")
         return self.path or str(self.name)
 
 

@@ -45,7 +45,9 @@ class ListOps(ReadSource):
     ) -> None:
         super().__init__()
         if not 0 <= shortest < longest - 1:
-            raise UserError(f"there are no expressions longer than {shortest} and shorter than {longest} symbols.")
+            raise UserError(
+                f"no expression is longer than {shortest} and below {longest} symbols: raise sequence.length."
+            )
         self.seed, self.shortest, self.longest = seed, shortest, longest
         self.counts, self.fixed = dict(counts), fixed
 
@@ -91,7 +93,7 @@ def _generated(seed: int, count: int, shortest: int, longest: int) -> Sequences:
                 labels.append(values[row])
         idle = idle + 1 if len(pieces) == before else 0
         if idle == 100:
-            raise UserError(f"there are fewer than {count:,} different expressions of {shortest} to {longest} symbols.")
+            raise UserError(f"fewer than {count:,} expressions of {shortest} to {longest} symbols exist: use fewer.")
     ends = np.cumsum([len(piece) for piece in pieces])
     return Sequences(
         np.concatenate(pieces), np.concatenate([[0], ends]).astype(np.int64), np.array(labels, dtype=np.uint8)

@@ -72,7 +72,7 @@ class AttentionSettings:
     reference: bool = True  # also compute a float64 reference, and each implementation's error against it
 
     def check_attention(self) -> None:
-        """Raise UserError for the first invalid setting among these."""
+        """Raise UserError for the first invalid setting among those of this class."""
         for mask in self.masks or []:
             parse_mask(mask)
         for head_dim in self.head_dims or []:

@@ -40,7 +40,7 @@ class Flashtrain(Baseline):
 
 
 class LongSteps(Benchmark):
-    """The benchmark of long steps: every requested model and context, on trainer.devices devices.
+    """The benchmark of training steps at long contexts: every requested model and context, on trainer.devices devices.
 
     Raises:
         UserError: the machine has fewer than trainer.devices GPUs.

@@ -42,7 +42,7 @@ class DrawingTables(NamedTuple):
 def rasterise(
     windows: Tensor, markers: Tensor, parameters: PathfinderParameters, brightness: Tensor | None = None
 ) -> Tensor:
-    """Draw images, and return the pixels that the task's own program draws, (B, side, side) uint8, on the same device.
+    """Draw images with the pixels of the original Pathfinder program, (B, side, side) uint8, on the same device.
 
     Args:
         windows, markers: positions of the dashes and discs, as in Strokes.

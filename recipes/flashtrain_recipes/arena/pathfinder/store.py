@@ -32,7 +32,7 @@ class PathfinderImages:
         self.path, self.stream, self.parameters = path, stream, stream.parameters
         records, whole = _read(path, self.parameters)
         if count is not None and whole < count:
-            raise UserError(f"{path} holds {whole:,} whole images, not {count:,}.")
+            raise UserError(f"{path} holds {whole:,} whole images, not {count:,}: ask for fewer, or generate more.")
         self._records = records[: whole if count is None else count]
 
     def __len__(self) -> int:

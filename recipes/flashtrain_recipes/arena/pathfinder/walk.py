@@ -1,4 +1,4 @@
-"""The random walks of the task's own program, compiled by numba: equal random numbers give the same dashes.
+"""The random walks of the original Pathfinder program, compiled by numba: equal random numbers give the same dashes.
 
 Two long curves of dashes grow in turn, then short ones fill the room that is left. Where one of the two long curves
 cannot grow, both begin anew. As in that program, curves and their last dashes may touch and cross.
