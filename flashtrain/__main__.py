@@ -20,6 +20,7 @@ import faulthandler  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+from typing import NoReturn  # noqa: E402
 
 import hydra  # noqa: E402
 from hydra._internal.utils import get_args_parser  # noqa: E402
@@ -39,6 +40,7 @@ from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
 from flashtrain.run.job_process import end_with_parent  # noqa: E402
 from flashtrain.settings.settings import Settings  # noqa: E402
+from flashtrain.version import versions_text  # noqa: E402
 
 # Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
 # mistakes are reported at once.
@@ -62,15 +64,19 @@ def main() -> None:
 
 
 def _command(words: list[str]) -> int:
-    # argparse wants its flags before the overrides; people put -m anywhere.
-    words = sys.argv[1:] = sorted(words, key=lambda word: word not in ("-m", "--multirun"))
-    arguments = get_args_parser().parse_args(words)
+    if "--version" in words:
+        print(versions_text())
+        return 0
+    parser = get_args_parser()
+    parser.error = _refuse  # type: ignore[method-assign]
+    arguments = parser.parse_intermixed_args(words)  # people put flags anywhere
     if arguments.help or not words:
         from flashtrain.command.command_help import help_text
 
         print(help_text())
         return 0
-    if arguments.cfg or arguments.info or arguments.hydra_help:
+    if arguments.cfg:
+        sys.argv[1:] = [word for word in words if word not in arguments.overrides] + arguments.overrides
         return _show(arguments.overrides)
     check_given_once(arguments.overrides)
     for key in sorted(override_keys(arguments.overrides)):
@@ -96,6 +102,10 @@ def _command(words: list[str]) -> int:
     return _run(settings, arguments.overrides)
 
 
+def _refuse(message: str) -> NoReturn:
+    raise UserError(f"{message}. Usage: python -m flashtrain recipe=NAME [setting=value ...] [-m | --cfg job]")
+
+
 def _run(settings: Settings, overrides: list[str]) -> int:
     """Run one job in its folder, and return the exit status. Raises UserError."""
     from flashtrain.command.job import held, run_folder, run_job
@@ -109,7 +119,7 @@ def _run(settings: Settings, overrides: list[str]) -> int:
 
 
 def _show(overrides: list[str]) -> int:
-    """Let Hydra show the configuration (--cfg job), or itself."""
+    """Let Hydra show the configuration (--cfg job)."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what goes wrong in Hydra itself is raised, and reported by main()
     task = register_configs(overrides)
     with readable_errors(task):

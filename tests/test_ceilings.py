@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 29_620,
+    "flashtrain": 29_650,
     "flashtrain/command": 1_650,
     "flashtrain/data": 5_610,
     "flashtrain/distributed": 3_040,
@@ -20,12 +20,12 @@ CEILINGS = {
     "flashtrain/models": 3_470,
     "flashtrain/report": 1_760,
     "flashtrain/run": 495,
-    "flashtrain/settings": 1_050,
+    "flashtrain/settings": 1_070,
     "flashtrain/tasks": 3_820,
     "flashtrain/training": 3_460,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_750,
-    "tests": 37_140,
+    "tests": 37_260,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report
 

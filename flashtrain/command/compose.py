@@ -182,7 +182,7 @@ def readable_errors(task: str = Settings.task) -> Iterator[None]:
         raise unknown(group or "configuration", name, error.options or ()) from error
     except OverrideParseException as error:
         raise UserError(
-            f"unexpected argument '{error.override}'. Settings are name=value, for example recipe=gpt2."
+            f"unexpected argument '{error.override}'. Settings are name=value, for example recipe=gpt2 mode=train."
         ) from error
     except ConfigCompositionException as error:
         raise _composition_error(error, task) from error

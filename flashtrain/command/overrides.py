@@ -5,22 +5,23 @@ Mistakes in the form of a word are found here, mistakes in the settings that it 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
-
-from hydra._internal.utils import get_args_parser
 
 from flashtrain.command.compose import CHOOSES, FOLDER, as_value
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.registry import registered
 from flashtrain.settings.options import Decoder, Logger
-from flashtrain.settings.schema import all_settings
+from flashtrain.settings.schema import all_settings, meant
 from flashtrain.settings.settings import mode_names
 
+# Of Hydra's flags those that are used; a sweep's is -m, and --cfg job prints the settings.
+FLAGS = ("-h", "--help", "--version", "-m", "--multirun", "-c", "--cfg", "-p", "--package", "--resolve")
+# What names a folder or a dataset, which the group itself does not.
+PLACES = {"model": "model.path={0} with recipe=hf or sft", "data": "data=files data.path={0} or data=hub data.name={0}"}
 # group of conf/ -> what a program registers, a choice of the group
 _REGISTERED = {"model": "model", "data": "source", "mask": "mask", "optimizer": "optimizer", "schedule": "schedule"}
 _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
@@ -36,9 +37,11 @@ def plain_words(words: Sequence[str]) -> list[str]:
 
     Raises UserError if a word is neither a flag of Hydra's nor a setting, or a group's value is no name.
     """
-    for number, word in enumerate(words):
-        if word.startswith("-") and not any(flag.startswith(word.split("=", 1)[0]) for flag in _flags()):
-            raise _with_dashes(word, words[number + 1] if number + 1 < len(words) else "")
+    for flag in (word.split("=", 1)[0] for word in words if word.startswith("-")):
+        if flag not in FLAGS:
+            hint = meant(flag.lstrip("-").replace("-", "_"), dict.fromkeys(name for name, _, _ in all_settings()))
+            hint = hint or "The flags are --help, --version, --multirun and --cfg job."
+            raise UserError(f"unknown flag {flag}: settings are name=value, without dashes. {hint}")
     models = [word.partition("=")[2].lower() for word in words if word.startswith(("model=", "model.name="))]
     own = set(models) - {*get_args(Decoder)}
     kept = ("-", "model.size=") if own else ("-",)  # a model of one's own has sizes of its own
@@ -52,7 +55,7 @@ def _plain(word: str, sweep: bool) -> str:
         return word
     sign, key, value = form["sign"] or "", form["key"].strip(), form["value"]
     if not key:
-        raise UserError(f"unexpected argument '{word}'. Settings are name=value, for example recipe=gpt2.")
+        raise UserError(f"unexpected argument '{word}'. Settings are name=value, for example recipe=gpt2 mode=train.")
     if key != "prompt" and ("\n" in value or "\r" in value):
         raise UserError(f"{key}= has a line break in its value. Expected one line.")
     if key in ("logger", "logger.name") and re.fullmatch(r"\[[\w, ]+\]", value):
@@ -61,6 +64,8 @@ def _plain(word: str, sweep: bool) -> str:
     choices = _choices(key)
     if key in _REGISTERED and value not in (choices or ()) and value in registered(_REGISTERED[key]):
         return f"{sign}{key}.{CHOOSES.get(key, 'name')}={value}"  # of the user's own program: it has no file in conf/
+    if key in PLACES and "/" in value:
+        raise UserError(f"unknown {key} '{value}'. Use {PLACES[key].format(value)}.")
     if choices is not None and sign != "~" and "," not in value:
         if _NO_NAME.fullmatch(value) and value not in choices and not value.startswith("["):
             raise unknown(key, value, choices)
@@ -98,24 +103,6 @@ def _as_written(value: str, choices: Sequence[str]) -> str:
 
 def _whole(number: str) -> str:
     return str(int(float(number))) if float(number).is_integer() else number
-
-
-def _with_dashes(word: str, following: str) -> UserError:
-    """`--context 512`: the setting that is meant, as it is given here."""
-    name, _, value = word.lstrip("-").partition("=")
-    if not value and "=" not in following and not following.startswith("-"):
-        value = following
-    names = [one for one, _, _ in all_settings()]
-    full = {one.rpartition(".")[2]: one for one in reversed(names)} | {one: one for one in names}
-    near = difflib.get_close_matches(name.replace("-", "_"), full, n=1)
-    hint = f" Did you mean {full[near[0]]}={value or '...'}?" if near else ""
-    return UserError(f"unknown flag {word.split('=', 1)[0]}: settings are name=value, without dashes.{hint}")
-
-
-@cache
-def _flags() -> tuple[str, ...]:
-    """Hydra's own flags, such as --multirun."""
-    return tuple(get_args_parser()._option_string_actions)
 
 
 def _choices(key: str) -> list[str] | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from flashtrain.settings.options import ActivationCheckpointing
+import yaml
 
-# Older names of settings ("memory" stands for a value given to the group itself), and older values. A command line or a
-# recipe that has one is answered with ours; an older run's saved configuration is read with ours in their place.
+from flashtrain.files.shipped import conf_folder
+
+# Older names and values, and values that other programs have. A command line or a recipe that has one is answered with
+# ours; an older run's saved configuration is read with ours in their place.
 RENAMED = {
     "benchmark.units": "benchmark.sample_units",
     "benchmark.updates": "benchmark.optimizer_step",
@@ -16,78 +19,74 @@ RENAMED = {
     "generate.tokens": "generate.max_new_tokens",
     "masked.share": "masked.mlm_probability",
     "masked.unit": "masked.sample_unit",
-    "memory": "memory.activation_checkpointing",
+    "memory": "memory.activation_checkpointing",  # given a name
     "memory.checkpointing": "memory.activation_checkpointing",
     "trainer.checkpoint": "trainer.checkpoint_format",
     "trainer.context_layout": "trainer.context_parallel_layout",
     "trainer.context_way": "trainer.context_parallel_method",
     "until": "stop_at_accuracy",  # of a stage in curriculum.stages
+    "attention=eager": "attention=standard",
+    "attention=flash_attention_2": "attention=flash",
+    "benchmark.layouts=head-tail": "benchmark.layouts=zigzag",
+    "benchmark.methods=all-to-all": "benchmark.methods=ulysses",
+    "benchmark.rows=anchors": "benchmark.rows=core",
+    "finetune.data=cues": "finetune.data=synthetic",
+    "hardware=cuda": "hardware=gpu",
+    "hardware.precision=bf16": "hardware.precision=bf16-mixed",
+    "hardware.precision=fp16": "hardware.precision=16-mixed",
+    "hardware.precision=fp32": "hardware.precision=32-true",
+    "model=modern": "model=llama",
+    "model.adapter=qlora": "model.adapter=lora model.quantize=nf4",
+    "model.name=modern": "model.name=llama",
+    "optimizer=adamw_8bit": "optimizer=adamw optimizer.states=8bit",
+    "recipe=finetune": "recipe=bert-finetune",
+    "trainer.context_parallel_layout=head-tail": "trainer.context_parallel_layout=zigzag",
+    "trainer.context_parallel_method=all-to-all": "trainer.context_parallel_method=ulysses",
+    "trainer.strategy=context": "trainer.strategy=context_parallel",
+    "trainer.strategy=deepspeed": "trainer.strategy=fsdp",
 }
-RENAMED_VALUES = {
-    "benchmark.layouts": {"head-tail": "zigzag"},
-    "benchmark.methods": {"all-to-all": "ulysses"},
-    "benchmark.rows": {"anchors": "core"},
-    "finetune.data": {"cues": "synthetic"},
-    "model.name": {"modern": "llama"},
-    "recipe": {"finetune": "bert-finetune"},
-    "trainer.context_parallel_layout": {"head-tail": "zigzag"},
-    "trainer.context_parallel_method": {"all-to-all": "ulysses"},
-    "trainer.strategy": {"context": "context_parallel"},
-}
-# Settings of other programs.
-OTHERS = {
-    # transformers' TrainingArguments
-    "adam_epsilon": "optimizer.epsilon",
-    "attn_implementation": "attention.name",
-    "eval_steps": "trainer.validate_every",
-    "gradient_accumulation_steps": "trainer.tokens_per_step",
-    "gradient_checkpointing": "memory.activation_checkpointing",
-    "logging_steps": "trainer.log_every",
-    "lr_scheduler_type": "schedule.name",
-    "max_grad_norm": "optimizer.gradient_clip",
-    "max_new_tokens": "generate.max_new_tokens",
-    "max_steps": "trainer.steps",
-    "model_name_or_path": "model.path",
-    "optim": "optimizer.name",
-    "output_dir": "output",
-    "per_device_train_batch_size": "trainer.micro_batch",
-    "report_to": "logger.name",
-    "resume_from_checkpoint": "resume",
-    "save_steps": "trainer.checkpoint_every",
-    "torch_compile": "trainer.compile",
-    # Lightning's Trainer and others'
-    "accelerator": "hardware.accelerator",
-    "batch_size": "trainer.tokens_per_step",
-    "block_size": "context",
-    "dataset": "data.name",
-    "grad_clip": "optimizer.gradient_clip",
-    "gradient_clip_val": "optimizer.gradient_clip",
-    "lora_alpha": "model.adapter_alpha",
-    "lora_r": "model.adapter_rank",
-    "lr": "optimizer.learning_rate",
-    "max_iters": "trainer.steps",
-    "max_seq_length": "context",
-    "max_time": "trainer.max_minutes",
-    "num_nodes": "trainer.nodes",
-    "seq_len": "context",
-    "val_check_interval": "trainer.validate_every",
-}
+
+
+@cache
+def others() -> dict[str, str]:
+    """Return what other programs' names mean here: a setting, or words about it, with its names in one text."""
+    return dict(yaml.safe_load((conf_folder() / "other_names.yaml").read_text(encoding="utf-8")))
 
 
 def renamed(name: str, value: Any = None) -> str | None:
-    """Return a line with the present name of a renamed setting or value, "trainer.context_way is now ..."; else None.
+    """Return a line with the present name of a renamed setting or value, "trainer.context_way: use ..."; else None.
 
     Args:
         name: the given name: dotted, a config group such as `model`, or a key inside a list's entry.
         value: the value that the setting is given, if known; for a config group the name of its choice.
     """
-    given = [value] if isinstance(value, str) else value if isinstance(value, Sequence) else []
-    texts = [one for one in given if isinstance(one, str)]
-    if name in RENAMED and (name != "memory" or texts):
-        choice = f"={texts[0]}" if name == "memory" and texts[0] in get_args(ActivationCheckpointing) else ""
-        return f"{name}{choice} is now {RENAMED[name]}{choice}."
-    values = RENAMED_VALUES.get(name) or RENAMED_VALUES.get(f"{name}.name", {})
-    return next((f"{name}={text} is now {name}={values[text]}." for text in texts if text in values), None)
+    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    for one in several:
+        given = f"{name}={one}" if isinstance(one, str) and one else name
+        if not isinstance(one, Mapping) and _current(given) != given:
+            return f"{given}: use {_current(given)}."
+    return None
+
+
+def _current(given: str) -> str:
+    """The present form of "name" or "name=value"."""
+    name, equals, value = given.partition("=")
+    present = f"{RENAMED.get(name, name)}{equals}{value}"
+    return RENAMED.get(present, present)
+
+
+def answer(given: str, settings: Collection[str]) -> str | None:
+    """Return what to use in place of another program's name of a setting; None for a name that is not known.
+
+    Args:
+        given: the name, also in a group: "trainer.gpus".
+        settings: the dotted names of the task's settings.
+    """
+    for part in (given, *reversed(given.split("."))):
+        for ours, names in others().items():
+            if part in names.split() and (" " in ours or ours.partition("=")[0] in settings):
+                return ours
+    return None
 
 
 def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
@@ -114,4 +113,4 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 def current_value(setting: str, value: Any) -> Any:
     """Return the present name of a value that an older run saved for this setting; any other value unchanged."""
-    return RENAMED_VALUES.get(setting, {}).get(value, value) if isinstance(value, str) else value
+    return _current(f"{setting}={value}").partition("=")[2] if isinstance(value, str) else value

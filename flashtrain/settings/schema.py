@@ -5,8 +5,9 @@ It is the dataclass of the task (its `settings`), with the groups that modes and
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Any, cast, get_type_hints
@@ -14,10 +15,10 @@ from typing import Any, cast, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from flashtrain.errors import UserError, first_line, unknown
+from flashtrain.errors import UserError, first_line
 from flashtrain.files.yaml_files import literal
 from flashtrain.registry import component, registered
-from flashtrain.settings.aliases import OTHERS, RENAMED_VALUES, renamed
+from flashtrain.settings.aliases import RENAMED, answer, renamed
 from flashtrain.settings.settings import Settings
 
 INTERNAL = ("is_demo",)  # settings that the command sets itself
@@ -53,7 +54,7 @@ def typed_settings(config: DictConfig) -> Settings:
     Raises UserError naming the setting for an unknown key or a value of the wrong type. Does not call check().
     """
     task = str(config.get("task", Settings.task))
-    for name in RENAMED_VALUES:
+    for name in sorted({name for name, equals, _ in (key.partition("=") for key in RENAMED) if equals}):
         if line := renamed(name, OmegaConf.select(config, name)):
             raise UserError(line)
     try:
@@ -95,21 +96,41 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def unknown_setting(given: str, task: str) -> UserError:
-    """Return the error for a setting that the task does not have: similar names, and all names in the same group."""
-    group, _, last = given.rpartition(".")
+    """Return the error for a setting that the task does not have: what it is called here, or similar names."""
     names = [name for name in setting_names(task) if name not in INTERNAL]
+    group = given.rpartition(".")[0]
     if group.endswith(".options") and group in names:
         return UserError(f"{given} is an option of a registered component. Add a plus: +{given}=...")
     if line := renamed(given):
         return UserError(line)
-    if OTHERS.get(last) in names:
-        return UserError(f"unknown setting of task={task} '{given}'. Use {OTHERS[last]}.")
-    while group and group not in {name.rpartition(".")[0] for name in names}:  # no group, or one inside a setting
-        group = group.rpartition(".")[0]
-    siblings = [name for name in names if name.rpartition(".")[0] == group]
-    error = unknown(f"setting of task={task}", given, names, listed=siblings)
     others = [other for other in registered("task") if other != task and given in setting_names(other)]
-    return UserError(f"{given} is of task={', '.join(others)}, not of this task: {error}") if others else error
+    if others:
+        what = f"{given} is a setting of task={' and '.join(others)}, not of task={task}."
+        return UserError(f"{what} {meant(given, names)}".rstrip())
+    siblings = ", ".join(sorted(name for name in names if group and name.rpartition(".")[0] == group))
+    choices = f"Expected one of: {siblings}." if siblings else "`python -m flashtrain --help` lists settings."
+    return UserError(f"unknown setting '{given}'. {meant(given, names) or choices}")
+
+
+def meant(given: str, names: Collection[str]) -> str:
+    """Return "Use X." or "Did you mean 'X'?" for an unknown setting; "" if no setting resembles it.
+
+    Args:
+        given: the name as it was given.
+        names: the dotted names of the settings that exist.
+    """
+    if ours := answer(given, names):
+        return f"Use {ours}."
+    group, _, last = given.rpartition(".")
+    extra = {name for name in registered("settings") if name != group}  # of modes
+    leaves: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: name.rpartition(".")[0] != group):  # those of the same group first
+        if name.partition(".")[0] not in extra and not name.endswith(".name"):
+            leaves.setdefault(name.rpartition(".")[2], []).append(name)
+    near = [name for leaf in difflib.get_close_matches(last, leaves, n=2, cutoff=0.75) for name in leaves[leaf]][:2]
+    if near and near == leaves.get(last):
+        return f"Use {' or '.join(near)}."
+    return f"Did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
 def wrong_value(error: OmegaConfBaseException, task: str, key: str = "") -> UserError:

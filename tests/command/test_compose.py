@@ -21,7 +21,7 @@ def _all_by_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["recipe=gtp2"], r"unknown recipe 'gtp2'\. Did you mean 'gpt2'\? Expected one of: .*gpt2"),
         ([], r"recipe=NAME, one of: .*gpt2"),
-        (["recipe=gpt2", "contxt=512"], r"unknown setting of task=language_model 'contxt'\. Did you mean 'context'"),
+        (["recipe=gpt2", "contxt=512"], r"unknown setting 'contxt'\. Did you mean 'context'"),
         (["recipe=gpt2", "model=gpt3"], r"unknown model 'gpt3'\. Did you mean 'gpt2'"),
         (["recipe=gpt2", "trainer={stepz: 3}"], r"'trainer\.stepz'\. Did you mean 'trainer\.steps'"),
         (["recipe=hf", "model.options={layers: 2}"], r"Add a plus: \+model\.options\.layers=\.\.\."),

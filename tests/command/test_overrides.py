@@ -113,10 +113,16 @@ def test_what_a_program_registered_is_named_like_what_ships(monkeypatch) -> None
         (["logger="], r"unknown logger ''\. Expected one of: csv, none, tensorboard, wandb\."),
         (["+=3"], r"unexpected argument '\+=3'\. Settings are name=value"),
         (["output=a\nb"], r"output= has a line break in its value"),
-        (["--context", "512"], r"unknown flag --context: .* without dashes\. Did you mean context=512\?"),
-        (["--tokens-per-step=512"], r"Did you mean trainer\.tokens_per_step=512\?"),
-        (["--steps"], r"Did you mean trainer\.steps=\.\.\.\?"),
-        (["--nothing-like-it"], r"unknown flag --nothing-like-it: settings are name=value, without dashes\.$"),
+        (["--context", "512"], r"unknown flag --context: .* without dashes\. Use context\."),
+        (["--tokens-per-step=512"], r"Use trainer\.tokens_per_step\."),
+        (["--steps"], r"Use trainer\.steps\."),
+        (
+            ["--nothing-like-it"],
+            r"unknown flag --nothing-like-it: .*\. The flags are --help, --version, --multirun",
+        ),
+        (["--config-name=other"], r"unknown flag --config-name: settings are name=value"),
+        (["model=/models/mine"], r"Use model\.path=/models/mine with recipe=hf or sft\."),
+        (["data=some/texts"], r"Use data=files data\.path=some/texts or data=hub data\.name=some/texts\."),
     ],
 )
 def test_a_mistake_of_form_is_one_line(words: list[str], line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,8 @@ import yaml
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.errors import UserError
-from flashtrain.files.shipped import recipe_files
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
-from flashtrain.settings.aliases import OTHERS, RENAMED, RENAMED_VALUES, updated
+from flashtrain.settings.aliases import RENAMED, others, updated
 from flashtrain.settings.schema import all_settings
 from flashtrain_recipes.arena.settings import StageSettings
 
@@ -19,25 +19,25 @@ SETTINGS = {name: one for name, one, _ in all_settings()}
 
 
 def test_the_names_that_are_answered_are_no_settings_and_their_answers_are() -> None:
-    assert {*OTHERS.values(), *RENAMED.values()} <= {*SETTINGS, *StageSettings.__dataclass_fields__}
-    assert ({*RENAMED} - {"memory"}) & {*SETTINGS} == set()
-    for name, values in RENAMED_VALUES.items():
-        possible = SETTINGS[name].metadata.get("options", ())
-        assert not {*values} & {*possible, *recipe_files()}
-        assert {*values.values()} <= {*possible, *recipe_files()} or not possible
+    ours = [one.partition("=")[0] for one in RENAMED.values()]
+    ours += [setting for answer in others() for setting in re.findall(r"(?:^|[ +])([a-z_.]+)=|^([a-z_.]+)", answer)]
+    assert {name for name in map("".join, ours) if name} <= {*SETTINGS, *StageSettings.__dataclass_fields__}
+    names = [name for names in others().values() for name in names.split()]
+    assert {*names, *RENAMED} & {*SETTINGS} == {"memory"}
+    assert not {*names} & {leaf for leaf in SETTINGS if "." not in leaf}
 
 
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        ("recipe=gpt2 trainer.context_way=ring", "trainer.context_way is now trainer.context_parallel_method."),
-        ("recipe=gpt2 memory=full", "memory=full is now memory.activation_checkpointing=full."),
-        ("recipe=gpt2 model=modern", "model=modern is now model=llama."),
-        ("recipe=gpt2 model.name=modern", "model.name=modern is now model.name=llama."),
-        ("recipe=finetune", "recipe=finetune is now recipe=bert-finetune."),
-        ("recipe=gpt2 trainer.strategy=context", "trainer.strategy=context is now trainer.strategy=context_parallel."),
-        ("recipe=pathx curriculum.stages=[{side:24,until:0.9}]", "until is now stop_at_accuracy."),
-        ("recipe=long-context-benchmark benchmark.layouts=[head-tail]", "head-tail is now benchmark.layouts=zigzag."),
+        ("recipe=gpt2 trainer.context_way=ring", "trainer.context_way=ring: use trainer.context_parallel_method=ring."),
+        ("recipe=gpt2 memory=full", "memory=full: use memory.activation_checkpointing=full."),
+        ("recipe=gpt2 model=modern", "model=modern: use model=llama."),
+        ("recipe=gpt2 model.name=modern", "model.name=modern: use model.name=llama."),
+        ("recipe=finetune", "recipe=finetune: use recipe=bert-finetune."),
+        ("recipe=gpt2 trainer.strategy=context", "trainer.strategy=context: use trainer.strategy=context_parallel."),
+        ("recipe=pathx curriculum.stages=[{side:24,until:0.9}]", "until: use stop_at_accuracy."),
+        ("recipe=long-context-benchmark benchmark.layouts=[head-tail]", "head-tail: use benchmark.layouts=zigzag."),
     ],
 )
 def test_a_word_of_earlier_is_answered_with_ours(words: str, answer: str) -> None:
@@ -50,9 +50,9 @@ def test_a_word_of_earlier_is_answered_with_ours(words: str, answer: str) -> Non
     ("recipe", "answer"),
     [
         ("trainer: {strategy: context}", "trainer.strategy=context_parallel"),
-        ("generate: {tokens: 4}", "generate.tokens is now generate.max_new_tokens"),
+        ("generate: {tokens: 4}", "generate.tokens: use generate.max_new_tokens"),
         ("defaults: [override /model: modern]", "model=llama"),
-        ("defaults: [override /memory: full]", "memory is now memory.activation_checkpointing"),
+        ("defaults: [override /memory: full]", "memory: use memory.activation_checkpointing"),
     ],
 )
 def test_a_recipe_of_earlier_is_answered_with_ours(recipe: str, answer: str, tmp_path: Path, monkeypatch) -> None:

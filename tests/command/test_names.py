@@ -1,0 +1,123 @@
+"""Names that people type from other programs are answered with ours, in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tiny_runs import checkout_environment
+
+from flashtrain.command.overrides import plain_words
+from flashtrain.command.request import settings_of
+from flashtrain.errors import UserError
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(UserError) as mistake:
+        settings_of(plain_words(words))
+    assert "\n" not in str(mistake.value)
+    return str(mistake.value)
+
+
+ANSWERS = {
+    "accelerator": "Use hardware.accelerator.",
+    "activation_checkpoint.mode": "Use memory.activation_checkpointing.",
+    "adapter": "Use model.adapter.",
+    "attn_implementation": "Use attention.",
+    "batch_size": "Use trainer.micro_batch (",
+    "bf16": "Use hardware.precision=bf16-mixed.",
+    "block_size": "Use context.",
+    "chat_template": "Use data.chat_template.",
+    "cp": "Use context_parallel.",
+    "data.seq_len": "Use context.",
+    "dataset": "Use data=files data.path=",
+    "deepspeed": "Use trainer.strategy=fsdp.",
+    "devices": "Use trainer.devices.",
+    "dtype": "Use hardware.precision=",
+    "eval": "Use mode=evaluate.",
+    "eval_dataset": "Use data.validation_path.",
+    "eval_steps": "Use trainer.validate_every.",
+    "fp16": "Use hardware.precision=16-mixed.",
+    "fsdp": "Use trainer.strategy=fsdp.",
+    "gradient_accumulation_steps": "Use trainer.tokens_per_step: gradient accumulation follows",
+    "gradient_checkpointing": "Use memory.activation_checkpointing.",
+    "learning_rate": "Use optimizer.learning_rate.",
+    "load_in_4bit": "Use model.quantize=nf4.",
+    "logging_steps": "Use trainer.log_every.",
+    "lora_alpha": "Use model.adapter_alpha.",
+    "lora_dropout": "Use model.adapter_dropout.",
+    "lora_r": "Use model.adapter_rank.",
+    "lr": "Use optimizer.learning_rate.",
+    "lr_scheduler_type": "Use schedule.",
+    "max_grad_norm": "Use optimizer.gradient_clip.",
+    "max_length": "Use context.",
+    "max_seq_length": "Use context.",
+    "max_steps": "Use trainer.steps.",
+    "micro_batch_size": "Use trainer.micro_batch.",
+    "model.sizes": "Did you mean 'model.size'?",
+    "model_name_or_path": "Use model.path.",
+    "optim": "Use optimizer=adamw, lamb or muon",
+    "optimizer.grad_clip": "Use optimizer.gradient_clip.",
+    "optimizer.lr": "Use optimizer.learning_rate.",
+    "output_dir": "Use output.",
+    "packing": "samples are always packed.",
+    "path": "Use data.path or model.path.",
+    "per_device_train_batch_size": "Use trainer.micro_batch.",
+    "precision": "Use hardware.precision.",
+    "push_to_hub": "Use mode=export, then upload",
+    "report_to": "Use logger.",
+    "resume_from_checkpoint": "Use resume=auto or resume=RUN.",
+    "rope_scaling": "Use model.rope_factor, or",
+    "save_steps": "Use trainer.checkpoint_every.",
+    "something_else": "unknown setting 'something_else'. `python -m flashtrain --help` lists settings.",
+    "strategy": "Use trainer.strategy.",
+    "target_modules": "Use model.adapter_targets.",
+    "tp": "tensor and pipeline parallelism are not supported.",
+    "train_on_inputs": "Use data.train_on=all.",
+    "trainer.accumulate_grad_batches": "Use trainer.tokens_per_step: gradient accumulation follows",
+    "trainer.batch_size": "Use trainer.micro_batch (",
+    "trainer.gpus": "Use trainer.devices.",
+    "trainer.gradient_clip_val": "Use optimizer.gradient_clip.",
+    "trainer.max_steps": "Use trainer.steps.",
+    "trainer.precision": "Use hardware.precision.",
+    "training.local_batch_size": "Use trainer.micro_batch.",
+    "use_peft": "Use model.adapter=lora.",
+    "warmup_ratio": "Use schedule.warmup_steps.",
+    "warmup_steps": "Use schedule.warmup_steps.",
+    "weight_decay": "Use optimizer.weight_decay.",
+}
+
+
+@pytest.mark.parametrize(("name", "answer"), ANSWERS.items(), ids=list(ANSWERS))
+def test_a_name_of_another_program_is_answered_with_ours(name: str, answer: str) -> None:
+    said = refused("recipe=gpt2", f"{name}=1")
+    assert answer in said
+    assert said.startswith(f"unknown setting '{name}'. ")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("recipe=bert-finetune batch_size=8", "Use finetune.batch."),
+        ("recipe=bert-finetune dataset=x", "Use finetune.data."),
+        ("recipe=bert packing=true", "Use masked.layout=packed."),
+        ("recipe=gpt2 hardware.precision=bf16", "use hardware.precision=bf16-mixed."),
+        ("recipe=gpt2 optimizer=adamw_8bit", "use optimizer=adamw optimizer.states=8bit."),
+        ("recipe=hf model.adapter=qlora", "use model.adapter=lora model.quantize=nf4."),
+        ("recipe=gpt2 attention=flash_attention_2", "use attention=flash."),
+    ],
+)
+def test_so_is_one_whose_answer_depends_on_the_task_or_on_the_value(words: str, answer: str) -> None:
+    assert answer in refused(*words.split())
+
+
+def test_the_versions_are_said_without_importing_torch() -> None:
+    watch = "import sys; from flashtrain.__main__ import main; sys.argv[1:] = ['--version']\ntry: main()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{watch}except SystemExit: print('torch' in sys.modules)"],
+        env=checkout_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    line, imported = done.stdout.splitlines()
+    assert [one.split()[0] for one in line.split(", ")] == ["flashtrain", "flashtrain-kernels", "torch", "triton"]
+    assert imported == "False"
