@@ -80,7 +80,7 @@ def register(group: str, name: str) -> Callable[[Builder], Builder]:
         present = _components[group].get(name)
         if present is not None and present is not builder:
             owner = getattr(present, "func", present)  # of a partial
-            raise UserError(f"{group} '{name}' is already registered, by {owner.__module__}.{owner.__qualname__}.")
+            raise UserError(f"{group} '{name}' is already registered by {owner.__module__}.{owner.__qualname__}.")
         _components[group][name] = builder
         return builder
 

@@ -58,7 +58,7 @@ class TrainedModel:
 
 @dataclass
 class TrainingSetup:
-    """All that a task builds from the settings for one training."""
+    """What a task builds from the settings for one training: LightningModule, data, batching, lines to print."""
 
     data: pl.LightningDataModule
     task: pl.LightningModule

@@ -26,7 +26,7 @@ class SequenceBatch(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """The properties of a task's samples that a model needs."""
+    """The properties of a task's samples that a model needs: classes, length, vocabulary, image side, sequences."""
 
     classes: int
     length: int  # tokens of the longest sequence

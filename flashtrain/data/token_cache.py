@@ -52,7 +52,7 @@ Item = TypeVar("Item")
 
 
 class TokenFile(NamedTuple):
-    """The place of a corpus's tokens in a file, and their type."""
+    """Where a corpus's tokens are: a file, the first token's byte in it, their number and dtype."""
 
     path: Path
     dtype: str

@@ -69,7 +69,7 @@ class ByteTokenizer(LibraryTokenizer):
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Describes a tokenizer, which make_tokenizer makes."""
+    """A description of a tokenizer (its kind, files and size), from which make_tokenizer makes it."""
 
     kind: str = "gpt2"  # "bytes", "bpe" (trained on the corpus), "gpt2", or the path of a Hugging Face folder
     vocab_size: int = 50257  # of a trained "bpe"

@@ -74,7 +74,7 @@ class Layer:
         layer.forward = self
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these memory options from now on."""
+        """Use these memory options (activation checkpointing, offloading, chunks) from now on."""
         self.savings = savings
         if self.feed_forward is not None:
             self.feed_forward.chunk, self.feed_forward.plain = savings.ffn_chunk, {}

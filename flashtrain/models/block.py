@@ -125,7 +125,7 @@ class Block(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these memory options from now on."""
+        """Use these memory options (activation checkpointing, offloading, chunks) from now on."""
         self.savings = savings
         self.feed_forward.chunk = savings.ffn_chunk
 

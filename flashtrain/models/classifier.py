@@ -220,7 +220,7 @@ class Classifier(nn.Module):
         return linear_cross_entropy(states, head.weight, torch.where(masked < 0, IGNORED, labels))
 
     def save_memory(self, savings: MemorySavings) -> None:
-        """Use these memory options from now on."""
+        """Use these memory options (activation checkpointing, offloading, chunks) from now on."""
         for block in self.blocks:
             block.save_memory(savings)  # type: ignore[operator]
 

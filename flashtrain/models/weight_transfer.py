@@ -44,7 +44,7 @@ def carry_weights(model: Classifier, config: ClassifierConfig, state: dict[str, 
         differing.append("layers")
     if differing:
         parts = ", ".join(f"{name}={given[name]} (expected {expected[name]})" for name in differing)
-        raise UserError(f"the weights belong to another model: {parts}.")
+        raise UserError(f"the weights belong to another model: {parts}. Use the settings that they had.")
     state = dict(state)
     if POSITION_TABLE in state and model.config.length != config.length and model.config.side is not None:
         state[POSITION_TABLE] = grown_grid(state[POSITION_TABLE], model.config.side)

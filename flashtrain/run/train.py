@@ -61,7 +61,7 @@ def check_same_model(checkpoint: Path, saved: Mapping[str, Any], description: di
     differing = [key for key in here if here[key] != there.get(key)]
     if differing:
         parts = ", ".join(f"{key} is {there.get(key)}, expected {here[key]}" for key in differing)
-        raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}.")
+        raise UserError(f"{checkpoint} is a checkpoint of another model: {parts}. Use its settings.")
 
 
 def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str, Any]) -> Path | None:

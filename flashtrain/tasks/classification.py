@@ -89,7 +89,7 @@ class SequenceClassification(TrainingTask):
         self._generator: torch.Generator | None = None
 
     def configure_model(self) -> None:
-        """Compile the losses."""
+        """Compile the losses by torch.compile if `compile` is set; Lightning calls this before it trains."""
         super().configure_model()
         if self._compile:
             mode = "reduce-overhead" if self._replays else None

@@ -91,7 +91,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """The peak in bytes."""
+        """The estimated peak of device memory in bytes."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ class Form:
     heads_first: bool = False
 
     def to_batch(self, x: Tensor) -> Tensor:
-        """Return a view (B, S, ..., heads, D) of a tensor in this form."""
+        """Return a view (B, S, ..., heads, D) of a tensor in this layout."""
         return x[None] if self.row else x.transpose(1, 2) if self.heads_first else x
 
     def of_batch(self, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -17,7 +17,7 @@ from .masks import AnyMask, BlockMask, Mask, Plan, Sequences
 
 @dataclass(frozen=True)
 class Options:
-    """The checked options of one attention call."""
+    """The checked options of one attention call: scale, window, softcap, dropout, bias, ALiBi slopes, mask."""
 
     scale: float  # what q k^T is multiplied by
     left: int | None = None  # the band: query i sees key j when i + left <= j <= i + right; None: no bound
@@ -122,7 +122,7 @@ SCHEMA = (
 
 
 def pack(options: Options) -> Packed:
-    """Convert Options to the operators' arguments."""
+    """Convert Options to the arguments of the torch.library operators, which are tensors and numbers only."""
     mask = options.mask
     packed = Packed(
         options.bias, options.alibi_slopes, options.seed, None, None, None, None, None, None, None, None, None,

@@ -15,7 +15,7 @@ from .device_values import values_of
 
 
 class Packing(NamedTuple):
-    """The boundaries of the N sequences of a packed row."""
+    """The boundaries (cu_seqlens) and greatest lengths of the N sequences of a packed row."""
 
     cu_seqlens_q: Tensor  # (N + 1,) int32: 0, then where each sequence's queries end
     cu_seqlens_k: Tensor

@@ -56,7 +56,7 @@ class FineTuning(TrainingTask):
         return "micro_f1" if self.target == "labels" else "accuracy"
 
     def configure_model(self) -> None:
-        """Compile the loss."""
+        """Compile the loss by torch.compile if `compile` is set; Lightning calls this before it trains."""
         super().configure_model()
         if self._compile:
             self._loss = torch.compile(cast(Any, self.model).loss, dynamic=False, fullgraph=True)

@@ -112,13 +112,13 @@ def is_of_run(path: Path) -> bool:
 
 
 def run_of_weights(settings: Settings) -> Path | None:
-    """Return the folder of the run that `weights` names; None if `weights` is no run's."""
+    """Return the folder of the run that `weights` names; None if `weights` names something else, such as a file."""
     path = Path(str(settings.weights)).expanduser()
     return find_checkpoint(str(path), prefer=BEST)[0] if settings.weights and is_of_run(path) else None
 
 
 def tokenizer_of_weights(settings: Settings) -> Tokenizer | None:
-    """Load the tokenizer of the run that `weights` names; None if `weights` is no run's."""
+    """Load the tokenizer of the run that `weights` names; None if `weights` names something other than a run."""
     run = run_of_weights(settings)
     if run is None:
         return None

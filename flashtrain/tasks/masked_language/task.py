@@ -50,7 +50,7 @@ class MaskedLanguageModel(LanguageModel):
         return replayed(self._loss, **arguments)
 
     def training_step(self, batch: MaskedBatch, batch_idx: int) -> Tensor:  # type: ignore[override]
-        """Train as LanguageModel does, and count this device's tokens (without padding), sequences and FLOPs."""
+        """Return the micro-batch's loss, and count this device's tokens (without padding), sequences and FLOPs."""
         tokens, sequences = batch["real_tokens"], batch["sequences"]
         flops = self.bert.config.flops_of(tokens, batch["pairs"], sequences, batch["scored"])
         self._step_work.append((tokens, sequences, flops))

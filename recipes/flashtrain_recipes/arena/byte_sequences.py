@@ -36,7 +36,7 @@ class ByteSequences:
         self._labels.append(label)
 
     def finish(self) -> Sequences:
-        """Return all added samples."""
+        """Return all texts that `add` collected, as one Sequences."""
         tokens = np.frombuffer(self._bytes, dtype=np.uint8)
         return Sequences(tokens, np.array(self._offsets, dtype=np.int64), np.array(self._labels, dtype=np.uint8))
 

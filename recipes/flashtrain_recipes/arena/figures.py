@@ -68,8 +68,8 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     """Draw held-out accuracy against time as a PNG, a line for each stage of a training and a band for each side.
 
     Args:
-        rows: a learning curve's rows in order, with side, contour, validation_accuracy and gpu_minutes or minutes;
-            stages are distinguished by contour, piece and stage.
+        rows: a learning curve's rows in order, with side, contour, validation_accuracy and gpu_minutes or minutes; a
+            new line begins where the value of contour, piece or stage changes.
 
     Raises:
         UserError: the rows lack such a column.

@@ -24,7 +24,7 @@ _FREE = ("dropout", "pattern", "pattern_block", "pattern_local", "pattern_global
 
 @dataclass
 class Resumed:
-    """A checkpoint from which a training resumes."""
+    """A checkpoint from which a training in stages resumes, with the stage and step that it was saved at."""
 
     checkpoint: Path
     stage: int  # its number, from 0
@@ -74,4 +74,4 @@ def check_same(resumed: Resumed, config: ClassifierConfig) -> None:
     differing = [name for name in here if name not in _FREE and here[name] != there[name]]
     if differing:
         parts = ", ".join(f"{name} is {there[name]} there and {here[name]} here" for name in differing)
-        raise UserError(f"resume: {resumed.checkpoint} is a checkpoint of another model: {parts}.")
+        raise UserError(f"resume: {resumed.checkpoint} is of another model: {parts}. Use its settings.")

@@ -17,7 +17,7 @@ ROUNDED_TO = 64  # a batch is padded to a multiple of so many tokens, so that fe
 
 
 class Sequences(NamedTuple):
-    """The sequences and labels of a split, in memory."""
+    """The sequences of a split, end to end in one array, with their labels."""
 
     tokens: np.ndarray  # (T,) uint8, all sequences end to end
     offsets: np.ndarray  # (N * W + 1,) int64, where each sequence begins, and the last one ends

@@ -22,7 +22,7 @@ ExportPrecision = Literal["float32", "float16"]
 
 @dataclass
 class PathfinderSettings:
-    """The images of the task Pathfinder, which are generated."""
+    """The generated images of the task Pathfinder: side, difficulty, seed and numbers."""
 
     side: int = 32  # pixels; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes
     contour: str = "hard"  # hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or as "3-6"
@@ -36,7 +36,7 @@ class PathfinderSettings:
     preview: int | None = None  # images that recipe=pathfinder-preview draws; null: 24
 
     def check(self) -> None:
-        """Raise UserError for the first invalid setting."""
+        """Raise UserError for the first invalid setting of this class."""
         at_least("pathfinder.side", self.side, MIN_SIDE)
         of_side(self.side, self.contour)
         between("pathfinder.variation", self.variation, 0, 1)

@@ -36,7 +36,7 @@ OF_STAGES = {
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a training."""
+    """One stage of a curriculum: its number, its settings, and the accuracy that ends it early."""
 
     number: int  # from 0
     count: int  # of all stages

@@ -175,7 +175,7 @@ class Context:
 
     @property
     def counted_pairs(self) -> float:
-        """The pairs by which FLOPs are counted, as in papers: causal counts as exactly half of Sq * Sk (a document)."""
+        """The pairs by which FLOPs are counted, as in papers: causal counts as exactly half of a full square."""
         case = self.case
         half = 0.5 if case.mask_name.causal else 1.0
         if case.kind in ("full", "causal") and case.seqlen_q == case.seqlen_k:

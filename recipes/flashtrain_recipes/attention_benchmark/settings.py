@@ -33,7 +33,7 @@ BLOCK_SPARSE = ("block-random", "block-butterfly")
 
 @dataclass(frozen=True)
 class MaskName:
-    """The parts of a mask's name."""
+    """A benchmark's mask name in parts: the kind of mask, and how many keys before and after a query it shows."""
 
     kind: str  # its entry in MASKS, "window" for the two windows
     left: int = -1  # keys before the query that are visible, as flash-attn counts them; -1: all

@@ -57,7 +57,7 @@ class AttentionEntry(Entry[AttentionBaseline]):
 
 
 class AttentionTurns(Turns[Case, AttentionEntry]):
-    """Measures one case of attention.
+    """Measures one case of attention by all baselines, in rounds.
 
     Args:
         check: also compute a float64 reference, and the error of each baseline against it (not with dropout).

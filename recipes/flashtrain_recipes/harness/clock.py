@@ -24,14 +24,14 @@ _MAX_PAUSE = 0.1  # seconds
 
 
 class Pace(NamedTuple):
-    """The number of launches in one sample, and how long launching takes."""
+    """How many launches one sample has, and the processor time that one launch takes."""
 
     launches: int  # in one sample
     host_seconds: float = 0.0  # processor time of one launch
 
 
 class Timed(NamedTuple):
-    """The times of one launch, as one sample measured them."""
+    """The time of one launch on the device and on the processor, as one sample measured them."""
 
     milliseconds: float
     host_us: float  # processor time in microseconds, without waiting for the GPU; on a CPU the whole time

@@ -39,7 +39,7 @@ Continue = Callable[[list[int], int], list[int]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that hides a pass key."""
+    """A prompt that hides a pass key: its tokens, the key, and how many tokens the model is to write."""
 
     tokens: list[int]
     key: str  # a number

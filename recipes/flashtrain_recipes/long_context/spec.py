@@ -27,7 +27,7 @@ class LengthsSettings:
 
     @property
     def longest(self) -> int:
-        """The tokens of a held-out window."""
+        """How many tokens each held-out window has."""
         return self.window if self.window is not None else max(self.contexts or [1])
 
     def check(self) -> None:
@@ -37,7 +37,7 @@ class LengthsSettings:
             raise UserError(f"lengths.contexts={list(self.contexts)} must be one or more different lengths.")
 
     def check_together(self) -> None:
-        """Raise UserError for settings that contradict one another."""
+        """Raise UserError for lengths.* settings that contradict one another."""
         # apart from check(), since a machine without a GPU may put the recipe's demo in these settings' place first
         if not self.contexts:
             return

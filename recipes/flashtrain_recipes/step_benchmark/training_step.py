@@ -71,7 +71,7 @@ class MemoryChoice(NamedTuple):
 
 
 class StepBaseline(Baseline):
-    """A baseline of training steps."""
+    """Base class of baselines whose training steps are timed: a subclass builds the model and its batches."""
 
     adapts = False  # to a case, by trading time for memory: what did not fit says nothing of a larger case
 

@@ -199,5 +199,5 @@ def _is_bounded(q: torch.Tensor, options: Options) -> bool:
 
 @cache
 def section_of(pairs: int, most: int) -> int:
-    """Return the largest divisor of `pairs` (of a batch row and a head) that is at most `most`."""
+    """Return the largest divisor of `pairs`, the number of (batch row, head) pairs, that is at most `most`."""
     return max(n for n in range(1, min(pairs, most) + 1) if pairs % n == 0)

@@ -34,7 +34,7 @@ def attend_again(
     row, item, work, bounds, mask, list_ptr, rows_ptr, lse_ptr, terms, scale, origins, DTYPE: gl.constexpr,
     F: gl.constexpr, C: gl.constexpr, LAYOUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
-    """Recompute and store lse and LAYOUT's columns of out, from FIRST on, of the queries `row` of a tile."""
+    """Recompute and store lse, and the columns of out from FIRST on that LAYOUT has, for queries `row`."""
     BLOCK_K: gl.constexpr = C.block_k
     TILES: gl.constexpr = C.tiles
     TILE_Q: gl.constexpr = C.consumers * C.rows

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class ForwardTile(NamedTuple):
-    """The tile sizes of a forward, and how it is launched."""
+    """The forward kernel's tile sizes, and its launch: consumer warpgroups, tiles in flight, registers, programs."""
 
     consumers: int  # consumer warpgroups
     rows: int  # of queries, of each

@@ -113,7 +113,7 @@ class Features(NamedTuple):
 
 
 def features_of(options: Options) -> Features:
-    """Return the Features of a call with these options."""
+    """Return the compile-time switches (Features) of a call with these options."""
     mask, slopes = options.mask, options.alibi_slopes
     intervals, key_positions, block_q, block_k = 0, False, 0, 0
     if isinstance(mask, Mask):

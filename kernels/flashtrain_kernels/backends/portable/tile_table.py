@@ -193,7 +193,7 @@ def kind_of(call: Call) -> Kind:
 
 
 def tiles_of(call: Call) -> Tiles:
-    """Return the tiles of a call on its device."""
+    """Return the tile sizes of all kernels for a call on its device, from the table."""
     q, mask = call.q, call.options.mask
     tiles = _tiles_for(q.device, q.shape[3], q.dtype, kind_of(call))
     if isinstance(mask, Mask) and mask.plan is not None:  # the sizes that it was made for stay

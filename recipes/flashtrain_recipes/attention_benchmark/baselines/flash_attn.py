@@ -42,7 +42,7 @@ class FlashAttnFunctions(AttentionBaseline):
         return {}
 
     def options(self, case: Case, inputs: Inputs) -> dict[str, Any]:
-        """Return the keyword arguments of a call, leaving out those at their defaults."""
+        """Return the keyword arguments of a flash-attn call for the case; arguments at their defaults are left out."""
         given = {
             "window_size": (case.mask_name.left, case.mask_name.right) if case.kind == "window" else None,
             "dropout_p": case.dropout or None,
