@@ -22,7 +22,8 @@ from flashtrain.settings.settings import Settings
 WORDS = {
     "model.name": "gpt2, llama or plain, or one that your program registered; model=NAME also takes conf/model's file",
     "model.options": "of a model that your program registered: +model.options.NAME=VALUE",
-    "data.source": "stdlib, files or hub, or one that your program registered; data=NAME also takes conf/data's file",
+    "data.source": "stdlib, packages, files or hub, or one that your program registered; data=NAME also takes "
+    "conf/data's file",
     "benchmark.name": "what is measured; recipes set it",
     "data.workers": "processes that build batches, a device; 0: the training process; null: 2 on GPUs, else 0",
     "data.options": "of a source that your program registered: +data.options.NAME=VALUE",

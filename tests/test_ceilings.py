@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 29_650,
+    "flashtrain": 29_780,
     "flashtrain/command": 1_650,
-    "flashtrain/data": 5_610,
+    "flashtrain/data": 5_735,
     "flashtrain/distributed": 3_040,
     "flashtrain/files": 440,
     "flashtrain/folders": 440,
@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_460,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_750,
-    "tests": 37_260,
+    "tests": 37_385,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report
 

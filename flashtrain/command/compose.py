@@ -156,7 +156,7 @@ def check_given_once(words: Sequence[str]) -> None:
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """Return the settings with the values of the recipe's demo, except for settings that the command line names."""
     given, known = override_keys(overrides), set(setting_names(settings.task))
-    unchanged = given | settings.kept_in_demo()
+    unchanged = given | settings.kept_in_demo() | ({"data.source"} if "data" in given else set())
     changed = settings_config(settings)
     for name, value in settings.demo.items():
         if name not in unchanged:

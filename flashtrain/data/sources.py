@@ -76,21 +76,22 @@ class StandardLibrarySource:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"stdlib {platform.python_version()}".encode())
-        for path in self._files():
+        for path in self.files():
             digest.update(f"\n{path.relative_to(self.folder).as_posix()} {path.stat().st_size}".encode())
         return digest.hexdigest()
 
     def documents(self) -> Iterator[str]:
-        for path in self._files():
+        for path in self.files():
             try:
                 yield path.read_bytes().decode("utf-8")
             except UnicodeDecodeError:
                 log.debug("%s is not UTF-8: left out", path)
 
     def approximate_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self._files())
+        return sum(path.stat().st_size for path in self.files())
 
-    def _files(self) -> list[Path]:
+    def files(self) -> list[Path]:
+        """List the source files in the order of their paths."""
         skipped = NOT_STANDARD_LIBRARY if self.include_tests else NOT_STANDARD_LIBRARY | TEST_FOLDERS
         found = []
         for folder, subfolders, names in os.walk(self.folder):

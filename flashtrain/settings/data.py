@@ -25,10 +25,10 @@ READ_BY = {
     "path": ("files", "tokens", "chat"),
     "name": ("hub", "chat"),
     "mixture": ("mixture",),
-    "validation_path": ("stdlib", "files", "hub", "tokens", "chat"),
+    "validation_path": ("stdlib", "packages", "files", "hub", "tokens", "chat"),
 }
 # What a source of data=mixture may be, and the settings that it may have.
-PARTS = ("files", "hub", "stdlib", "tokens")
+PARTS = ("files", "hub", "packages", "stdlib", "tokens")
 KINDS_OF_A_PART: dict[str, type] = {
     "streaming": bool, "include_tests": bool, "end_of_text": int, "options": dict,
 }  # fmt: skip
@@ -58,7 +58,7 @@ class DataSettings:
     # Of data=files and hub: true makes tokens while training, and writes nothing; null writes a token file first, of a
     # dataset while it is downloaded; false (data=hub) keeps a copy of the dataset.
     streaming: bool | None = None
-    include_tests: bool = True  # of data=stdlib: with the standard library's tests
+    include_tests: bool = True  # of data=stdlib and packages: with their own tests
     tokenizer: str = option("bpe", Tokenizer, others=True)  # or a folder; bpe is trained on the text
     vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
     vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
@@ -83,7 +83,7 @@ class DataSettings:
         """The prompt to use if none is given, which resembles the beginning of a training document."""
         if self.tokenizer == "none":
             return "0"  # a token's id
-        return {"stdlib": "import ", "chat": "Hello!"}.get(self.source, "The ")
+        return {"stdlib": "import ", "packages": "def __init__(self", "chat": "Hello!"}.get(self.source, "The ")
 
     def check(self) -> None:
         if self.source == "files" and not self.path:

@@ -28,7 +28,7 @@ Schedule = Literal["constant", "cosine", "linear"]  # likewise
 Strategy = Literal["auto", "ddp", "fsdp", "context_parallel"]
 # text
 EncodingErrors = Literal["strict", "replace"]
-Source = Literal["stdlib", "files", "hub", "tokens", "mixture", "chat"]  # likewise
+Source = Literal["stdlib", "packages", "files", "hub", "tokens", "mixture", "chat"]  # likewise
 TokenDtype = Literal["uint16", "uint32"]
 Tokenizer = Literal["bytes", "bpe", "gpt2", "huggingface", "none"]  # or a folder
 TooLong = Literal["cut", "drop", "refuse"]

@@ -56,9 +56,11 @@ class TextSettings(ContextSettings):
     data: DataSettings = field(default_factory=DataSettings)
 
     def kept_in_demo(self) -> set[str]:
-        tokenizer = {"data.tokenizer", "data.vocab_size"}
+        kept = set() if self.data.source == "packages" else {"data.source"}  # the recipe's own text alone is replaced
         # Which tokens a token file holds is no choice, and a vocabulary is named for its tokenizer.
-        return tokenizer if self.data.source == "tokens" or self.data.vocab is not None else set()
+        if self.data.source == "tokens" or self.data.vocab is not None:
+            kept |= {"data.tokenizer", "data.vocab_size"}
+        return kept
 
     def check(self) -> None:
         super().check()

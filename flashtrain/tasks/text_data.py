@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from flashtrain.data.hub_source import HubSource, saved_folder
+from flashtrain.data.packages import PackagesSource
 from flashtrain.data.sources import StandardLibrarySource, TextSource, TokenSource, held_out
 from flashtrain.data.text_files import FilesSource
 from flashtrain.data.tokenizers import Tokenizer, TokenizerSpec, huggingface_tokenizer
@@ -23,6 +24,11 @@ from flashtrain.training.validation import held_out_samples
 @register("source", "stdlib")
 def _standard_library(settings: DataSettings) -> TextSource:
     return StandardLibrarySource(include_tests=settings.include_tests)
+
+
+@register("source", "packages")
+def _packages(settings: DataSettings) -> TextSource:
+    return PackagesSource(include_tests=settings.include_tests)
 
 
 @register("source", "files")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytorch_lightning as pl
@@ -59,6 +60,9 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     said = [data.describe(), describe(settings, hardware, model, batching), *describe_mask(settings)]
     epochs = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
     said += [epochs] if epochs else []
+    read = settings.trainer.steps * settings.trainer.tokens_per_step
+    if not epochs and 0 < data.train_tokens < 0.95 * read:
+        said.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text")
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
@@ -183,4 +187,4 @@ def _say_sample(
         say(f"no sample of generated text: {first_line(problem)}")
         return
     if trainer.is_global_zero:
-        say(f"\na sample of what it writes now:\n{text}")
+        say(f"\na sample of what it writes now:\n{indent(text, '    ')}")

@@ -67,7 +67,7 @@ def _words(case: GPT2Case, benchmark: Benchmark, run: Run) -> list[str]:
         "generate.max_new_tokens": 1, "seed": settings.seed,
     }  # fmt: skip
     if settings.data.source == "stdlib":
-        own["data.include_tests"] = str(settings.data.include_tests).lower()
+        own["data.source"], own["data.include_tests"] = "stdlib", str(settings.data.include_tests).lower()
     given = {word: word.lstrip("+~").split("=")[0] for word in run.overrides}
     passed = [word for word, key in given.items() if key.split(".")[0] in _PASSED_ON and key not in own]
     return ["recipe=gpt2", *passed, *[f"{key}={value}" for key, value in own.items()]]

@@ -1,0 +1,121 @@
+"""The Python source code of the packages that are installed beside flashtrain, as text."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import Distribution, distributions
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from flashtrain.data.sources import TEST_FOLDERS, StandardLibrarySource
+
+log = logging.getLogger(__name__)
+
+# Copies of other packages: their texts would be read twice, and a copy of a held-out package would be trained on.
+VENDORED_FOLDERS = {"_vendor", "vendor", "_vendored", "vendored", "extern", "externals", "third_party"}
+MOST_BYTES = 140_000_000  # about 35M tokens of a BPE trained on them: recipe=gpt2 reads 33M
+MOST_OF_FILE = 200_000  # longer files are mostly tables, and code that was generated
+HELD_OUT_SHARE = 0.015  # of all bytes
+HELD_OUT_MOST = 0.005  # of all bytes in one held-out package, so that several are held out
+
+
+class SourceFile(NamedTuple):
+    """A source file of an installed package."""
+
+    package: str  # normalized name of the distribution
+    path: str  # within the folder of packages
+    place: Path
+    size: int
+    version: str  # the hash that the installer wrote down, else the distribution's version
+
+
+@dataclass
+class PackagesSource:
+    """A TextSource: the Python files of all installed packages and of the standard library, a document each.
+
+    Their order is that of names. Vendored copies, long files and those that are not UTF-8 are left out, and of
+    identical files all but the first. Of more than MOST_BYTES, files are drawn by a hash of their names. Some small
+    packages, drawn likewise, are held out whole.
+    """
+
+    include_tests: bool = False  # whether the packages' own tests are part of the text
+    split: str = "train"  # or "validation": the packages that are held out
+
+    def describe(self) -> str:
+        return "Python source code of the installed packages and the standard library"
+
+    def fingerprint(self) -> str:
+        found = (f"{file.package} {file.path} {file.place.stat().st_size} {file.version}" for file in self._files)
+        return hashlib.sha256("\n".join(("packages", self.split, *found)).encode()).hexdigest()
+
+    def documents(self) -> Iterator[str]:
+        seen = set()
+        # What is held out comes first: a copy of it elsewhere is not trained on.
+        for file in sorted(self._files, key=lambda file: file.package not in self._held_out):
+            data = file.place.read_bytes()
+            if (digest := hashlib.sha256(data).digest()) not in seen and self._reads(file):
+                with suppress(UnicodeDecodeError):
+                    yield data.decode()
+            seen.add(digest)
+
+    def approximate_bytes(self) -> int:
+        return sum(file.size for file in self._files if self._reads(file))
+
+    def held_out(self) -> PackagesSource | None:
+        """Return the source of the packages that are held out; None if there are none, or it is this source."""
+        if self.split != "train" or not self._held_out:
+            return None
+        log.info("held out: the packages %s", ", ".join(sorted(self._held_out)))
+        return replace(self, split="validation")
+
+    def _reads(self, file: SourceFile) -> bool:
+        return (file.package in self._held_out) == (self.split == "validation")
+
+    @cached_property
+    def _files(self) -> list[SourceFile]:
+        """The files of both splits, in order."""
+        drawn, room = [], MOST_BYTES
+        for file in sorted(self._installed(), key=lambda file: _hash(f"{file.package} {file.path}")):
+            if file.size <= min(MOST_OF_FILE, room):
+                room -= file.size
+                drawn.append(file)
+        return sorted(drawn)
+
+    @cached_property
+    def _held_out(self) -> set[str]:
+        packages = groupby(self._files, key=lambda file: file.package)
+        sizes = {package: sum(file.size for file in files) for package, files in packages}
+        chosen, room = set(), HELD_OUT_SHARE * sum(sizes.values())
+        for package in sorted(sizes, key=_hash):
+            if room > 0 and sizes[package] <= HELD_OUT_MOST * sum(sizes.values()):
+                chosen.add(package)
+                room -= sizes[package]
+        return chosen
+
+    def _installed(self) -> Iterator[SourceFile]:
+        library, python = StandardLibrarySource(self.include_tests), platform.python_version()
+        for place in library.files():
+            name = place.relative_to(library.folder).as_posix()
+            yield SourceFile("python", name, place, place.stat().st_size, python)
+        skipped = VENDORED_FOLDERS if self.include_tests else VENDORED_FOLDERS | TEST_FOLDERS
+        found: dict[str, Distribution] = {}
+        for one in distributions():  # of two with one name, Python imports the first
+            found.setdefault(re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower(), one)
+        for name, one in found.items():
+            for path in one.files or ():
+                if path.suffix == ".py" and not {"..", *skipped} & set(path.parts):
+                    place, version = Path(str(path.locate())), path.hash.value if path.hash else one.version
+                    if place.is_file():
+                        yield SourceFile(name, path.as_posix(), place, place.stat().st_size, version)
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
