@@ -74,7 +74,7 @@ def save_atomically(checkpoint: dict[str, Any], path: Path) -> None:
 def rebuild_paths(checkpoint: dict[str, Any], folder: Path) -> None:
     """Change all paths in the callback states of a loaded checkpoint to files of the same names in `folder`.
 
-    Otherwise ModelCheckpoint would delete the file that a better one replaces wherever a foreign checkpoint says.
+    Otherwise ModelCheckpoint, when it replaces its best file, would delete whatever path the loaded file names.
     """
     folder = folder.resolve()  # as ModelCheckpoint has it
 

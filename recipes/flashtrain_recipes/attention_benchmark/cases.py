@@ -116,7 +116,7 @@ class Case:
 
     @property
     def plain(self) -> Case:
-        """The same call without features, with which the case is compared."""
+        """The same call without features (softcap, dropout, ...), with which the case is compared."""
         return replace(self, softcap=0.0, dropout=0.0, features=(), head_dim=self.plain_head_dim, plain_head_dim=0)
 
     def columns(self) -> dict[str, Any]:

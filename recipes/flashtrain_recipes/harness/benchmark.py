@@ -217,5 +217,5 @@ class Benchmark(ABC):
             except UserError:  # these rows have no curve
                 continue
             log_image(run.loggers, path.stem, path)
-        say(f"{len(run.rows)} rows of {measured} of {len(self.cases)} cases in {run.folder / RESULT}")
+        say(f"saved {len(run.rows)} rows, from {measured} of {len(self.cases)} cases, in {run.folder / RESULT}")
         say(f"  publish them: python -m flashtrain.report {run.folder} --save recipes/results/NAME.json")

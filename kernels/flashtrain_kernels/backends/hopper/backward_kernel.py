@@ -124,8 +124,8 @@ def backward_kernel(
     stride_tb, stride_th, stride_tr, list_ptr, dq_ptr, stride_dqb, stride_dqs, stride_dqh, D: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV, and add up dQ in float32. A program takes C.keys keys of a key/value head, or at D = 64
-    several such items (backward_schedule.work_of).
+    """Compute dK and dV, and add up dQ in float32. A program takes a block of C.keys keys of a key/value head (a work
+    item, see backward_schedule.work_of), or at D = 64 several blocks.
 
     Args:
         q_desc, k_desc, v_desc, do_desc: TMA descriptors of q, k, v and dout.
@@ -134,7 +134,7 @@ def backward_kernel(
             C.deterministic. With C.whole it holds one head's tiles for each program.
         flags_ptr: (B K key_tiles 2,) int32: whether 64 keys got a NaN, if pairs may be masked. Behind it with C.whole
             a flag for each tile of queries, with C.deterministic 1 + 2 B K key_tiles counters, set to 0: of programs
-            that began, and of the steps that each item has added to each half of dQ.
+            that began, and of the steps in which each block of keys has added to each half of dQ.
         all_heads: B K. mask_ptr to list_ptr: see portable/launch.py; for packed sequences backward_launches.
         dq_ptr: (B, Sq, H, D), written with C.whole only.
     """

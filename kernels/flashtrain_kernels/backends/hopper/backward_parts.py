@@ -35,7 +35,7 @@ def meet():
 
 @gluon.jit
 def signal(number):
-    """Let the other warpgroup pass its `await_signal(number)`, once; it must pass before the next `signal(number)`."""
+    """Let the other warpgroup pass one `await_signal(number)`, which must happen before the next `signal(number)`."""
     gl.inline_asm_elementwise(
         "bar.arrive $1, 256; mov.u32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -173,7 +173,7 @@ def add_directly(pointer, dq, real, PART: gl.constexpr):
 
 @builtin
 def reduce_by_copy(desc, coord, src, _semantic=None):
-    """Add the shared-memory tile `src` to global memory by TMA, at `coord` of a descriptor; Gluon cannot yet."""
+    """Add the shared-memory tile `src` to global memory by TMA, at `coord` of a descriptor; Gluon lacks this."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 

@@ -72,7 +72,7 @@ class Walk(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Pointers into a batch row of a Mask: `queries`, with row stride `plane`, and the keys' `positions`."""
+    """Pointers into a batch row of a Mask: `queries`, with `plane` between its rows, and the keys' `positions`."""
 
     queries: Any
     plane: Any

@@ -22,7 +22,7 @@ NOTES = gl.constexpr(20)
 
 @gluon.jit
 def note_whole(notes, dq_ptr, strides, heads, seqlen_q, key_tiles, flags_ptr, C: gl.constexpr):
-    """Store dQ's strides, address and sizes in shared `notes`, for `settle`. flags_ptr: int32, for tiles of queries."""
+    """Store dQ's address, strides, sizes and flags (int32, one a tile of queries) in shared `notes`, for `settle`."""
     UNIT: gl.constexpr = 8 if C.aligned else 1
     note(notes, STRIDES, (strides[0] // UNIT, strides[1] // UNIT, strides[2] // UNIT))
     note(notes, HEADS, (heads, seqlen_q, key_tiles, flags_ptr, dq_ptr))

@@ -50,7 +50,7 @@ def pieces_of(batch, head, first_query, bounds, mask, F: gl.constexpr, TILE_Q: g
 
 @gluon.jit
 def place(step, pieces, list_ptr, F: gl.constexpr, TILES: gl.constexpr, BLOCK_K: gl.constexpr):
-    """Return the first key of the tile that a step of the loop visits: tiles that need a mask first, then full ones."""
+    """Return the first key of the tile visited in step number `step`: first tiles that need a mask, then full ones."""
     masked = pieces.masked
     if F.block_q:
         early = step < masked

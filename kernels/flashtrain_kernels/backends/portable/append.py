@@ -17,7 +17,7 @@ NOT_SPECIALISED = ["sequences", "seqlen_q", "added", "size", "pages", "columns",
 
 
 class Constants(NamedTuple):
-    """The compile-time numbers and switches of the append and attend kernels."""
+    """The compile-time numbers and switches of the append kernel and of decode.py's attend kernel."""
 
     group: int  # H / K
     head_dim: int

@@ -43,7 +43,7 @@ class Launch:
     options: dict[str, int]  # how it is compiled, such as num_warps
 
     def run(self) -> None:
-        """Launch the kernel, or record it; do nothing if the grid is empty, which CUDA refuses."""
+        """Launch the kernel, or let the active Recorder record it. An empty grid, which CUDA refuses, does nothing."""
         if 0 not in self.grid:
             launch_cache.launch(self)
 
@@ -65,7 +65,7 @@ class Launch:
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
     def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
-        """Return a callable that launches `compiled` on other tensors (None: impossible). place_of: of a tensor."""
+        """Return a callable that launches `compiled` on other tensors; None: impossible. place_of: tensor -> Place."""
         if not isinstance(self.kernel, JITFunction):
             return Interpreted(self, place_of)
         return repeated(self, compiled, place_of)
@@ -137,7 +137,7 @@ def features_of(options: Options) -> Features:
 
 
 class Tiling(NamedTuple):
-    """Compile-time sizes of an attention kernel, a constexpr: tile sizes, D padded, query heads a key head."""
+    """Compile-time sizes of an attention kernel, a constexpr: tiles, D padded, H / K, and tl.dot's precision."""
 
     group: int  # H / K
     tiles: int  # looped tiles in a block of a block-sparse mask
@@ -149,7 +149,7 @@ class Tiling(NamedTuple):
 
 
 def tiling_of(call: Call, features: Features, tile: Tile, looped_keys: bool) -> Tiling:
-    """Return the Tiling of a call. looped_keys: the kernel owns queries and loops over keys, else the reverse."""
+    """Return the Tiling of a call. looped_keys: a program holds queries and loops over keys, else the reverse."""
     q, k = call.q, call.k
     block = (features.block_k // tile.block_k) if looped_keys else (features.block_q // tile.block_q)
     return Tiling(

@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The tiles of all attention kernels for one call."""
+    """The tile sizes and compile options of all attention kernels for one call."""
 
     forward: Tile
     dkdv: Tile

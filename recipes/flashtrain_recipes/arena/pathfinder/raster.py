@@ -95,7 +95,7 @@ def drawn_levels(windows: Tensor, markers: Tensor | None, side: int, tables: Dra
 
 
 def disc_place(tips: Tensor, side: int, places: int) -> Tensor:
-    """Return the row or column of disc_windows() for discs at the coordinates `tips`. places: rows of that table."""
+    """Return which of `places` windows in disc_windows(), along one axis, shows a disc at each coordinate of `tips`."""
     middle = places // 2
     return torch.where(tips <= middle, tips, places - 1 - (side - 1 - tips).clamp(max=middle))
 
