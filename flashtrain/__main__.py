@@ -39,7 +39,6 @@ from flashtrain.command.request import settings_of  # noqa: E402
 from flashtrain.errors import UserError  # noqa: E402
 from flashtrain.files.shipped import conf_folder  # noqa: E402
 from flashtrain.run.job_process import end_with_parent  # noqa: E402
-from flashtrain.settings.settings import Settings  # noqa: E402
 from flashtrain.version import versions_text  # noqa: E402
 
 # Lightning, and all that brings it in, takes seconds to import: functions below import what they need, so that help and
@@ -88,8 +87,8 @@ def _command(words: list[str]) -> int:
         return run_sweep(arguments.overrides)
     settings = settings_of(arguments.overrides)
     from flashtrain.command import modes
-    from flashtrain.command.job import plan
-    from flashtrain.spec import is_of_checkpoint, mode_of
+    from flashtrain.command.job import held, plan, run_folder, run_job
+    from flashtrain.mode import is_of_checkpoint, mode_of
 
     if settings.mode == "plan":
         print(plan(settings, arguments.overrides))
@@ -99,23 +98,16 @@ def _command(words: list[str]) -> int:
         return mode.run_study(settings, arguments.overrides, started=STARTED)
     if is_of_checkpoint(settings.mode):
         return modes.run_mode(settings)
-    return _run(settings, arguments.overrides)
+    folder = run_folder(settings, arguments.overrides)
+    if FOLDER not in override_keys(arguments.overrides):  # for the ranks that Lightning starts with the same words
+        sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
+    own = [word for word in arguments.overrides if not word.startswith(FOLDER)]
+    with held(folder):
+        return run_job(settings, folder, overrides=own, started=STARTED)
 
 
 def _refuse(message: str) -> NoReturn:
     raise UserError(f"{message}. Usage: python -m flashtrain recipe=NAME [setting=value ...] [-m | --cfg job]")
-
-
-def _run(settings: Settings, overrides: list[str]) -> int:
-    """Run one job in its folder, and return the exit status. Raises UserError."""
-    from flashtrain.command.job import held, run_folder, run_job
-
-    folder = run_folder(settings, overrides)
-    if FOLDER not in override_keys(overrides):  # for the ranks that Lightning starts with the same words
-        sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
-    own = [word for word in overrides if not word.startswith(FOLDER)]
-    with held(folder):
-        return run_job(settings, folder, overrides=own, started=STARTED)
 
 
 def _show(overrides: list[str]) -> int:

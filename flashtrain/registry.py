@@ -41,7 +41,7 @@ GROUPS: dict[str, str] = {
     "callback": "build(settings) -> pytorch_lightning.Callback",
     "settings": "a dataclass with check(): a group of settings that every task then has, named as the component",
     "task": "a flashtrain.spec.Task: what task=NAME trains",
-    "mode": "a flashtrain.spec.Mode: what mode=NAME does instead of training",
+    "mode": "a flashtrain.mode.Mode: what mode=NAME does instead of training",
     "benchmark": "build(settings, hardware) with .plan() -> str and .run(folder, *, overrides, started) -> row: "
     "what mode=benchmark measures where benchmark.name=NAME",
     "study": "build(settings, hardware, overrides) with .run(*, started, start) -> exit status: what mode=lengths "

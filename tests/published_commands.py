@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +111,7 @@ def saved_runs(folder: Path) -> dict[str, Path]:
     words = {task: [f"recipe={recipe}"] for task, recipe in RUN_OF.items()}
     words["chat"] = ["recipe=sft", f"model.path={found['model']}", "data.path=chats.jsonl"]
     for task, given in words.items():
-        write_config(compose_settings(given), found[task])
+        write_config(asdict(compose_settings(given)), found[task])
         (found[task] / "checkpoints").mkdir()
         (found[task] / "checkpoints" / "best.ckpt").touch()
     return found

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from flashtrain import registry
 from flashtrain.command import compose
 from flashtrain.command.compose import compose_settings
+from flashtrain.mode import check_settings
 from flashtrain.settings.settings import Settings
 
 GROUPS = {"model": "name", "optimizer": "name", "attention": "name"}
@@ -37,7 +38,7 @@ def settings_of(*words: str) -> Settings:
         group = functools.reduce(getattr, path, settings)
         assert hasattr(group, last), key
         setattr(group, last, yaml.safe_load(value))
-    compose.check_settings(settings)
+    check_settings(settings)
     return settings
 
 

@@ -10,22 +10,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 29_780,
+    "flashtrain": 29_873,
     "flashtrain/command": 1_650,
     "flashtrain/data": 5_735,
     "flashtrain/distributed": 3_040,
     "flashtrain/files": 440,
-    "flashtrain/folders": 440,
+    "flashtrain/folders": 459,
     "flashtrain/integrations": 3_600,
     "flashtrain/models": 3_470,
     "flashtrain/report": 1_760,
     "flashtrain/run": 495,
-    "flashtrain/settings": 1_070,
-    "flashtrain/tasks": 3_820,
+    "flashtrain/settings": 1_088,
+    "flashtrain/tasks": 3_854,
     "flashtrain/training": 3_460,
     "kernels/flashtrain_kernels": 13_500,
-    "recipes/flashtrain_recipes": 11_750,
-    "tests": 37_385,
+    "recipes/flashtrain_recipes": 11_716,
+    "tests": 37_397,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report
 

@@ -35,13 +35,21 @@ from flashtrain.command.process_state import preserve_process_state
 from flashtrain.command.request import settings_of
 from flashtrain.errors import RunFailed, UserError, one_of
 from flashtrain.files.shipped import conf_folder
-from flashtrain.folders.run_folder import BEST, CONFIG_FILE, find_checkpoint, read_settings, read_summary, remove_unused
+from flashtrain.folders.new_folder import remove_unused
+from flashtrain.folders.run_folder import (
+    BEST,
+    CONFIG_FILE,
+    find_checkpoint,
+    read_settings,
+    read_summary,
+)
 from flashtrain.folders.run_lock import let_go, slurm_job
+from flashtrain.mode import is_of_checkpoint, mode_of
 from flashtrain.models.generation import generate as generate_tokens
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.settings import TASK_MODES, Settings
-from flashtrain.spec import TrainedModel, is_of_checkpoint, mode_of, task_of
+from flashtrain.spec import TrainedModel, task_of
 from flashtrain.training.metrics_file import METRICS, read_metrics
 from flashtrain.training.out_of_memory import OutOfMemory
 

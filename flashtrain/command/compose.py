@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.files.yaml_files import literal
+from flashtrain.mode import check_settings
 from flashtrain.settings.aliases import renamed
 from flashtrain.settings.schema import (
     schema_of,
@@ -35,7 +36,7 @@ from flashtrain.settings.schema import (
     wrong_value,
 )
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import mode_of, task_of
+from flashtrain.spec import task_of
 
 CHOOSES = {"data": "source", "hardware": "accelerator"}  # group -> its choice, if not `name`
 FOLDER = "hydra.run.dir"  # names a run's folder: of a job of a sweep, say
@@ -94,14 +95,6 @@ def checked_settings(config: DictConfig) -> Settings:
     settings = typed_settings(OmegaConf.create(literal(own)))
     check_settings(settings)
     return settings
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise UserError for the first setting that cannot work: by itself, with another setting, or with the mode."""
-    settings.check()
-    task_of(settings).check(settings)
-    if mode := mode_of(settings):
-        mode.check(settings)
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:

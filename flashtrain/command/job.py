@@ -19,6 +19,7 @@ from flashtrain.announce import is_first_rank, log, quieten, say
 from flashtrain.command.compose import FOLDER, apply_demo, key_of, override_keys, parse_overrides
 from flashtrain.command.failures import note_log, say_failure
 from flashtrain.errors import RunFailed, UserError, first_line
+from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
 from flashtrain.folders.run_folder import (
     FAILED,
     LAST,
@@ -26,18 +27,16 @@ from flashtrain.folders.run_folder import (
     RUNNING,
     STOPPED,
     find_checkpoint,
-    new_run_folder,
     note_failure,
     read_summary,
-    remove_unused,
-    unfinished_or_new,
     write_summary,
 )
 from flashtrain.folders.run_lock import hold, is_first_of_job, let_go
+from flashtrain.mode import mode_of, modes, work_of, working_mode
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.train import failed_row, train
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import mode_of, modes, task_of, work_of, working_mode
+from flashtrain.spec import task_of
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory

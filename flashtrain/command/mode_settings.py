@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from flashtrain.command.compose import override_keys
 from flashtrain.errors import UserError
+from flashtrain.mode import modes, work_of
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import modes, task_of, work_of
+from flashtrain.spec import task_of
 
 ALWAYS = "recipe mode task seed logger hardware"
 # Groups, and single settings of groups. A task adds its own (Task.modes); a registered mode has Mode.uses.

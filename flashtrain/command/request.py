@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from flashtrain.command.compose import check_given_once, compose_settings, key_of, parse_overrides
 from flashtrain.command.mode_settings import check_used
+from flashtrain.mode import is_of_checkpoint
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import is_of_checkpoint
 
 
 def settings_of(words: Sequence[str]) -> Settings:

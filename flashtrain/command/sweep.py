@@ -24,6 +24,7 @@ from flashtrain.command.job import plan, settle, write_report
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
+from flashtrain.folders.new_folder import make_unique
 from flashtrain.folders.run_folder import (
     CHECKPOINTS,
     FAILED,
@@ -32,12 +33,11 @@ from flashtrain.folders.run_folder import (
     OUT_OF_MEMORY,
     RUNNING,
     STOPPED,
-    make_unique,
-    newest_first,
     read_summary,
     write_summary,
 )
 from flashtrain.folders.run_lock import Busy, hold, let_go, try_hold
+from flashtrain.folders.same_training import newest_first
 from flashtrain.report.sweep import report_sweep
 from flashtrain.run.job_process import JobProcesses
 from flashtrain.settings.settings import Settings

@@ -88,8 +88,9 @@ class ChatSamples(Dataset[ChatBatch]):
             rank, world_size: This device's number among the data-parallel devices, and their number.
             batch_size: Rows of a micro-batch on each device.
         """
-        labels = np.array([self._labels(row) for row in rows])
-        costs = np.array([COST.of(self._lengths(row)).sum() for row in rows])
+        numbers = [np.asarray(row, dtype=np.int64) % len(self) for row in rows]
+        labels = np.array([int(self.documents.label_counts[row].sum()) for row in numbers])
+        costs = np.array([COST.of(self.documents.lengths[row]).sum() for row in numbers])
         rounds = np.argsort(-costs, kind="stable").reshape(-1, world_size)
         rounds[1::2] = rounds[1::2, ::-1]
         found = []
@@ -125,12 +126,6 @@ class ChatSamples(Dataset[ChatBatch]):
         if micro_batch.label_count == 0:
             batch["labels"][0, 0] = self.filler  # a mean over no labels is NaN; this label's loss has weight 0
         return ChatBatch(**batch, weight=micro_batch.weight, label_count=micro_batch.label_count)
-
-    def _lengths(self, row: Sequence[int]) -> np.ndarray:
-        return self.documents.lengths[np.asarray(row, dtype=np.int64) % len(self)]
-
-    def _labels(self, row: Sequence[int]) -> int:
-        return int(self.documents.label_counts[np.asarray(row, dtype=np.int64) % len(self)].sum())
 
     def _document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         begin, length, _ = (int(values[number]) for values in self.documents)

@@ -26,7 +26,8 @@ from flashtrain.training.killed_ranks import killed_rank
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import LineProgress
-from flashtrain.training.resuming import RandomState, RatesOfThisRun
+from flashtrain.training.random_state import RandomState
+from flashtrain.training.resumed_rates import RatesOfThisRun
 from flashtrain.training.signals import SaveOnSignal, StoppedInValidation
 from flashtrain.training.validation import DueValidation
 
@@ -198,7 +199,7 @@ def strategy_options(settings: Settings, folder: Path) -> dict[str, Any]:
         "method": settings.trainer.context_parallel_method,
         "layout": settings.trainer.context_parallel_layout,
         # Without a document mask a row is one causal sequence, even if it packs several documents.
-        "documents": "documents" if settings.within_documents else None,
+        "documents": "documents" if settings.applied_mask.documents else None,
         "timeout_seconds": settings.trainer.timeout_seconds,
         "on_failure": partial(note_failure, folder),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from flashtrain.folders.run_folder import (
     write_config,
     write_summary,
 )
+from flashtrain.mode import mode_of
 from flashtrain.run.fitting import fit
 from flashtrain.settings.aliases import current_value
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, TrainingSetup, mode_of, task_of
+from flashtrain.spec import Task, TrainingSetup, task_of
 from flashtrain.tasks.batching import memory_columns
-from flashtrain.training.checkpoints import read_checkpoint
+from flashtrain.training.checkpoints import check_resumable, read_checkpoint
 from flashtrain.training.hardware import Hardware, versions
-from flashtrain.training.resuming import check_resumable
 
 
 def planned_row(settings: Settings, hardware: Hardware, overrides: list[str]) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def train(
         resumed = stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
         if number == 0:
             # All of the user's input has been checked: from here on the folder is this run's.
-            write_config(settings, folder)
+            write_config(asdict(settings), folder)
             if prepared.tokenizer is not None:
                 prepared.tokenizer.save(folder / TOKENIZER)
             write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})

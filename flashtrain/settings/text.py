@@ -9,6 +9,16 @@ from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings, divisors
 
 
+@dataclass(frozen=True)
+class SequenceSharding:
+    """How context parallelism shards each sequence over devices."""
+
+    context: int  # tokens of a sequence
+    degree: int  # devices that share it
+    method: str  # trainer.context_parallel_method
+    layout: str  # trainer.context_parallel_layout
+
+
 @dataclass
 class ContextSettings(Settings):
     """Settings of a task whose samples are `context` tokens long."""
@@ -19,6 +29,14 @@ class ContextSettings(Settings):
     def samples_per_step(self) -> int:
         """The number of samples of an optimiser step, over all devices."""
         return self.trainer.tokens_per_step // self.context
+
+    @property
+    def sharding(self) -> SequenceSharding | None:
+        """How each sequence is sharded over devices; None without context parallelism."""
+        if not self.shares_sequences:
+            return None
+        method, layout = self.trainer.context_parallel_method, self.trainer.context_parallel_layout
+        return SequenceSharding(self.context, self.context_degree, method, layout)
 
     def check(self) -> None:
         at_least("context", self.context, 1)

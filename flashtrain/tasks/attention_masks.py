@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from flashtrain.models.generation import MaskMaker, row_mask
 from flashtrain.registry import component, register
-from flashtrain.settings.settings import Settings
 from flashtrain_kernels import Mask, masks
 
 if TYPE_CHECKING:
@@ -44,28 +42,28 @@ def _prefix(settings: MaskSettings, *, documents: Tensor, seqlen: int, device: t
     return masks.prefix_lm(torch.full((1,), int(settings.prefix or 0), device=device), seqlen=seqlen)
 
 
-def make_mask(settings: Settings, *, packed: bool = True) -> MaskMaker | None:
+def make_mask(settings: MaskSettings, *, packed: bool = True) -> MaskMaker | None:
     """Return a function that makes each batch's mask, for LanguageModel and `generate`; None for a causal mask.
 
     Args:
+        settings: LanguageSettings.applied_mask of the run.
         packed: whether a row may hold several documents.
     """
-    if settings.mask.name in ("causal", "document") and not (packed and settings.within_documents):
+    if settings.name in ("causal", "document") and not (packed and settings.documents):
         return None
-    own = replace(settings.mask, documents=settings.within_documents)
-    return partial(component("mask", own.name), own)
+    return partial(component("mask", settings.name), settings)
 
 
-def attended_context(settings: Settings) -> int:
-    """Return the context length at which FLOPs are counted under the settings' mask.
+def attended_context(settings: MaskSettings, context: int) -> int:
+    """Return the context length at which FLOPs are counted under this mask.
 
-    A token of a causal sequence of this length sees as many tokens, on average, as a token of one document sees under
-    the settings' mask. The documents' lengths are not known before they are read.
+    A token of a causal sequence of this length sees as many tokens, on average, as a token of one document of
+    `context` tokens sees under the mask. The documents' lengths are not known before they are read.
     """
     make = make_mask(settings, packed=False)
     if make is None:
-        return settings.context
+        return context
     from flashtrain.distributed.context.work import visible_keys
 
-    mask = row_mask(make, settings.context, torch.device("cpu"))
-    return settings.context if mask is None else max(1, round(2 * visible_keys(mask).double().mean().item() - 1))
+    mask = row_mask(make, context, torch.device("cpu"))
+    return context if mask is None else max(1, round(2 * visible_keys(mask).double().mean().item() - 1))

@@ -32,7 +32,7 @@ def fit_memory(settings: Settings, hardware: Hardware, model: Trainable) -> Batc
     Raises:
         UserError: no micro-batch fits, or the model does not support the strategy or the memory settings.
     """
-    check_model(settings, model)
+    check_model(settings.sharding, model, settings.model.name)
     model.keep_in(hardware.precision)
     batching = choose_batching(settings, hardware, model)
     model.save_memory(batching.savings)
@@ -106,7 +106,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     # Parameters outside the blocks of a model that does not give their number: embedding and learned positions.
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
-    sharded, parameters = settings.shards_weights, model.parameter_count()
+    sharded, parameters, sharding = settings.shards_weights, model.parameter_count(), settings.sharding
     blocks = BlockShape(
         shape.layers,
         shape.embed,
@@ -138,7 +138,7 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             master_weights=settings.optimizer.master_weights and not sharded,
             shards=ranks if sharded else 1,
             context_degree=settings.context_degree,
-            exchange=exchange_bytes_of(settings, hardware, shape, micro_batch),
+            exchange=exchange_bytes_of(sharding, hardware.precision, shape, micro_batch),
             gradients_stay=micro_batch < samples or (ranks > 1 and not sharded),
         )
 

@@ -9,10 +9,12 @@ from flashtrain.models.attention import Attention
 from flashtrain.models.generation import row_mask
 from flashtrain.models.gpt2_config import FAMILIES, SIZES
 from flashtrain.models.trainable import DecoderShape, Trainable
+from flashtrain.settings.mask import MaskSettings
+from flashtrain.settings.model import ModelSettings
 from flashtrain.settings.settings import Settings
+from flashtrain.settings.text import SequenceSharding
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.decoders import decoder_config
-from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import GIB, PRECISIONS
 from flashtrain_kernels import masks
 
@@ -22,107 +24,113 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def check_heads(settings: Settings) -> None:
+def check_heads(sharding: SequenceSharding, model: ModelSettings) -> None:
     """Raise UserError if trainer.context_parallel_method cannot shard the heads of the flashtrain model that is set.
 
     Models that start from weights, and registered ones, are checked once they are built (check_model).
     """
-    model = settings.model
-    if settings.shares_sequences and settings.weights is None and model.name in FAMILIES and model.size in SIZES:
-        check_shape(settings, decoder_config(model.name, model, vocab_size=1, context=settings.context))
+    if model.name in FAMILIES and model.size in SIZES:
+        check_shape(sharding, decoder_config(model.name, model, vocab_size=1, context=sharding.context))
 
 
-def check_shape(settings: Settings, shape: DecoderShape) -> None:
+def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
     """Raise UserError if trainer.context_parallel_method cannot shard the heads of a model of this shape."""
-    if settings.shares_sequences:
-        _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, 1)
+    if sharding is not None:
+        _choice(sharding, shape.heads, shape.kv_heads, shape.head_dim, 1)
 
 
-def check_model(settings: Settings, model: Trainable) -> None:
-    """Raise UserError if the model's attention cannot be sharded, or would see only the tokens of its own device."""
-    if not settings.shares_sequences:
+def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) -> None:
+    """Raise UserError if the model's attention cannot be sharded, or would see only the tokens of its own device.
+
+    Args:
+        name: of the model (model.name), for messages.
+    """
+    if sharding is None:
         return
     if not model.shares_sequences:
         raise UserError(
-            f"model={settings.model.name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
+            f"model={name} ({type(model).__name__}) has no flashtrain.Attention, so a sequence cannot "
             "be sharded over devices. Use model=gpt2, llama or huggingface, or trainer.strategy=fsdp."
         )
     for attention in (module for module in model.modules() if isinstance(module, Attention)):
-        _choice(settings, attention.heads, attention.kv_heads, attention.head_dim, 1)
+        _choice(sharding, attention.heads, attention.kv_heads, attention.head_dim, 1)
     if model.shape is not None:
-        check_shape(settings, model.shape)
+        check_shape(sharding, model.shape)
 
 
-def attention_choice(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> Choice:
+def attention_choice(sharding: SequenceSharding, precision: str, shape: DecoderShape, micro_batch: int) -> Choice:
     """Return the context-parallel method that the run will use for a micro-batch of this model."""
-    held = micro_batch * -(-settings.context // settings.context_degree)  # tokens on a device
-    return _choice(settings, shape.heads, shape.kv_heads, shape.head_dim, held, PRECISIONS[hardware.precision][2])
+    held = micro_batch * -(-sharding.context // sharding.degree)  # tokens on a device
+    return _choice(sharding, shape.heads, shape.kv_heads, shape.head_dim, held, PRECISIONS[precision][2])
 
 
-def exchange_bytes_of(settings: Settings, hardware: Hardware, shape: DecoderShape, micro_batch: int) -> int:
+def exchange_bytes_of(sharding: SequenceSharding | None, precision: str, shape: DecoderShape, micro_batch: int) -> int:
     """Return the bytes of device memory for the communication of context parallelism; 0 without it."""
-    if settings.context_degree == 1:
+    if sharding is None or sharding.degree == 1:
         return 0
     from flashtrain.distributed.context.exchange_memory import exchange_bytes
 
-    return exchange_bytes(attention_choice(settings, hardware, shape, micro_batch))
+    return exchange_bytes(attention_choice(sharding, precision, shape, micro_batch))
 
 
-def context_columns(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> dict[str, Any]:
+def context_columns(
+    sharding: SequenceSharding | None, precision: str, model: Trainable, micro_batch: int
+) -> dict[str, Any]:
     """Return the summary row's columns on context parallelism: its degree and method; {} without it.
 
     The method is the chosen one or, if the model's shape is unknown, trainer.context_parallel_method.
     """
-    if not settings.shares_sequences:
+    if sharding is None:
         return {}
-    method = settings.trainer.context_parallel_method
+    method = sharding.method
     if model.shape is not None:
-        method = attention_choice(settings, hardware, model.shape, micro_batch).method
-    return {"context_parallel": settings.context_degree, "context_way": method}
+        method = attention_choice(sharding, precision, model.shape, micro_batch).method
+    return {"context_parallel": sharding.degree, "context_way": method}
 
 
-def plan_lines(settings: Settings, hardware: Hardware, model: Trainable, micro_batch: int) -> list[str]:
+def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch: int) -> list[str]:
     """Return mode=plan's lines on context parallelism: mesh, method with its reason, communication and layout."""
-    shape = model.shape
-    if not settings.shares_sequences or shape is None:
+    sharding, shape = settings.sharding, model.shape
+    if sharding is None or shape is None:
         return []
-    choice = attention_choice(settings, hardware, shape, micro_batch)
-    degree, moved = settings.context_degree, choice.traffic
+    choice = attention_choice(sharding, precision, shape, micro_batch)
+    moved = choice.traffic
     return [
-        f"devices: {settings.data_ranks} (data) x {degree} (context); weights, gradients and optimiser states are "
-        f"sharded over all {settings.trainer.ranks}",
+        f"devices: {settings.data_ranks} (data) x {sharding.degree} (context); weights, gradients and optimiser states "
+        f"are sharded over all {settings.trainer.ranks}",
         f"context-parallel method: {choice.reason}",
         f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "
         f"of {shape.layers} layers and each micro-batch",
-        *_layout_lines(settings),
+        *_layout_lines(sharding, settings.applied_mask),
     ]
 
 
-def _layout_lines(settings: Settings) -> list[str]:
+def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str]:
     from flashtrain.distributed.context.layouts import LAYOUTS
     from flashtrain.distributed.context.needed_keys import needed_keys
     from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 
-    causal = masks.causal(settings.context)
-    layout = LAYOUTS[settings.trainer.context_parallel_layout](causal, settings.context_degree)
-    make = make_mask(settings)
-    mask = (None if make is None else row_mask(make, settings.context, causal.queries.device)) or causal
+    causal = masks.causal(sharding.context)
+    layout = LAYOUTS[sharding.layout](causal, sharding.degree)
+    make = make_mask(applied)
+    mask = (None if make is None else row_mask(make, sharding.context, causal.queries.device)) or causal
     uneven = imbalance(attention_work(layout, visible_keys(mask)))
     needed = max(sum(map(len, of_rank)) for of_rank in needed_keys(layout, mask))
-    of_what, most = ("a row of one document", "at most ") if settings.within_documents else ("a row", "")
+    of_what, most = ("a row of one document", "at most ") if applied.documents else ("a row", "")
     return [
-        f"layout: {settings.trainer.context_parallel_layout}, {layout.held:,} tokens a device in blocks of "
+        f"layout: {sharding.layout}, {layout.held:,} tokens a device in blocks of "
         f"{layout.block:,}; for {of_what} the busiest device attends {uneven:.2f} times the mean and needs the keys "
         f"and values of {most}{needed:,} tokens of others",
     ]
 
 
-def _choice(settings: Settings, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2) -> Choice:
+def _choice(
+    sharding: SequenceSharding, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2
+) -> Choice:
     from flashtrain.distributed.context.methods import choose_method
     from flashtrain.distributed.context.traffic import Sizes
 
-    sizes = Sizes(settings.context_degree, heads, kv_heads, head_dim, held, bytes_each)
-    return choose_method(settings.trainer.context_parallel_method, sizes)
+    return choose_method(sharding.method, Sizes(sharding.degree, heads, kv_heads, head_dim, held, bytes_each))
 
 
 def _size(count: int) -> str:

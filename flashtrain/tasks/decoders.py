@@ -9,7 +9,6 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.registry import component, register
-from flashtrain.settings.settings import Settings
 
 if TYPE_CHECKING:
     from flashtrain.settings.model import ModelSettings
@@ -31,14 +30,14 @@ for _family in FAMILIES:
     register("model", _family)(partial(_decoder, _family))
 
 
-def make_model(settings: Settings, *, vocab_size: int, attention: str) -> Trainable:
-    """Build the model that `model` names, with random weights, for the settings' context.
+def make_model(settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> Trainable:
+    """Build the model that the group `model` names, with random weights.
 
     Raises:
         UserError: the model lacks methods that training needs.
     """
-    build = component("model", settings.model.name)
-    model = build(settings.model, vocab_size=vocab_size, context=settings.context, attention=attention)
+    build = component("model", settings.name)
+    model = build(settings, vocab_size=vocab_size, context=context, attention=attention)
     if isinstance(model, Trainable):
-        check_contract(model, f"model={settings.model.name} ({type(model).__name__})")
+        check_contract(model, f"model={settings.name} ({type(model).__name__})")
     return as_trainable(model)

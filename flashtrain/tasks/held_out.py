@@ -69,9 +69,9 @@ def why_not_held_out(settings: Settings, folder: Path) -> str | None:
         return "what the model was trained on is not known"
     own = read_settings(folder)
     try:
-        scored, apart = make_sources(settings)
+        scored, apart = make_sources(settings.data)
         if settings.data.validation_fraction == 1:
-            trained = _paths_and_fingerprints(make_source(own), scored=False)
+            trained = _paths_and_fingerprints(make_source(own.data), scored=False)
             seen = _common(trained, _paths_and_fingerprints(scored, scored=True))
             return "the run was trained on some or all of it" if seen else None
         drawn = apart is None and held_out(scored) is None

@@ -1,4 +1,4 @@
-"""Make from the settings what trains a model: optimiser, schedule, and options of clipping and compilation."""
+"""The optimizer and the learning-rate schedule that the settings groups `optimizer` and `schedule` name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from flashtrain.registry import component, register
-from flashtrain.settings.settings import Settings
 from flashtrain.settings.training import OptimizerSettings, ScheduleSettings
-from flashtrain.tasks.batching import compiles
-from flashtrain.training.hardware import Hardware
 from flashtrain.training.lamb import lamb
 from flashtrain.training.low_bit_adamw import adamw_8bit
 from flashtrain.training.master_weights import HALF, MasterWeights
@@ -58,41 +55,27 @@ for _name in SCHEDULES:
     register("schedule", _name)(partial(_scheduled, _name))
 
 
-def optimizer_builder(settings: Settings) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """Return a function that makes a model's optimiser: the `make_optimizer` of TrainingTask."""
-    build = component("optimizer", settings.optimizer.name)
+def optimizer_builder(settings: OptimizerSettings, *, sharded: bool) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """Return a function that makes a model's optimizer: the `make_optimizer` of TrainingTask.
+
+    Args:
+        settings: the group `optimizer`.
+        sharded: whether the weights are sharded over devices (Settings.shards_weights).
+    """
+    build = component("optimizer", settings.name)
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-        inner = build(model, settings=settings.optimizer)
+        inner = build(model, settings=settings)
         # FSDP2 shards the weights, whose copies its checkpoints would not know.
-        masters = settings.optimizer.master_weights and not settings.shards_weights
+        masters = settings.master_weights and not sharded
         half = any(parameter.dtype in HALF for parameter in model.parameters() if parameter.requires_grad)
-        if settings.optimizer.states == "host":
+        if settings.states == "host":
             return MasterWeights(inner, host=True)
         return MasterWeights(inner) if masters and half else inner
 
     return optimizer
 
 
-def schedule_builder(settings: Settings) -> Callable[[torch.optim.Optimizer], LRScheduler]:
-    """Return a function that makes an optimiser's learning-rate schedule: the `make_schedule` of TrainingTask."""
-    build = component("schedule", settings.schedule.name)
-    return partial(build, settings=settings.schedule, total_steps=settings.trainer.steps)
-
-
-def training_options(
-    settings: Settings, hardware: Hardware, description: dict[str, Any] | None = None, *, layout: str = "packed"
-) -> dict[str, Any]:
-    """Return the keyword arguments that every task's LightningModule takes from the settings.
-
-    Args:
-        description: plain values that rebuild the model, saved in checkpoints; see TrainingTask.
-        layout: how samples fill rows: "packed", or "padded", which is not compiled.
-    """
-    return {
-        "make_optimizer": optimizer_builder(settings),
-        "make_schedule": schedule_builder(settings),
-        "gradient_clip": settings.optimizer.gradient_clip,
-        "compile": compiles(settings, hardware, layout),
-        "description": description,
-    }
+def schedule_builder(settings: ScheduleSettings, steps: int) -> Callable[[torch.optim.Optimizer], LRScheduler]:
+    """Return a function that makes an optimizer's learning-rate schedule: the `make_schedule` of TrainingTask."""
+    return partial(component("schedule", settings.name), settings=settings, total_steps=steps)

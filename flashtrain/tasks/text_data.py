@@ -16,8 +16,8 @@ from flashtrain.errors import UserError
 from flashtrain.registry import component, register
 from flashtrain.settings import options
 from flashtrain.settings.data import DataSettings
-from flashtrain.settings.settings import Settings
-from flashtrain.training.hardware import VOCABULARY, Hardware
+from flashtrain.settings.training import TrainerSettings
+from flashtrain.training.hardware import VOCABULARY
 from flashtrain.training.validation import held_out_samples
 
 
@@ -86,17 +86,17 @@ def _chat(settings: DataSettings) -> TextSource:
     return ChatDataset(str(settings.name or Path(str(settings.path)).expanduser()), **_of_dataset(settings))
 
 
-def make_source(settings: Settings) -> TextSource | TokenSource:
+def make_source(data: DataSettings) -> TextSource | TokenSource:
     """Build the source of text or tokens that `data` names."""
-    return component("source", settings.data.source)(settings.data)
+    return component("source", data.source)(data)
 
 
-def make_sources(settings: Settings) -> tuple[Any, Any]:
+def make_sources(data: DataSettings) -> tuple[Any, Any]:
     """Build the source to train on, and that of data.validation_path (None: documents of the first are held out).
 
     With data.validation_fraction=1 nothing is trained on: the first is the source to score, the second None.
     """
-    data, source, validation = settings.data, make_source(settings), None
+    source, validation = make_source(data), None
     if data.validation_path is not None:
         kind = data.source if data.source in ("chat", "tokens") else "files"
         named = component("source", kind)(replace(data, path=data.validation_path, name=None))
@@ -106,13 +106,17 @@ def make_sources(settings: Settings) -> tuple[Any, Any]:
     return validation or held_out(source) or source, None
 
 
-def make_tokenizer_spec(settings: Settings) -> TokenizerSpec | Tokenizer:
-    """Return the spec of data.tokenizer, which is not loaded yet; for data.tokenizer=huggingface the tokenizer."""
-    data = settings.data
+def make_tokenizer_spec(data: DataSettings, model_path: str | None = None) -> TokenizerSpec | Tokenizer:
+    """Return the spec of data.tokenizer, which is not loaded yet; for data.tokenizer=huggingface the tokenizer.
+
+    Args:
+        data: the group of settings.
+        model_path: model.path, whose tokenizer data.tokenizer=huggingface is.
+    """
     if data.tokenizer == "huggingface":
         from flashtrain.integrations.huggingface_folder import tokenizer_of
 
-        return tokenizer_of(settings.model.path, begin_of_text=data.begin_of_text)
+        return tokenizer_of(model_path, begin_of_text=data.begin_of_text)
     return TokenizerSpec(
         data.tokenizer, data.vocab_size, vocab=data.vocab, merges=data.merges, begin_of_text=data.begin_of_text
     )
@@ -128,28 +132,27 @@ def vocabulary_of(data: DataSettings) -> int:
 
 
 def reading_options(
-    settings: Settings, hardware: Hardware, *, requested: int | None, step: int, most: int
+    data: DataSettings, trainer: TrainerSettings, *, requested: int | None, step: int, most: int
 ) -> dict[str, Any]:
-    """Return the keyword arguments that TextDataModule and MaskedTextDataModule have in common.
+    """Return keyword arguments that TextDataModule and MaskedTextDataModule have in common.
 
     Args:
+        data, trainer: the groups of settings.
         requested: held-out samples of each validation, if a setting gives their number.
         step: samples of an optimiser step.
         most: upper bound of the samples of a validation if `requested` is None.
     """
-    every, whole = settings.trainer.validate_every, requested is None and settings.data.validation_fraction == 1
+    whole, every = requested is None and data.validation_fraction == 1, trainer.validate_every
     return {
-        "total_steps": settings.trainer.steps,
-        "seed": settings.seed,
-        "validation_fraction": settings.data.validation_fraction,
+        "total_steps": trainer.steps,
+        "validation_fraction": data.validation_fraction,
         "validation_samples": sys.maxsize if whole else held_out_samples(requested, every, step, maximum=most),
-        "num_workers": loader_workers(settings, hardware),
-        "cache_dir": settings.data.cache_dir,
+        "cache_dir": data.cache_dir,
     }
 
 
-def loader_workers(settings: Settings, hardware: Hardware) -> int:
+def loader_workers(data: DataSettings, kind: str) -> int:
     """Return the number of processes that read the data: data.workers, or two where a GPU must not wait for them."""
-    if settings.data.workers is not None:
-        return settings.data.workers
-    return 2 if hardware.kind == "cuda" else 0
+    if data.workers is not None:
+        return data.workers
+    return 2 if kind == "cuda" else 0

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,13 @@ def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -
             f"{path} has no weights whose names begin with '{prefix}', only {', '.join(list(plain)[:3])} ..."
         )
     return weights
+
+
+def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
+    """Return the optimiser step of a checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
+    if not saved.get("optimizer_states"):
+        raise UserError(
+            f"{checkpoint} has no state of the optimiser, so a run cannot be resumed from it. "
+            f"To train its weights further, use weights={checkpoint} without resume=."
+        )
+    return saved["global_step"]

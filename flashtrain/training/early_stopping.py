@@ -99,15 +99,11 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _advice(trainer: pl.Trainer) -> str:
-    good = _last_written_checkpoint(trainer)
-    where = f"last good checkpoint: {good}" if good else "no checkpoint was saved yet"
-    return f"{where}; try a lower learning rate, a longer warm-up or gradient clipping"
-
-
-def _last_written_checkpoint(trainer: pl.Trainer) -> str | None:
     named = [getattr(callback, "best_model_path", "") for callback in trainer.checkpoint_callbacks]
     paths = [Path(path) for path in named if path and Path(path).exists()]
-    return str(max(paths, key=lambda path: path.stat().st_mtime)) if paths else None
+    good = max(paths, key=lambda path: path.stat().st_mtime, default=None)
+    where = f"last good checkpoint: {good}" if good else "no checkpoint was saved yet"
+    return f"{where}; try a lower learning rate, a longer warm-up or gradient clipping"
 
 
 class StopAtTarget(pl.Callback):

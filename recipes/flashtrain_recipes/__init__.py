@@ -21,7 +21,7 @@ COMPONENTS = {
     "study.language_model": "flashtrain_recipes.long_context.study:LengthsStudy",
     "documents.synthetic": "flashtrain_recipes.synthetic_documents:build_source",
     "study.fine_tuning": "flashtrain_recipes.long_document:DocumentsStudy",
-    "settings.benchmark": "flashtrain_recipes.harness.settings:BenchmarkSettings",
+    "settings.benchmark": "flashtrain_recipes.benchmark_settings:BenchmarkSettings",
     "settings.lengths": "flashtrain_recipes.long_context.spec:LengthsSettings",
     "settings.passkey": "flashtrain_recipes.long_context.spec:PasskeySettings",
     "figure.context-efficiency": "flashtrain_recipes.context_benchmark.run:efficiency_figure",

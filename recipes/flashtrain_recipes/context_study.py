@@ -15,6 +15,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,18 @@ from flashtrain.command.compose import override_keys, parse_overrides, quoted
 from flashtrain.command.job import held, settle, write_report
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
+from flashtrain.folders.new_folder import new_run_folder
 from flashtrain.folders.run_folder import (
     FAILED,
     FINISHED,
     OUT_OF_MEMORY,
     RUNNING,
     STOPPED,
-    find_same,
-    new_run_folder,
-    newest_first,
     read_summary,
     write_config,
     write_summary,
 )
+from flashtrain.folders.same_training import find_same, newest_first
 from flashtrain.registry import component
 from flashtrain.report.rows import RESULT, Row, command_line, has_failed, write_result
 from flashtrain.run.job_process import JobProcesses
@@ -124,7 +124,7 @@ class ContextStudy(ABC):
         """
         folder = self._folder()
         with held(folder):
-            write_config(self.settings, folder)
+            write_config(asdict(self.settings), folder)
             planned = planned_row(self.settings, self.hardware, self.overrides)
             planned.update(dict.fromkeys(self.many_values), contexts=" ".join(map(str, self.contexts)))
             write_summary(folder, {**planned, "status": RUNNING})

@@ -14,7 +14,8 @@ from tiny_runs import TinyRuns
 from flashtrain.command import modes
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
-from flashtrain.folders.run_folder import find_unfinished, read_summary
+from flashtrain.folders.run_folder import read_summary
+from flashtrain.folders.same_training import find_unfinished
 from flashtrain.training.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.integration  # starts ranks

@@ -13,8 +13,9 @@ from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipe_files
+from flashtrain.mode import modes
 from flashtrain.settings.schema import all_settings
-from flashtrain.spec import modes, tasks
+from flashtrain.spec import tasks
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_every_format_is_read_as_in_a_folder(corpus):
     assert list(FilesSource(f"{corpus}/b.jsonl").documents()) == ["two"]
     assert FilesSource(corpus).approximate_bytes() > 0
     assert FilesSource(corpus).describe() == f"files at {corpus}"
-    source = make_source(compose_settings(["recipe=gpt2", "data=files", f"data.path={corpus}"]))
+    source = make_source(compose_settings(["recipe=gpt2", "data=files", f"data.path={corpus}"]).data)
     cache = open_or_build(source, TokenizerSpec("bytes"))
     assert cache.documents == 5
     assert open_or_build(FilesSource(corpus), TokenizerSpec("bytes")).folder == cache.folder

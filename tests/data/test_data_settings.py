@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
@@ -56,7 +58,8 @@ def test_a_demo_for_the_standard_library_goes_with_other_text(recipe) -> None:
 
 
 def test_an_evaluation_on_another_source_forgets_what_the_run_was_told_of_its_own(tmp_path) -> None:
-    write_config(compose_settings(["recipe=gpt2", *HUB, "data.config=en", "data.text_column=body"]), tmp_path)
+    settings = compose_settings(["recipe=gpt2", *HUB, "data.config=en", "data.text_column=body"])
+    write_config(asdict(settings), tmp_path)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "best.ckpt").touch()
     settings = settings_from_checkpoint(["mode=evaluate", f"checkpoint={tmp_path}", *FILES])
@@ -72,5 +75,5 @@ def test_a_source_of_your_own_may_read_any() -> None:
 def test_the_encoding_reaches_the_files_of_a_mixture_too(tmp_path) -> None:
     (tmp_path / "a.txt").write_bytes("é".encode("latin-1"))
     parts = f"data.mixture={{one: {{path: {tmp_path}, encoding_errors: replace}}}}"
-    mixture = make_source(compose_settings(["recipe=gpt2", "data=mixture", parts]))
+    mixture = make_source(compose_settings(["recipe=gpt2", "data=mixture", parts]).data)
     assert list(next(iter(mixture.sources.values())).documents()) == ["\ufffd"]

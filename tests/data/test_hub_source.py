@@ -64,7 +64,7 @@ def test_the_fingerprint_follows_the_commit_and_offline_the_last_one_seen(monkey
 
 
 def files(path, split="train", **settings):
-    return make_source(TextSettings(data=DataSettings(source="files", path=str(path), split=split, **settings)))
+    return make_source(DataSettings(source="files", path=str(path), split=split, **settings))
 
 
 def test_a_folder_of_save_to_disk_is_read_as_files_are(tmp_path):
@@ -97,5 +97,5 @@ def test_options_reach_load_dataset_and_the_fingerprint(folder, monkeypatch):
     (folder / "other.csv").write_text("text\nfrom csv\n")
     options = {"data_files": "other.csv"}
     settings = TextSettings(data=DataSettings(source="hub", name=str(folder), options=options))
-    assert list(make_source(settings).documents()) == ["from csv"]
-    assert make_source(settings).fingerprint() != HubSource(str(folder)).fingerprint()
+    assert list(make_source(settings.data).documents()) == ["from csv"]
+    assert make_source(settings.data).fingerprint() != HubSource(str(folder)).fingerprint()

@@ -113,7 +113,7 @@ def test_settings_name_sources_and_weights(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     words = f"data.mixture={{books: {{path: {tmp_path}, weight: 2}}, library: {{include_tests: false}}}}"
     settings = compose_settings(["recipe=gpt2", "data=mixture", words])
-    source = make_source(settings)
+    source = make_source(settings.data)
     assert (list(source.sources), source.shares.tolist()) == (["books", "library"], [2 / 3, 1 / 3])
     assert "books 67% (files in" in source.describe()
     assert "without its tests" in source.describe()

@@ -32,7 +32,7 @@ def settings_of(*words: str):
 def batching(*words: str, hardware: Hardware = H200) -> Batching:
     settings = settings_of(*words)
     with torch.device("meta"):
-        model = make_model(settings, vocab_size=50257, attention=hardware.attention)
+        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention=hardware.attention)
     return choose_batching(settings, hardware, model)
 
 
@@ -85,7 +85,7 @@ def test_a_micro_batch_that_fits_in_no_way_is_tried_all_the_same_and_said_to_be_
     small = replace(H200, free_memory_bytes=2 * GIB, host_memory_bytes=0)
     settings = settings_of("trainer.micro_batch=64")
     with torch.device("meta"):
-        model = make_model(settings, vocab_size=50257, attention="flash")
+        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
     found = choose_batching(settings, small, model)
     assert (found.micro_batch, found.fits) == (64, False)
     assert found.savings == MemorySavings("full", ffn_chunk=16384, loss_chunk=2048)

@@ -33,7 +33,7 @@ def one_sequence(context: int, *words: str):
 
 def model_of(settings):
     with torch.device("meta"):
-        return make_model(settings, vocab_size=50257, attention="flash")
+        return make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
 
 
 def batching(settings) -> Batching:
@@ -72,7 +72,7 @@ def test_only_gathering_needs_memory_for_the_whole_sequence():
             f"trainer.context_parallel_method={way}",
         )
         settings = settings_of("model=llama", "model.size=355m", f"context={context}", *words)
-        return exchange_bytes_of(settings, H200, model_of(settings).config, 1)
+        return exchange_bytes_of(settings.sharding, "bf16-mixed", model_of(settings).config, 1)
 
     masks = 48 * MILLION  # of the whole sequence under every way
     for way, larger in (("ring", 1.0), ("ulysses", 1.0), ("all-gather", 2.0)):
@@ -97,8 +97,11 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     model = model_of(settings)
     line = describe(settings, H200, model, choose_batching(settings, H200, model))
     assert "micro-batch 64, each sequence over 4 devices (ulysses)" in line
-    assert context_columns(settings, H200, model, 64) == {"context_parallel": 4, "context_way": "ulysses"}
-    assert context_columns(settings_of(), H200, model, 1) == {}
+    assert context_columns(settings.sharding, "bf16-mixed", model, 64) == {
+        "context_parallel": 4,
+        "context_way": "ulysses",
+    }
+    assert context_columns(settings_of().sharding, "bf16-mixed", model, 1) == {}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_heads_that_do_not_fit_are_refused_before_any_text_is_read(monkeypatch, 
 def test_a_model_whose_attention_cannot_be_shared_is_refused():
     settings = settings_of("model=plain", "trainer.devices=2", "trainer.strategy=context_parallel")
     with pytest.raises(UserError, match=r"model=plain .* has no flashtrain\.Attention.* Use model=gpt2, llama"):
-        check_model(settings, model_of(settings))
+        check_model(settings.sharding, model_of(settings), settings.model.name)
 
 
 def test_a_cpu_computes_the_same_attention_and_an_old_gpu_is_refused(monkeypatch):
@@ -136,6 +139,6 @@ def test_a_cpu_computes_the_same_attention_and_an_old_gpu_is_refused(monkeypatch
 
 def test_sharded_weights_have_no_float32_copies():
     half = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
-    assert isinstance(optimizer_builder(settings_of())(half), MasterWeights)
+    assert isinstance(optimizer_builder(settings_of().optimizer, sharded=False)(half), MasterWeights)
     shared = settings_of("trainer.devices=2", "context_parallel=2")
-    assert not isinstance(optimizer_builder(shared)(half), MasterWeights)
+    assert not isinstance(optimizer_builder(shared.optimizer, sharded=shared.shards_weights)(half), MasterWeights)

@@ -48,7 +48,7 @@ def settings_of(config: Path, *words: str):
 def batching(config: Path, *words: str) -> Batching:
     settings = settings_of(config, *words)
     with torch.device("meta"):
-        model = make_model(settings, vocab_size=50257, attention="flash")
+        model = make_model(settings.model, vocab_size=50257, context=settings.context, attention="flash")
     model.keep_in(H200.precision)
     return choose_batching(settings, H200, model)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,20 +11,19 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.overrides import plain_words
 from flashtrain.errors import UserError
+from flashtrain.folders.new_folder import make_unique
 from flashtrain.folders.run_folder import (
     BEST,
     CHECKPOINTS,
     LAST,
     find_checkpoint,
-    find_same,
-    find_unfinished,
-    make_unique,
     note_failure,
     read_settings,
     read_summary,
     write_config,
     write_summary,
 )
+from flashtrain.folders.same_training import find_same, find_unfinished
 from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
 
@@ -31,7 +31,7 @@ from flashtrain.settings.settings import Settings
 def leave_run(parent: Path, name: str, words: list[str], *, status: str | None = None, checkpoint: bool = True) -> Path:
     folder = parent / name
     (folder / CHECKPOINTS).mkdir(parents=True)
-    write_config(compose_settings(["recipe=gpt2", *words]), folder)
+    write_config(asdict(compose_settings(["recipe=gpt2", *words])), folder)
     if checkpoint:
         (folder / CHECKPOINTS / LAST).write_bytes(b"x")
     if status is not None:
@@ -41,13 +41,13 @@ def leave_run(parent: Path, name: str, words: list[str], *, status: str | None =
 
 def test_settings_survive_the_way_through_config_yaml(tmp_path) -> None:
     settings = compose_settings(["recipe=gpt2", "context=512", "data=hub", "data.name=a/b", "+data.options.depth=3"])
-    write_config(settings, tmp_path)
+    write_config(asdict(settings), tmp_path)
     assert read_settings(tmp_path) == settings
 
 
 def test_groups_of_other_tasks_in_an_older_config_yaml_are_left_out(tmp_path) -> None:
     settings = compose_settings(["recipe=lra-listops"])
-    write_config(settings, tmp_path)
+    write_config(asdict(settings), tmp_path)
     with (tmp_path / "config.yaml").open("a") as file:
         file.write("context: 1024\nmodel: {name: gpt2}\nbert: {size: large}\n")
     assert read_settings(tmp_path) == settings
@@ -101,7 +101,7 @@ TEXTS += ["\x1b\x85\ufeff\n\t😀"]
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_text_comes_back_from_config_yaml_as_it_was(tmp_path, text) -> None:
     settings = with_text(text)
-    write_config(settings, tmp_path)
+    write_config(asdict(settings), tmp_path)
     assert read_settings(tmp_path) == settings
 
 

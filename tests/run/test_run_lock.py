@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import filelock
@@ -15,17 +16,10 @@ from tiny_runs import checkout_environment
 
 from flashtrain.__main__ import _command
 from flashtrain.command.compose import compose_settings
-from flashtrain.folders.run_folder import (
-    find_same,
-    find_unfinished,
-    new_run_folder,
-    read_summary,
-    remove_unused,
-    unfinished_or_new,
-    write_config,
-    write_summary,
-)
+from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
+from flashtrain.folders.run_folder import read_summary, write_config, write_summary
 from flashtrain.folders.run_lock import HOLDER, LOCK, Busy, hold, is_first_of_job, let_go
+from flashtrain.folders.same_training import find_same, find_unfinished
 
 
 class Other:
@@ -63,7 +57,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def leave_unfinished(folder: Path) -> None:
     (folder / "checkpoints").mkdir(parents=True)
-    write_config(compose_settings(["recipe=gpt2"]), folder)
+    write_config(asdict(compose_settings(["recipe=gpt2"])), folder)
     (folder / "checkpoints" / "last.ckpt").write_bytes(b"x")
     write_summary(folder, {"status": "running"})
 

@@ -51,7 +51,7 @@ def their_loss(folder: Path, settings) -> float:
     model, total, count = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
     for batch in data.val_dataloader():
         for tokens, labels, positions in zip(batch["tokens"], batch["labels"], batch["positions"], strict=True):
-            begins = positions.eq(0).nonzero().flatten().tolist() if settings.within_documents else [0]
+            begins = positions.eq(0).nonzero().flatten().tolist() if settings.applied_mask.documents else [0]
             for begin, end in pairwise([*begins, len(tokens)]):
                 wanted = labels[None, begin:end]
                 if number := int((wanted != -100).sum()):

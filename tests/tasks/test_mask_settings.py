@@ -31,7 +31,7 @@ def settings_of(*words: str) -> Settings:
 def positions_of(settings: Settings) -> torch.Tensor:
     """As packing counts them: anew from each document's first token where rows are kept apart."""
     columns = torch.arange(SIZE).expand(2, -1)
-    if not settings.within_documents:
+    if not settings.applied_mask.documents:
         return columns
     return columns - torch.tensor([[0] * 5 + [5] * 7, [0] * 9 + [9] * 3])
 
@@ -39,7 +39,7 @@ def positions_of(settings: Settings) -> torch.Tensor:
 def dense(*words: str) -> torch.Tensor:
     """(B, S, S) bool: what each token sees, of the mask that these words ask for."""
     settings = settings_of(*words)
-    make = make_mask(settings)
+    make = make_mask(settings.applied_mask)
     assert make is not None
     mask = make(documents=DOCUMENTS, positions=positions_of(settings), seqlen=SIZE, device=DOCUMENTS.device)
     return mask.dense().expand(2, -1, -1)
@@ -80,17 +80,20 @@ def test_a_prefix_sees_all_of_itself() -> None:
 
 
 def test_the_causal_mask_is_the_models_own() -> None:
-    assert make_mask(settings_of()) is None
+    assert make_mask(settings_of().applied_mask) is None
 
 
 def test_flops_count_what_a_mask_shows() -> None:
-    assert attended_context(settings_of()) == attended_context(settings_of("mask=document")) == 1024
-    assert attended_context(settings_of("mask=window", "mask.window=4096")) == 1024
-    assert attended_context(settings_of("mask=chunked", "mask.chunk=64")) == 64
+    def attended(*words: str) -> int:
+        return attended_context(settings_of(*words).applied_mask, 1024)
+
+    assert attended() == attended("mask=document") == 1024
+    assert attended("mask=window", "mask.window=4096") == 1024
+    assert attended("mask=chunked", "mask.chunk=64") == 64
     pairs = 128 * 1024 - 128 * 127 // 2
-    assert attended_context(settings_of("mask=window", "mask.window=128")) == round(2 * pairs / 1024 - 1)
+    assert attended("mask=window", "mask.window=128") == round(2 * pairs / 1024 - 1)
     pairs = 1024 * 1025 // 2 + 512 * 511 // 2
-    assert attended_context(settings_of("mask=prefix", "mask.prefix=512")) == round(2 * pairs / 1024 - 1)
+    assert attended("mask=prefix", "mask.prefix=512") == round(2 * pairs / 1024 - 1)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def fit(task: LanguageModel) -> LanguageModel:
 
 def test_what_a_prefix_shows_is_not_scored() -> None:
     """Of a prefix of four the labels of the first three are in it; the fourth predicts what follows it."""
-    make = make_mask(settings_of("mask=prefix", "mask.prefix=4"))
+    make = make_mask(settings_of("mask=prefix", "mask.prefix=4").applied_mask)
     whole, shown = model(), batch()
     labels = shown["labels"].clone()
     labels[:, :3] = IGNORED_LABEL
@@ -159,7 +162,7 @@ def test_a_mask_that_shows_everything_leaves_nothing_to_predict() -> None:
 )  # fmt: skip
 def test_what_is_written_is_predicted_under_the_mask(words: tuple[str, ...]) -> None:
     """Token by token with a cache as without one."""
-    make, whole = make_mask(settings_of(*words)), model().eval()
+    make, whole = make_mask(settings_of(*words).applied_mask), model().eval()
     assert make is not None
     tokens = batch()["tokens"][:, :5]
     written = generate(whole, tokens, 6, temperature=0, mask=make)

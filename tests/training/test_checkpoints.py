@@ -22,7 +22,7 @@ from flashtrain.training.checkpoints import (
     weights_in,
 )
 from flashtrain.training.early_stopping import StopOnNonFinite
-from flashtrain.training.resuming import RandomState
+from flashtrain.training.random_state import RandomState
 from flashtrain.training.validation import DueValidation
 
 

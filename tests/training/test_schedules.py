@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ConstantLR, LinearLR, OneCycleLR, Sequentia
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from flashtrain.training.checkpoint_callbacks import SaveLast
-from flashtrain.training.resuming import RatesOfThisRun
+from flashtrain.training.resumed_rates import RatesOfThisRun
 from flashtrain.training.schedules import SCHEDULES, constant_with_warmup, cosine_with_warmup, linear_with_warmup
 
 

@@ -9,7 +9,8 @@ from flashtrain.announce import say
 from flashtrain.data.sequences import SequenceDataModule
 from flashtrain.data.tokenizers import load_tokenizer
 from flashtrain.data.wordpiece import SpecialTokens
-from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, new_folder, read_settings
+from flashtrain.folders.new_folder import new_folder
+from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.integrations import save_bert_classifier
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings

@@ -16,12 +16,12 @@ from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import TrainedModel, TrainingSetup
 from flashtrain.tasks import FineTuning
-from flashtrain.tasks.batching import Batching, choose_micro_batch, memory_plan, memory_words, plan_text
+from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, memory_plan, memory_words, plan_text
 from flashtrain.tasks.fine_tuning.splits import make_source
 from flashtrain.tasks.masked_language.batching import bert_estimate
 from flashtrain.tasks.masked_language.plan import bert_config
 from flashtrain.tasks.masked_language.trained import check_context, read_bert, tokenizer_of
-from flashtrain.tasks.optimization import training_options
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
 from flashtrain.tasks.text_data import loader_workers, vocabulary_of
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
@@ -80,10 +80,18 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         total_steps=settings.trainer.steps,
         accumulate=batching.accumulate,
         seed=settings.seed,
-        num_workers=loader_workers(settings, hardware),
+        num_workers=loader_workers(settings.data, hardware.kind),
     )
     own = settings.finetune
-    task = FineTuning(model, own.target, **training_options(settings, hardware, description, layout=own.layout))
+    task = FineTuning(
+        model,
+        own.target,
+        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
+        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware, own.layout),
+        description=description,
+    )
     throughput = Throughput(config.flops([settings.context]) / settings.context, peak_flops=hardware.peak_flops)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import torch
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
+from flashtrain.mode import mode_of
 from flashtrain.settings.data import DataSettings
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import TrainedModel, mode_of
+from flashtrain.spec import TrainedModel
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import make_mask
 from flashtrain.tasks.held_out import perplexity, score
@@ -50,7 +51,9 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
             data = make_data(settings, hardware, trained.tokenizer)
     data.batch_size = min(data.batch_size, MAX_BATCH)
-    task = LanguageModel(trained.model, document_mask=settings.within_documents, mask=make_mask(settings))
+    task = LanguageModel(
+        trained.model, document_mask=settings.applied_mask.documents, mask=make_mask(settings.applied_mask)
+    )
     found = score(trained, task, data, hardware, counts=data.scored, words=WORDS)
     loss = found["validation_loss"]
     return {"validation_loss": loss, "perplexity": perplexity(loss), **found}
@@ -61,7 +64,7 @@ def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
     if settings.checkpoint is not None:
         found = load_trained(settings.checkpoint, attention=hardware.attention, settings=settings)
     else:
-        path = run_of_weights(settings) or Path(settings.weights or settings.model.path or "")
+        path = run_of_weights(settings.weights) or Path(settings.weights or settings.model.path or "")
         build, tokenizer = model_builder(settings), _tokenizer(settings)
         model = build(vocab_size=tokenizer.vocab_size, attention=hardware.attention)
         model.keep_in(hardware.precision)
@@ -73,12 +76,14 @@ def read_model(settings: Settings, hardware: Hardware) -> TrainedModel:
 
 def _tokenizer(settings: Settings) -> Tokenizer:
     """The tokenizer of a model that no run of these settings has trained."""
-    found = tokenizer_of_weights(settings) or make_tokenizer_spec(settings)
+    data = settings.data
+    own = tokenizer_of_weights(settings.weights, begin_of_text=data.begin_of_text)
+    found = own or make_tokenizer_spec(data, settings.model.path)
     if not isinstance(found, TokenizerSpec):
         return found
     if found.kind == NONE:
-        return TokenIds(settings.data.vocab_size, settings.data.end_of_text)
-    return make_tokenizer(found, getattr(make_source(settings), "documents", tuple))
+        return TokenIds(data.vocab_size, data.end_of_text)
+    return make_tokenizer(found, getattr(make_source(data), "documents", tuple))
 
 
 def _text(data: DataSettings) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from flashtrain.announce import say
 from flashtrain.data.tokenizers import known_end
 from flashtrain.errors import UserError
 from flashtrain.files.json_files import read_json
-from flashtrain.folders.run_folder import BEST, find_checkpoint, new_folder, read_settings
+from flashtrain.folders.new_folder import new_folder
+from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.integrations import save_decoder, save_tokenizer
 from flashtrain.integrations.huggingface_folder import add_end_ids
 from flashtrain.settings.settings import Settings

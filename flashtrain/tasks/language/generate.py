@@ -45,7 +45,7 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
             top_k=options.top_k,
             seed=settings.seed,
             end_of_text=generation_ends(model, tokenizer, chat=template is not None),
-            mask=make_mask(settings, packed=False),
+            mask=make_mask(settings.applied_mask, packed=False),
         )[0].tolist()
     if template is not None:
         return template.tokenizer.decode(written[len(begin) :], special=False)

@@ -21,11 +21,13 @@ from flashtrain.training.hardware import Hardware
 def plan_language(settings: Settings, hardware: Hardware) -> str:
     """Return mode=plan's text: parameters, tokens, estimated memory and time. Builds no weights, reads no text."""
     vocab_size = vocabulary_of(settings.data)
-    build_model: Callable[..., Trainable] = partial(make_model, settings, vocab_size=vocab_size)
+    build_model: Callable[..., Trainable] = partial(
+        make_model, settings.model, vocab_size=vocab_size, context=settings.context
+    )
     if settings.weights is not None:
         from flashtrain.tasks.language.starting_weights import weights_at_context
 
-        config, _ = weights_at_context(settings)
+        config, _ = weights_at_context(settings.weights, settings.model, settings.context)
         build_model = partial(GPT2, config, residual=settings.model.residual)
     with torch.device("meta"):
         model = build_model(attention=hardware.attention)
@@ -33,18 +35,19 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     lines = [
         describe(settings, hardware, model, batching),
-        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
+        f"text: {make_source(settings.data).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *describe_mask(settings),
-        *plan_lines(settings, hardware, model, batching.micro_batch),
+        *plan_lines(settings, hardware.precision, model, batching.micro_batch),
         *memory_plan(batching),
     ]
-    return plan_text(lines, settings, hardware, tokens * model.flops_per_token(attended_context(settings)))
+    flops = tokens * model.flops_per_token(attended_context(settings.applied_mask, settings.context))
+    return plan_text(lines, settings, hardware, flops)
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
-    shared, columns = "", context_columns(settings, hardware, model, batching.micro_batch)
+    shared, columns = "", context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
     if columns:
         shared = f", each sequence over {columns['context_parallel']} devices ({columns['context_way']})"
     return (
@@ -62,7 +65,7 @@ def describe_mask(settings: Settings) -> list[str]:
     label = settings.mask_label
     if label == "causal":
         return []
-    seen = attended_context(settings)
+    seen = attended_context(settings.applied_mask, settings.context)
     counted = "FLOPs count all of a row" if seen == settings.context else f"FLOPs count rows as of {seen:,} tokens"
-    documents = ", whatever documents it is packed of" if settings.within_documents else ""
+    documents = ", whatever documents it is packed of" if settings.applied_mask.documents else ""
     return [f"mask {label}: {counted}{documents}"]

@@ -25,7 +25,7 @@ from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import LanguageModel
 from flashtrain.tasks.attention_masks import attended_context, make_mask
-from flashtrain.tasks.batching import fit_memory
+from flashtrain.tasks.batching import compiles, fit_memory
 from flashtrain.tasks.context_run import check_shape, context_columns
 from flashtrain.tasks.decoders import decoder_config, make_model
 from flashtrain.tasks.language.generate import continue_text
@@ -36,8 +36,8 @@ from flashtrain.tasks.language.starting_weights import (
     tokenizer_of_weights,
     weights_at_context,
 )
-from flashtrain.tasks.optimization import training_options
-from flashtrain.tasks.text_data import make_sources, make_tokenizer_spec, reading_options, vocabulary_of
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options, vocabulary_of
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
@@ -49,7 +49,8 @@ MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tok
 def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     """Build a language model, its data module and its LightningModule; see Task.prepare."""
     build_model = model_builder(settings)
-    data = make_data(settings, hardware, tokenizer_of_weights(settings))
+    own = tokenizer_of_weights(settings.weights, begin_of_text=settings.data.begin_of_text)
+    data = make_data(settings, hardware, own)
     data.prepare_data()
     data.setup()
     vocab_size = data.tokenizer.vocab_size
@@ -67,7 +68,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
     task = make_task(settings, hardware, model, description)
-    flops = model.flops_per_token(attended_context(settings))
+    flops = model.flops_per_token(attended_context(settings.applied_mask, settings.context))
     throughput = Throughput(flops, settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops)
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
             "train_loss": task.last_loss,
             "validation_loss": metric(trainer, "validation_loss"),
             **throughput.columns(),
-            **context_columns(settings, hardware, model, batching.micro_batch),
+            **context_columns(settings.sharding, hardware.precision, model, batching.micro_batch),
         }
         _say_sample(settings, hardware, model, data, trainer)
         return found
@@ -95,19 +96,22 @@ def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = No
 
     `own` is a run's tokenizer, which is used where data.tokenizer=bpe would train one on this text.
     """
-    data, (source, validation) = settings.data, make_sources(settings)
+    data, step = settings.data, settings.samples_per_step
+    source, validation = make_sources(data)
     requested = None if data.validation_tokens is None else max(1, data.validation_tokens // settings.context)
     most = max(1, MAX_VALIDATION_TOKENS // settings.context)
     return _module(data)(
         source,
-        own if own is not None and data.tokenizer == "bpe" else make_tokenizer_spec(settings),
+        own if own is not None and data.tokenizer == "bpe" else make_tokenizer_spec(data, settings.model.path),
         settings.context,
-        batch_size=settings.samples_per_step // settings.data_ranks,
-        document_mask=settings.within_documents,
+        batch_size=step // settings.data_ranks,
+        document_mask=settings.applied_mask.documents,
         validation=validation,
         split_context=data.split_context,
         validation_batch=settings.trainer.validation_micro_batch,
-        **reading_options(settings, hardware, requested=requested, step=settings.samples_per_step, most=most),
+        seed=settings.seed,
+        num_workers=loader_workers(data, hardware.kind),
+        **reading_options(data, settings.trainer, requested=requested, step=step, most=most),
     )
 
 
@@ -130,36 +134,40 @@ def model_builder(settings: Settings) -> Callable[..., Trainable]:
     Raises:
         UserError: the model does not suit the settings, as far as that is known before any text is read.
     """
-    model = settings.model
-    if settings.weights is not None:
-        start = weights_at_context(settings)
-        check_shape(settings, start[0])
+    model, weights = settings.model, settings.weights
+    if weights is not None:
+        start = weights_at_context(weights, model, settings.context)
+        check_shape(settings.sharding, start[0])
         if settings.data.tokenizer not in ("bpe", "huggingface"):  # whose tokens are known later
-            check_tokens(settings, start[0], vocabulary_of(settings.data))
-        return partial(model_of_weights, settings, start)
+            check_tokens(weights, start[0], vocabulary_of(settings.data))
+        return partial(model_of_weights, weights, start, residual=model.residual)
     if model.interpolate_positions:
         raise UserError("model.interpolate_positions=true stretches trained positions and needs weights=.")
     if model.name in FAMILIES:
         decoder_config(model.name, model, vocab_size=1, context=settings.context)
     check = getattr(component("model", model.name), "check", None)
     if check is not None:  # of a model that has its own weights
-        spec, known = make_tokenizer_spec(settings), 0
+        spec, known = make_tokenizer_spec(settings.data, model.path), 0
         if isinstance(spec, Tokenizer):
             known = spec.vocab_size
         elif settings.data.tokenizer != "bpe":
             known = vocabulary_of(settings.data)
         check(model, vocab_size=known, context=settings.context)
-    return partial(make_model, settings)
+    return partial(make_model, model, context=settings.context)
 
 
 def make_task(settings: Settings, hardware: Hardware, model: Trainable, description: dict[str, Any]) -> LanguageModel:
     """Build the LightningModule that trains this model as the settings say."""
     return LanguageModel(
         model,
-        document_mask=settings.within_documents,
-        mask=make_mask(settings),
+        document_mask=settings.applied_mask.documents,
+        mask=make_mask(settings.applied_mask),
         cuda_graphs=settings.trainer.cuda_graphs,
-        **training_options(settings, hardware, description),
+        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
+        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware),
+        description=description,
     )
 
 

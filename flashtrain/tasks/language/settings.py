@@ -37,14 +37,15 @@ class LanguageSettings(TextSettings):
     generate: GenerateSettings = field(default_factory=GenerateSettings)
 
     @property
-    def within_documents(self) -> bool:
-        """Whether a token sees only its own document of a packed row."""
-        return self.mask.name == "document" or self.mask.documents or self.data.document_mask
+    def applied_mask(self) -> MaskSettings:
+        """The group `mask`; its `documents` is true whichever setting restricts the mask to documents."""
+        within = self.mask.name == "document" or self.mask.documents or self.data.document_mask
+        return replace(self.mask, documents=within)
 
     @property
     def mask_label(self) -> str:
         """A short name of the mask, whichever setting restricts it to documents."""
-        label = replace(self.mask, documents=self.within_documents).label
+        label = self.applied_mask.label
         return "document" if label == "causal within documents" else label
 
     @property

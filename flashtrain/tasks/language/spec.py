@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from flashtrain.errors import UserError, one_of
+from flashtrain.mode import contexts_words
 from flashtrain.registry import registered
 from flashtrain.settings import options
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, contexts_words, imported, measured_words, say_finished
+from flashtrain.spec import Task, imported, measured_words, say_finished
 from flashtrain.tasks.language.settings import LanguageSettings
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class LanguageTask(Task):
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
-        if settings.shares_sequences:
+        if settings.sharding is not None and settings.weights is None:
             from flashtrain.tasks.context_run import check_heads
 
-            check_heads(settings)
+            check_heads(settings.sharding, settings.model)
         prefix = settings.mask.prefix
         if settings.mask.name == "prefix" and prefix is not None and prefix >= settings.context:
             raise UserError(

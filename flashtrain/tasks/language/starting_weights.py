@@ -17,14 +17,14 @@ from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
 from flashtrain.models.longer_context import with_context
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.aliases import current_value
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.model import ModelSettings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
 Weights = tuple[GPT2Config, dict[str, Tensor]]
 
 
-def starting_weights(settings: Settings) -> Weights:
-    """Read the configuration and the weights that `weights` names; the dropout is that of the settings.
+def starting_weights(weights: str, model: ModelSettings) -> Weights:
+    """Read the configuration and the weights that `weights` names; the dropout is that of the group `model`.
 
     `weights` is a Hugging Face GPT-2, Llama or Starcoder2 (a folder or a .safetensors file), an export in flashtrain's
     own layout, or a run folder or checkpoint (its best weights).
@@ -32,10 +32,10 @@ def starting_weights(settings: Settings) -> Weights:
     Raises:
         UserError: `weights` is none of these.
     """
-    path = Path(str(settings.weights)).expanduser()
+    path = Path(weights).expanduser()
     if not is_of_run(path):
-        config, state = load_decoder(path, vocab_rows=settings.model.vocab_rows)
-        return replace(config, dropout=settings.model.dropout), state
+        config, state = load_decoder(path, vocab_rows=model.vocab_rows)
+        return replace(config, dropout=model.dropout), state
     _, checkpoint = find_checkpoint(str(path), prefer=BEST)
     saved = read_checkpoint(checkpoint)
     description = saved["flashtrain"]
@@ -44,64 +44,67 @@ def starting_weights(settings: Settings) -> Weights:
             f"{checkpoint} holds a model of kind {description['name']}. Expected one of: {', '.join(FAMILIES)}."
         )
     config = GPT2Config(**description["shape"])
-    return replace(config, dropout=settings.model.dropout), weights_in(saved, checkpoint, prefix="model.")
+    return replace(config, dropout=model.dropout), weights_in(saved, checkpoint, prefix="model.")
 
 
-def weights_at_context(settings: Settings) -> Weights:
-    """Read the configuration and the weights that `weights` names, adapted to the settings' context."""
-    return at_context(settings, *starting_weights(settings), where=str(settings.weights))
+def weights_at_context(weights: str, model: ModelSettings, context: int) -> Weights:
+    """Read the configuration and the weights that `weights` names, adapted to this context."""
+    return at_context(model, context, *starting_weights(weights, model), where=weights)
 
 
-def at_context(settings: Settings, config: GPT2Config, state: dict[str, Tensor], *, where: str | Path) -> Weights:
-    """Adapt weights to the settings' context, by model.interpolate_positions, rope_base and rope_factor.
+def at_context(
+    model: ModelSettings, context: int, config: GPT2Config, state: dict[str, Tensor], *, where: str | Path
+) -> Weights:
+    """Adapt weights to this context, by model.interpolate_positions, rope_base and rope_factor.
 
     Args:
+        config, state: the weights' configuration, and the weights.
         where: the weights' place, for messages.
 
     Raises:
         UserError: learned positions would have to be stretched, and model.interpolate_positions is false.
     """
     learned = config.positions == "learned"
-    if settings.context > config.context and learned and not settings.model.interpolate_positions:
+    if context > config.context and learned and not model.interpolate_positions:
         raise UserError(
-            f"context={settings.context} is longer than the {config.context} positions that the weights in {where} "
+            f"context={context} is longer than the {config.context} positions that the weights in {where} "
             f"were trained with. Use context={config.context} or less, or model.interpolate_positions=true to stretch "
             "them (training then has to adapt the model)."
         )
-    if settings.context > config.context and not learned and settings.model.rope_factor is None:
-        longer = settings.context / config.context
+    if context > config.context and not learned and model.rope_factor is None:
+        longer = context / config.context
         say(
-            f"context={settings.context} is {longer:g} times the {config.context} that the weights in {where} were "
+            f"context={context} is {longer:g} times the {config.context} that the weights in {where} were "
             f"trained with; model.rope_factor={longer * config.rope_factor:g} would scale their rotary positions to it."
         )
     return with_context(
         config,
         state,
-        settings.context,
-        interpolate=settings.model.interpolate_positions,
-        rope_base=settings.model.rope_base,
-        rope_factor=settings.model.rope_factor,
+        context,
+        interpolate=model.interpolate_positions,
+        rope_base=model.rope_base,
+        rope_factor=model.rope_factor,
     )
 
 
-def model_of_weights(settings: Settings, start: Weights, *, vocab_size: int, attention: str) -> Trainable:
-    """Build the model that starts from these weights (see weights_at_context).
+def model_of_weights(where: str, start: Weights, *, residual: str, vocab_size: int, attention: str) -> Trainable:
+    """Build the model that starts from the weights in `where`, which weights_at_context returned as `start`.
 
     Raises:
         UserError: vocab_size is not that of the weights.
     """
     config, state = start
-    check_tokens(settings, config, vocab_size)
-    model = GPT2(config, attention=attention, residual=settings.model.residual)
+    check_tokens(where, config, vocab_size)
+    model = GPT2(config, attention=attention, residual=residual)
     model.load_state_dict(state)
     return model
 
 
-def check_tokens(settings: Settings, config: GPT2Config, vocab_size: int) -> None:
-    """Raise UserError unless vocab_size, the tokenizer's, is that of the weights."""
+def check_tokens(where: str, config: GPT2Config, vocab_size: int) -> None:
+    """Raise UserError unless vocab_size, the tokenizer's, is that of the weights in `where`."""
     if vocab_size != config.vocab_size:
         raise UserError(
-            f"the weights in {settings.weights} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}. "
+            f"the weights in {where} know {config.vocab_size} tokens and the tokenizer makes {vocab_size}. "
             "Use data.tokenizer=gpt2 with GPT-2's weights, and the run's own tokenizer with those of a run."
         )
 
@@ -111,16 +114,16 @@ def is_of_run(path: Path) -> bool:
     return path.suffix == ".ckpt" or (path / CONFIG_FILE).is_file()
 
 
-def run_of_weights(settings: Settings) -> Path | None:
+def run_of_weights(weights: str | None) -> Path | None:
     """Return the folder of the run that `weights` names; None if `weights` names something else, such as a file."""
-    path = Path(str(settings.weights)).expanduser()
-    return find_checkpoint(str(path), prefer=BEST)[0] if settings.weights and is_of_run(path) else None
+    path = Path(weights or "").expanduser()
+    return find_checkpoint(str(path), prefer=BEST)[0] if weights and is_of_run(path) else None
 
 
-def tokenizer_of_weights(settings: Settings) -> Tokenizer | None:
+def tokenizer_of_weights(weights: str | None, *, begin_of_text: bool) -> Tokenizer | None:
     """Load the tokenizer of the run that `weights` names; None if `weights` names something other than a run."""
-    run = run_of_weights(settings)
+    run = run_of_weights(weights)
     if run is None:
         return None
     found = load_tokenizer(run / TOKENIZER)
-    return found if settings.data.begin_of_text else without_begin(found)
+    return found if begin_of_text else without_begin(found)

@@ -37,7 +37,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     if current_value("model.name", description["name"]) in FAMILIES:
         config = GPT2Config(**description["shape"])
         if settings is not None:
-            config, state = at_context(settings, config, state, where=path)
+            config, state = at_context(settings.model, settings.context, config, state, where=path)
         model: Trainable = GPT2(config, attention=attention, residual=requested.model.residual)
     else:
         if settings is not None:
@@ -45,7 +45,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
         # A model with a configuration of its own takes the text's tokenizer, and may know more tokens.
         sized = hasattr(component("model", own.model.name), "check")
         vocab_size = tokenizer.vocab_size if sized else description["vocab_size"]
-        model = make_model(own, vocab_size=vocab_size, attention=attention)
+        model = make_model(own.model, vocab_size=vocab_size, context=own.context, attention=attention)
     model.fill(state)
     if not requested.data.begin_of_text:
         tokenizer = without_begin(tokenizer)

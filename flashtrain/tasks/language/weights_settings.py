@@ -36,7 +36,7 @@ def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
 
 def _check_family(settings: Settings) -> None:
     """Raise UserError unless `model`, which the command names, is the family of the starting weights."""
-    config, _ = starting_weights(settings)
+    config, _ = starting_weights(str(settings.weights), settings.model)
     family = "llama" if config.norm == "rmsnorm" else "gpt2"
     if settings.model.name != family:
         raise UserError(
@@ -48,10 +48,10 @@ def _check_family(settings: Settings) -> None:
 
 def _fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
     """Take tokenizer and model of the run that `weights` names, and its context if its positions reach no further."""
-    folder = run_of_weights(settings)
+    folder = run_of_weights(settings.weights)
     if folder is None:
         if settings.data.tokenizer == "bpe":
-            starting_weights(settings)  # there are some
+            starting_weights(str(settings.weights), settings.model)  # there are some
             raise UserError(
                 f"data.tokenizer=bpe is trained on this text, and the weights in {settings.weights} know other tokens. "
                 "Use data.tokenizer=gpt2 for GPT-2's (with data.vocab=... and data.merges=... if offline), or "
@@ -73,7 +73,7 @@ def _fit_to_run(settings: Settings, given: Collection[str]) -> list[str]:
         setattr(settings.model, name, getattr(own.model, name))
     taken = [f"tokenizer {own.data.tokenizer}", f"model {own.model.label}"]
     shorter = "context" not in given and settings.context > own.context and not settings.model.interpolate_positions
-    if shorter and starting_weights(settings)[0].positions == "learned":
+    if shorter and starting_weights(str(settings.weights), settings.model)[0].positions == "learned":
         settings.context = own.context
         if "trainer.tokens_per_step" not in given:
             step = settings.context * settings.trainer.ranks
@@ -90,7 +90,7 @@ def _fit_context(settings: Settings, given: Collection[str]) -> list[str]:
         config = read_config(str(folder_of(str(settings.model.path))), settings.model.options).get_text_config()
         own = getattr(config, "max_position_embeddings", None) or settings.context
     else:
-        own = starting_weights(settings)[0].context
+        own = starting_weights(str(settings.weights), settings.model)[0].context
     if settings.context <= own:
         return []
     settings.context = own

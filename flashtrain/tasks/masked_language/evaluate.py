@@ -6,7 +6,7 @@ from typing import Any
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import new_folder
+from flashtrain.folders.new_folder import new_folder
 from flashtrain.integrations import save_bert
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainedModel

@@ -37,7 +37,7 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
     flops = tokens * (config.cost_per_token(share) + config.cost_per_pair() * settings.context)
     lines = [
         describe_training(settings, hardware, model, batching),
-        f"text: {make_source(settings).describe()}; tokenizer {settings.data.tokenizer}",
+        f"text: {make_source(settings.data).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *memory_plan(batching),
     ]

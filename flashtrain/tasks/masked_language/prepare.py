@@ -15,11 +15,12 @@ from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import TrainingSetup
 from flashtrain.tasks import MaskedLanguageModel
+from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.masked_language.batching import choose_masked_batching, tokens_per_device
 from flashtrain.tasks.masked_language.plan import bert_config, describe_training
 from flashtrain.tasks.masked_language.trained import check_context, read_bert
-from flashtrain.tasks.optimization import training_options
-from flashtrain.tasks.text_data import make_sources, make_tokenizer_spec, reading_options
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.early_stopping import StopAtTarget
 from flashtrain.training.hardware import Hardware
@@ -98,15 +99,16 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
     Raises:
         UserError: data.streaming is true, or the source has no text.
     """
-    if settings.data.streaming:
+    masked, data, trainer = settings.masked, settings.data, settings.trainer
+    if data.streaming:
         raise UserError("data.streaming=true supports language models only. Use data.streaming=false.")
-    masked, (source, validation) = settings.masked, make_sources(settings)
+    source, validation = make_sources(data)
     budget = masked.token_budget or max(settings.context, tokens_per_device(settings))
     config = bert_config(settings, vocab_size=30522)  # any: the vocabulary adds to the cost of each token alike
-    step = settings.trainer.tokens_per_step // settings.context  # samples, at least: most are shorter
+    step = trainer.tokens_per_step // settings.context  # samples, at least: most are shorter
     return MaskedTextDataModule(
         source,
-        make_tokenizer_spec(settings),
+        make_tokenizer_spec(data),
         settings.context,
         budget,
         unit=masked.sample_unit,
@@ -116,9 +118,9 @@ def make_masked_data(settings: Settings, hardware: Hardware) -> MaskedTextDataMo
         cost=Cost(config.cost_per_token(masked.mlm_probability), config.cost_per_pair()),
         accumulate=max(1, tokens_per_device(settings) // budget),
         validation=validation,
-        **reading_options(
-            settings, hardware, requested=masked.validation_samples, step=step, most=MAX_VALIDATION_SAMPLES
-        ),
+        seed=settings.seed,
+        num_workers=loader_workers(data, hardware.kind),
+        **reading_options(data, trainer, requested=masked.validation_samples, step=step, most=MAX_VALIDATION_SAMPLES),
     )
 
 
@@ -149,8 +151,15 @@ def make_masked_task(
     settings: Settings, hardware: Hardware, model: Bert, description: dict[str, Any]
 ) -> MaskedLanguageModel:
     """Build the LightningModule that trains this model as the settings say."""
-    options = training_options(settings, hardware, description, layout=settings.masked.layout)
-    return MaskedLanguageModel(model, cuda_graphs=settings.trainer.cuda_graphs, **options)
+    return MaskedLanguageModel(
+        model,
+        cuda_graphs=settings.trainer.cuda_graphs,
+        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
+        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware, settings.masked.layout),
+        description=description,
+    )
 
 
 def _flops_per_token(config: BertConfig, data: MaskedTextDataModule) -> float:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from flashtrain.mode import contexts_words
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Task, contexts_words, imported, measured_words, say_finished
+from flashtrain.spec import Task, imported, measured_words, say_finished
 from flashtrain.tasks.masked_language.settings import MaskedLanguageSettings
 
 

@@ -13,7 +13,7 @@ from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
 from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
 from flashtrain.tasks.classification import Augment
-from flashtrain.tasks.optimization import training_options
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
@@ -116,7 +116,11 @@ def make_task(
         training_pixels=sequence.training_pixels,
         seed=settings.seed,
         cuda_graphs=settings.trainer.cuda_graphs,
-        **training_options(settings, hardware, description),
+        make_optimizer=optimizer_builder(settings.optimizer, sharded=settings.shards_weights),
+        make_schedule=schedule_builder(settings.schedule, settings.trainer.steps),
+        gradient_clip=settings.optimizer.gradient_clip,
+        compile=compiles(settings, hardware),
+        description=description,
     )
 
 

@@ -18,7 +18,14 @@ from typing import Any
 import pytorch_lightning as pl
 
 from flashtrain.announce import is_first_rank, say
-from flashtrain.folders.run_folder import BEST, CHECKPOINTS, FINISHED, LAST, find_checkpoint, read_summary
+from flashtrain.folders.run_folder import (
+    BEST,
+    CHECKPOINTS,
+    FINISHED,
+    LAST,
+    find_checkpoint,
+    read_summary,
+)
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.weight_transfer import carry_weights
 from flashtrain.report.rows import RESULT, command_line, write_result

@@ -18,7 +18,8 @@ from flashtrain.announce import say
 from flashtrain.command.compose import compose_settings, quoted
 from flashtrain.data.sequences import SequenceDataModule, SequenceSource
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import BEST, find_checkpoint, make_unique, new_folder
+from flashtrain.folders.new_folder import make_unique, new_folder
+from flashtrain.folders.run_folder import BEST, find_checkpoint
 from flashtrain.models.classifier import Classifier
 from flashtrain.models.weight_transfer import carry_weights
 from flashtrain.report.rows import RESULT, Row, command_line, write_result

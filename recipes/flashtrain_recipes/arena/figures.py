@@ -1,25 +1,21 @@
-"""Figures of classifiers: accuracies next to the papers', the learning curve through all stages, grids of images."""
+"""Figures of classifiers: accuracies next to the papers', and the learning curve through all stages."""
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from flashtrain.errors import UserError
-from flashtrain.report.figures import INK, WIDTH_INCHES, save
+from flashtrain.report.figures import save
 from flashtrain.report.formats import figure_text
 from flashtrain.report.rows import values_of
 from flashtrain_recipes.arena.accuracy import accuracy_rows
 from flashtrain_recipes.arena.published import chance_of, papers_task
 from flashtrain_recipes.harness.rows import Rows
 
-COLUMNS = 6  # of a grid of images
 _OURS, _OTHERS, _GRID = "#0969da", "#afb8c1", "#e3e3e3"
 _TITLE_WIDTH = 70  # characters above a panel, which is half of the figure
 _BANDS = ("#f3f6f9", "#ffffff")  # behind one side of the images, and the next
@@ -117,19 +113,4 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     axis.set_title("numbers: dashes of the contours; red: 14, as the Arena's", fontsize=8, loc="left")
     axis.grid(axis="y", color=_GRID, zorder=1)
     axis.spines[["top", "right"]].set_visible(False)
-    return save(figure, Path(path))
-
-
-def image_grid(images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str) -> Path:
-    """Draw images (N, side, side) uint8 in rows of six, each below its caption, as one PNG that is 1200 pixels wide."""
-    rows = math.ceil(len(images) / COLUMNS)
-    cell = WIDTH_INCHES / COLUMNS
-    figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.16) + 0.4), layout="constrained")
-    panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-    for panel in panels:
-        panel.set_axis_off()
-    for panel, image, caption in zip(panels, images, captions, strict=False):
-        panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        panel.set_title(caption, fontsize=7, color=INK)
-    figure.suptitle(figure_text(title), fontsize=10, color=INK)
     return save(figure, Path(path))

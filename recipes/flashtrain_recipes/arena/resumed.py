@@ -11,8 +11,7 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, CONFIG_FILE, LAST, find_checkpoint
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.settings.settings import Settings
-from flashtrain.training.checkpoints import read_checkpoint
-from flashtrain.training.resuming import check_resumable
+from flashtrain.training.checkpoints import check_resumable, read_checkpoint
 from flashtrain_recipes.arena.build import TASK
 from flashtrain_recipes.arena.learning_curve import LearningCurve
 from flashtrain_recipes.arena.stages import Stage

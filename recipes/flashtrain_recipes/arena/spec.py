@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
+from flashtrain.mode import Mode
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode, Task, imported
+from flashtrain.spec import Task, imported
 from flashtrain_recipes.arena.settings import ClassificationSettings
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Preview(Mode):
     """mode=preview (recipe=pathfinder-preview): draws some images of Pathfinder as a picture."""
 
     measures = True
+    requested_by = "pathfinder.preview"
 
     def uses(self, settings: Settings) -> str:
         return "pathfinder output"
@@ -58,9 +60,6 @@ class Preview(Mode):
     def check(self, settings: Settings) -> None:
         if not isinstance(settings, ClassificationSettings):
             raise UserError("mode=preview draws images of Pathfinder: choose recipe=pathfinder-preview.")
-
-    def is_requested(self, settings: Settings) -> bool:
-        return isinstance(settings, ClassificationSettings) and settings.pathfinder.preview is not None
 
     def plan(self, settings: Settings, hardware: Hardware) -> str:
         from flashtrain_recipes.arena.pathfinder.preview import preview_plan

@@ -152,38 +152,30 @@ def cases(settings: AttentionSettings) -> list[Case]:
     found = _PRESETS[settings.rows](settings)
     as_called = settings.rows == "as-called"
     found = [replace(case, dtype_name=settings.dtype, as_called=as_called) for case in found]
-    found = [case for case in found if _chosen(case, settings)]
-    if settings.longest is not None:
-        found = [case for case in found if max(case.seqlen_q, case.seqlen_k) <= settings.longest]
+    # the presets features and block-sparse take the lengths in themselves
+    lengths = None if settings.rows in ("features", "block-sparse") else settings.seqlens
+    found = [
+        case
+        for case in found
+        if (lengths is None or case.seqlen_q in lengths)
+        and (settings.head_dims is None or case.head_dim in settings.head_dims)
+        and (settings.masks is None or case.mask in settings.masks)
+        and (settings.longest is None or max(case.seqlen_q, case.seqlen_k) <= settings.longest)
+    ]
     if not found:
         raise UserError(f"benchmark.rows={settings.rows} has no row of these benchmark.seqlens, head_dims, masks.")
     return list(dict.fromkeys(found))
 
 
-def _chosen(case: Case, settings: AttentionSettings) -> bool:
-    # the presets features and block-sparse take the lengths in themselves
-    lengths = None if settings.rows in ("features", "block-sparse") else settings.seqlens
-    return (
-        (lengths is None or case.seqlen_q in lengths)
-        and (settings.head_dims is None or case.head_dim in settings.head_dims)
-        and (settings.masks is None or case.mask in settings.masks)
-    )
-
-
 def _grid(settings: AttentionSettings) -> list[Case]:
     found = [
         Case(
-            settings.batch or max(1, settings.tokens // length),
-            _heads(settings, dim),
-            length,
-            dim,
-            mask,
-            density=density,
+            settings.batch or max(1, settings.tokens // length), _heads(settings, dim), length, dim, mask, density=share
         )
         for mask in settings.masks or ["full", "causal"]
         for dim in settings.head_dims or [64, 128]
         for length in settings.seqlens or GRID_LENGTHS
-        for density in (settings.densities if mask == "block-random" else [1.0])
+        for share in (settings.densities if mask == "block-random" else [1.0])
     ]
     return [replace(case, batch=1) if case.kind.endswith("varlen") else case for case in found]
 
@@ -217,10 +209,6 @@ def _core(settings: AttentionSettings) -> list[Case]:
         Case(8, 16, 2048, 128, causal),
         Case(1, 16, 65536, 128, causal),
     ]
-
-
-def _paper(settings: AttentionSettings) -> list[Case]:
-    return [Case(16, 8, length, 64, "full") for length in GRID_LENGTHS]
 
 
 def _features(settings: AttentionSettings) -> list[Case]:
@@ -303,7 +291,7 @@ def _heads(settings: AttentionSettings, head_dim: int) -> int:
 _PRESETS: dict[str, Callable[[AttentionSettings], list[Case]]] = {
     "grid": _grid,
     "core": _core,
-    "paper": _paper,
+    "paper": lambda _: [Case(16, 8, length, 64, "full") for length in GRID_LENGTHS],
     "features": _features,
     "block-sparse": _block_sparse,
     "as-called": _as_called,

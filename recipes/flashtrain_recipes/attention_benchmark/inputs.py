@@ -192,11 +192,6 @@ class Context:
         """The number of keys in the cache of each sequence, (B,) int32: the cache is full."""
         return torch.full((self.case.batch,), self.case.seqlen_k, dtype=torch.int32, device=self.device)
 
-    @property
-    def longest(self) -> int:
-        """The length of the longest document, in tokens."""
-        return max(self.case.documents)
-
 
 def make_sets(case: Case, device: torch.device, seed: int, cache_bytes: int) -> list[Inputs]:
     """Return sets of standard-normal inputs, so many that together they exceed twice the cache, at most MAX_SETS.

@@ -22,10 +22,6 @@ def _is_ours(row: Mapping[str, Any]) -> bool:
     return bool(row["implementation"].startswith(OURS))
 
 
-def _is_bucketed(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("padding") == BUCKETS)
-
-
 class BertSteps(StepBenchmark):
     """The benchmark of BERT's training steps, on full rows and on a text's sentences, paragraphs or documents."""
 
@@ -37,16 +33,22 @@ class BertSteps(StepBenchmark):
     )  # fmt: skip
     rate = "rows_per_second"
     over = (
-        Over("over_random_batches", _RATE, _CASE, lambda row: not _is_ours(row) and not _is_bucketed(row), _is_ours),
-        Over("over_length_buckets", _RATE, _CASE, lambda row: not _is_ours(row) and _is_bucketed(row), _is_ours),
-        # how many times longer the same takes with dropout
         Over(
-            "without_dropout",
-            "milliseconds",
-            _SAME,
-            lambda row: row.get("dropout") == 0,
-            lambda row: bool(row["dropout"]),
+            "over_random_batches",
+            _RATE,
+            _CASE,
+            lambda row: not _is_ours(row) and row.get("padding") != BUCKETS,
+            _is_ours,
         ),
+        Over(
+            "over_length_buckets",
+            _RATE,
+            _CASE,
+            lambda row: not _is_ours(row) and row.get("padding") == BUCKETS,
+            _is_ours,
+        ),
+        # how many times longer the same takes with dropout
+        Over("without_dropout", "milliseconds", _SAME, lambda row: row.get("dropout") == 0, lambda row: row["dropout"]),
     )
 
     def make_cases(self) -> list[BertCase]:

@@ -18,7 +18,6 @@ from flashtrain_recipes.attention_benchmark.baselines.ours import mask_maker
 from flashtrain_recipes.attention_benchmark.cases import Case
 from flashtrain_recipes.attention_benchmark.settings import WITH_DOCUMENTS, parse_mask
 from flashtrain_recipes.context_benchmark.settings import Shape, parse_shape
-from flashtrain_recipes.harness.settings import BenchmarkSettings
 
 LENGTHS = (32768, 131072, 524288)
 MASKS = ("causal", "causal-document")
@@ -65,7 +64,7 @@ class ContextCase:
         return f"{one.mask}, {one.seqlen_q} tokens, {Shape(one.heads, one.kv_heads, one.head_dim)}, {self.degree} ranks"
 
 
-def cases(options: BenchmarkSettings, degrees: Sequence[int]) -> list[ContextCase]:
+def cases(options: Any, degrees: Sequence[int]) -> list[ContextCase]:
     """Return a case for every requested degree, shape, mask and length, shorter lengths first.
 
     Raises:

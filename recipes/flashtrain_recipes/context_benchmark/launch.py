@@ -23,7 +23,6 @@ from flashtrain_recipes.context_benchmark.turns import ContextTurns
 from flashtrain_recipes.harness.clock import clock_for
 from flashtrain_recipes.harness.processes import RankFailed, in_ranks
 from flashtrain_recipes.harness.rows import FAILED, OUT_OF_MEMORY
-from flashtrain_recipes.harness.settings import BenchmarkSettings
 from flashtrain_recipes.harness.turns import Effort
 
 
@@ -52,7 +51,7 @@ class Job:
         failed: {title: (status, reason)} of the baselines that failed at the first case in an earlier start.
     """
 
-    options: BenchmarkSettings
+    options: Any
     kind: str
     todo: dict[int, ContextCase]
     baselines: Sequence[Any]

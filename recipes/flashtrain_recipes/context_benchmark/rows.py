@@ -24,7 +24,8 @@ def row_of(place: Place, baseline: ContextBaseline, attention: Attention, ranks:
         ranks: the measurements of each rank, by column.
         one: the measurements of one device, by column; None: it was not measured.
     """
-    case, found = place.case, {key: _largest(of[key] for of in ranks) for key in ranks[0]}
+    case = place.case
+    found: Any = {key: max((of[key] for of in ranks if of[key] is not None), default=None) for key in ranks[0]}
     took, alone = found["forward_ms"] + found["backward_ms"], found["communication_ms"]
     times = {key: round(found[key], 4) for key in ("forward_ms", "backward_ms")}
     row = {**baseline.columns(case), **times, "one_device_ms": None, "one_device": NOT_MEASURED, "efficiency": None}
@@ -76,10 +77,6 @@ def _one_device(row: Row, forward: float, backward: float, origin: str) -> Row:
         "one_device": origin,
         "efficiency": round((forward + backward) / (row["degree"] * took), 4),
     }
-
-
-def _largest(values: Iterable[float | None]) -> Any:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -32,13 +32,10 @@ def efficiency_figure(rows: Rows, path: str | Path) -> Path:
     Raises:
         UserError: no shape was measured at two lengths.
     """
-    drawn = [{**row, _panel(row["mask"]): row["efficiency"]} for row in rows if row.get("efficiency") is not None]
-    panels = [_panel(mask) for mask in values_of(drawn, "mask")]
+    known = [row for row in rows if row.get("efficiency") is not None]
+    drawn = [{**row, f"efficiency, {row['mask']}": row["efficiency"]} for row in known]
+    panels = [f"efficiency, {mask}" for mask in values_of(drawn, "mask")]
     return curves(drawn, "seqlen", panels, path, apart=_SHAPE, log_y=False, height=4.6)
-
-
-def _panel(mask: str) -> str:
-    return f"efficiency, {mask}"
 
 
 class ContextBenchmark(Benchmark):

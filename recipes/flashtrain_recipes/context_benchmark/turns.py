@@ -23,7 +23,6 @@ from flashtrain_recipes.context_benchmark.ranks import Team
 from flashtrain_recipes.context_benchmark.rows import row_of
 from flashtrain_recipes.harness.clock import clock_for
 from flashtrain_recipes.harness.rows import Row
-from flashtrain_recipes.harness.settings import BenchmarkSettings
 from flashtrain_recipes.harness.turns import Entry, Sample, Turns
 
 INPUTS, ONE_DEVICE = "the inputs", "one device"
@@ -66,7 +65,7 @@ class ContextTurns(Turns[ContextCase, ContextEntry]):
         self,
         case: ContextCase,
         team: Team,
-        options: BenchmarkSettings,
+        options: Any,
         failed: Mapping[str, tuple[str, str | None]],
         **common: Any,
     ) -> None:

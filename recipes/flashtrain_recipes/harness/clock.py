@@ -118,7 +118,9 @@ class GpuClock(Clock):
     def queued(self, launches: Sequence[Launch], pace: Pace) -> Timed:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.meet()
-        _pause_queue(pace.host_seconds * pace.launches)
+        # The queue waits for longer than the processor needs to fill it.
+        pause = min(1.5 * pace.host_seconds * pace.launches + 1e-4, _MAX_PAUSE)
+        torch.cuda._sleep(int(pause * _CLOCK_HZ))
         self.meet()
         start.record()
         host = _run(launches, pace.launches)
@@ -161,11 +163,6 @@ class GpuClock(Clock):
 def clock_for(device: torch.device, meet: Callable[[], object] = lambda: None) -> Clock:
     """Return the clock for a device: GpuClock on CUDA, else Clock. `meet` is the argument of Clock."""
     return GpuClock(device, meet) if device.type == "cuda" else Clock(meet)
-
-
-def _pause_queue(host_seconds: float) -> None:
-    """Let the current GPU's queue wait for longer than the processor needs to fill it."""
-    torch.cuda._sleep(int(min(1.5 * host_seconds + 1e-4, _MAX_PAUSE) * _CLOCK_HZ))
 
 
 def _run(launches: Sequence[Launch], count: int) -> float:

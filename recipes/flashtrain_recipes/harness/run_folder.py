@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def begun(
     """
     limit = settings.benchmark.max_seconds
     until = math.inf if limit is None else time.monotonic() + limit - (time.time() - started)
-    write_config(settings, folder)
+    write_config(asdict(settings), folder)
     write_summary(folder, {**planned, "status": RUNNING})
     run = Run(folder, settings.recipe, overrides, run_loggers(settings, folder), until)
     # SystemExit, as KeyboardInterrupt, passes what guards a baseline

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
+from flashtrain.mode import Mode
 from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -44,6 +44,7 @@ class Benchmark(Mode):
 
     measures = True
     own = "benchmark"
+    requested_by = "benchmark.name"
 
     def uses(self, settings: Settings) -> str:
         options = settings.benchmark
@@ -51,9 +52,6 @@ class Benchmark(Mode):
         read = "benchmark" if known is None else " ".join(f"benchmark.{name}" for name in known.split())
         context = " context" if options.name == "bert" and not options.contexts else ""
         return f"output benchmark.name {_TRAINED.get(str(options.name), '')}{context} {read}"
-
-    def is_requested(self, settings: Settings) -> bool:
-        return settings.benchmark.name is not None
 
     def check(self, settings: Settings) -> None:
         if settings.benchmark.name is None:

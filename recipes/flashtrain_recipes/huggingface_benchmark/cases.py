@@ -70,7 +70,7 @@ class HuggingFaceCase(StepCase):
     @cached_property
     def _on_meta(self) -> Trainable:
         with torch.device("meta"):
-            return make_model(self.settings(), vocab_size=0, attention="flash")
+            return make_model(self.settings().model, vocab_size=0, context=self.context, attention="flash")
 
     def draw(self, device: torch.device, seed: int) -> tuple[Tensor, Tensor]:
         vocab_size = SHAPES[self.model.removesuffix(LORA)][1]["vocab_size"]

@@ -34,8 +34,8 @@ _WARM_LAYERS = 2  # under adapters the first layer's input needs no gradient, so
 def model_of(case: HuggingFaceCase, hardware: Hardware) -> Trainable:
     """Return the case's model on the meta device (without weights), in the hardware's precision."""
     settings = case.settings()
-    model = make_model(settings, vocab_size=0, attention=hardware.attention)
-    check_model(settings, model)
+    model = make_model(settings.model, vocab_size=0, context=settings.context, attention=hardware.attention)
+    check_model(settings.sharding, model, settings.model.name)
     model.keep_in(hardware.precision)
     return model
 

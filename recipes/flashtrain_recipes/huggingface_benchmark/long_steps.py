@@ -121,7 +121,7 @@ class LongSteps(Benchmark):
         columns = {
             "implementation": "flashtrain", "model": case.model, "context": case.context, "batch": 1,
             "devices": self.devices, "precision": self.settled.precision,
-            **context_columns(settings, self.settled, model, 1),
+            **context_columns(settings.sharding, self.settled.precision, model, 1),
             **dict.fromkeys(("memory", "memory_estimate_gib", "host_estimate_gib", "peak_memory_gib")),
             **dict.fromkeys(("step_seconds", "tokens_per_second", "mfu", "compile_seconds")),
         }  # fmt: skip

@@ -14,16 +14,14 @@ from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase, case
 from flashtrain_recipes.step_benchmark.run import StepBenchmark
 
 
-def _is_sdpa(row: Mapping[str, Any]) -> bool:
-    return "SDPA" in row["implementation"]
+def _over(column: str, *, compiled: bool) -> Over:
+    """A column of rates over those of transformers with SDPA, compiled or not."""
 
+    def baseline(row: Mapping[str, Any]) -> bool:
+        return "SDPA" in row["implementation"] and ("compiled" in row["implementation"]) == compiled
 
-def _is_eager(row: Mapping[str, Any]) -> bool:
-    return _is_sdpa(row) and not _is_compiled(row)
-
-
-def _is_compiled(row: Mapping[str, Any]) -> bool:
-    return _is_sdpa(row) and "compiled" in row["implementation"]
+    same = ("model", "context", "batch", "weights")
+    return Over(column, StepBenchmark.rate, same, baseline, lambda row: "SDPA" not in row["implementation"])
 
 
 class HuggingFaceSteps(StepBenchmark):
@@ -34,17 +32,7 @@ class HuggingFaceSteps(StepBenchmark):
         "model", "context", "batch", "weights", "implementation", "tokens_per_second", "milliseconds", "mfu",
         "peak_memory_gib", "memory_estimate_gib", "memory", "over_eager", "over_compiled", "compile_seconds", "status",
     )  # fmt: skip
-
-    over = tuple(
-        Over(
-            column,
-            StepBenchmark.rate,
-            ("model", "context", "batch", "weights"),
-            baseline,
-            lambda row: not _is_sdpa(row),
-        )
-        for column, baseline in (("over_eager", _is_eager), ("over_compiled", _is_compiled))
-    )
+    over = (_over("over_eager", compiled=False), _over("over_compiled", compiled=True))
 
     def make_cases(self) -> list[HuggingFaceCase]:
         return cases(self.settings)

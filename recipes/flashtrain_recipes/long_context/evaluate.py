@@ -140,7 +140,8 @@ def score_run(
     if not trained.model.generates:
         raise UserError(f"{type(trained.model).__name__} cannot be scored: only flashtrain's decoders can.")
     model = cast(GPT2, move(trained.model, hardware.kind, hardware.precision))
-    dtype, mask = autocast_dtype(hardware.precision), make_mask(read_settings(trained.folder), packed=False)
+    mask = make_mask(read_settings(trained.folder).applied_mask, packed=False)
+    dtype = autocast_dtype(hardware.precision)
     score = partial(score_windows, model, windows, context=context, scored=scored, autocast=dtype, mask=mask)
     return {kind: score(stride=step).double().numpy() for kind, step in ((WHOLE, None), (SLIDING, stride))}
 

@@ -14,7 +14,7 @@ import torch
 from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, as_prompt
 from flashtrain.errors import UserError
-from flashtrain.folders.run_folder import make_unique
+from flashtrain.folders.new_folder import make_unique
 from flashtrain.models.generation import generate
 from flashtrain.report.rows import RESULT, Row, write_result
 from flashtrain.report.table import View
@@ -118,7 +118,7 @@ def evaluate_passkey(settings: Settings, hardware: Hardware) -> list[Row]:
     longest = settings.having(context=max(settings.context, *lengths))
     trained = load_trained(str(settings.checkpoint), attention=hardware.attention, settings=longest)
     model = move(trained.model, hardware.kind, hardware.precision)
-    dtype, mask = autocast_dtype(hardware.precision), make_mask(settings, packed=False)
+    dtype, mask = autocast_dtype(hardware.precision), make_mask(settings.applied_mask, packed=False)
 
     def answer(prompt: list[int], count: int) -> list[int]:
         with torch.autocast(hardware.kind, dtype=dtype, enabled=dtype is not None):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError, at_least, between
+from flashtrain.mode import Mode
 from flashtrain.settings.settings import Settings
-from flashtrain.spec import Mode
 
 if TYPE_CHECKING:
     from flashtrain.training.hardware import Hardware
@@ -82,15 +82,13 @@ class Lengths(Mode):
 
     study = True
     own = "lengths"
+    requested_by = "lengths.contexts"
 
     def uses(self, settings: Settings) -> None:
         return None
 
     def contexts(self, settings: Settings) -> list[int]:
         return list(settings.lengths.contexts or ())
-
-    def is_requested(self, settings: Settings) -> bool:
-        return bool(settings.lengths.contexts)
 
     def check(self, settings: Settings) -> None:
         if not settings.lengths.contexts:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from flashtrain_recipes.harness.figures import curves
 from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Over, Row, Rows, status_text, values_of
@@ -16,6 +14,7 @@ PAPER_SPEEDUPS = {"124m": {EAGER: 1.0, FLASHTRAIN: 3.5}, "355m": {EAGER: 1.0, FL
 
 RATE = "tokens_per_second"
 _CASE = ("model", "context", "weights")
+_SAME = (*_CASE, "implementation")
 SPEEDUP = Over("speedup", RATE, _CASE, lambda row: bool(row["implementation"] == EAGER))
 
 
@@ -28,7 +27,8 @@ def with_best_batches(rows: Rows) -> list[Row]:
     for row in rows:
         more: Row = {}
         if row.get(RATE):
-            more["best_batch"] = max((one for one in rows if _is_alike(one, row)), key=lambda one: one[RATE]) is row
+            alike = [one for one in rows if one.get(RATE) and all(one[key] == row[key] for key in _SAME)]
+            more["best_batch"] = max(alike, key=lambda one: one[RATE]) is row
             paper = PAPER_SPEEDUPS.get(row["model"], {}).get(row["implementation"])
             if paper is not None and row["context"] == PAPER_CONTEXT and more["best_batch"]:
                 more["paper_speedup"] = paper
@@ -47,7 +47,3 @@ def context_speed_figure(rows: Rows, path: str | Path) -> Path:
     shown = [row for row in rows if row.get("best_batch") or status_text(row) == OUT_OF_MEMORY]
     measures = [key for key in (RATE, "mfu", "peak_memory_gib") if values_of(shown, key)]
     return curves(shown, "context", measures, path, apart=("model", "weights"))
-
-
-def _is_alike(one: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    return bool(one.get(RATE)) and all(one[key] == row[key] for key in (*_CASE, "implementation"))

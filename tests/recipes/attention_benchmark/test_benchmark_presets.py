@@ -10,7 +10,7 @@ from flashtrain.errors import UserError
 from flashtrain.report.rows import read_result
 from flashtrain_recipes.attention_benchmark.cases import cases
 from flashtrain_recipes.attention_benchmark.settings import MASKS, parse_mask
-from flashtrain_recipes.harness.settings import BenchmarkSettings
+from flashtrain_recipes.benchmark_settings import BenchmarkSettings
 
 RESULTS = Path(__file__).parents[3] / "recipes" / "results"
 SHAPE = ("batch", "heads", "kv_heads", "seqlen_q", "head_dim", "mask", "features", "dropout")

@@ -13,13 +13,13 @@ from flashtrain.errors import UserError
 from flashtrain.training.hardware import detect_hardware
 from flashtrain_kernels import masks
 from flashtrain_recipes.attention_benchmark.settings import MASKS
+from flashtrain_recipes.benchmark_settings import BenchmarkSettings
 from flashtrain_recipes.context_benchmark.baselines.flashtrain import baselines
 from flashtrain_recipes.context_benchmark.cases import ContextCase, cases, heavy_tailed_lengths
 from flashtrain_recipes.context_benchmark.passes import only_communicating
 from flashtrain_recipes.context_benchmark.rows import extrapolated
 from flashtrain_recipes.context_benchmark.run import ContextBenchmark, degrees_of
 from flashtrain_recipes.context_benchmark.settings import NOT_OVER_DEVICES, parse_shape
-from flashtrain_recipes.harness.settings import BenchmarkSettings
 
 RECIPE = "recipe=long-context-benchmark"
 CPU = detect_hardware("cpu")

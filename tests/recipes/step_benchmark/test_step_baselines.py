@@ -116,7 +116,7 @@ DEMO = ["recipe=gpt2", "model.size=demo", "model.vocab_rows=null", "context=32"]
 def built(name: str, seed: int = 3, **options):
     settings = compose_settings([*DEMO, f"model={name}", *(f"model.{key}={value}" for key, value in options.items())])
     torch.manual_seed(seed)
-    return make_model(settings, vocab_size=320, attention="sdpa").double()
+    return make_model(settings.model, vocab_size=320, context=settings.context, attention="sdpa").double()
 
 
 def test_it_starts_from_the_weights_of_gpt2_and_counts_as_it_does():

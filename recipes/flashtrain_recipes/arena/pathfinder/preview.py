@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure
+
 from flashtrain.announce import say
 from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write_summary
+from flashtrain.report.figures import INK, WIDTH_INCHES, save
+from flashtrain.report.formats import figure_text
 from flashtrain.run.fitting import run_loggers
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.loggers import close_loggers, log_image
-from flashtrain_recipes.arena.figures import image_grid
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words
 from flashtrain_recipes.arena.pathfinder.raster import rasterise
 from flashtrain_recipes.arena.pathfinder.store import ensure
 
 IMAGES = 24  # images drawn where pathfinder.preview is not set
+COLUMNS = 6  # of the picture
 ANSWERS = {0: "no: two curves", 1: "yes: one curve"}
 
 
@@ -34,7 +42,7 @@ def preview(
     given = settings.pathfinder
     say(_describe(settings))
     folder.mkdir(parents=True, exist_ok=True)
-    write_config(settings, folder)
+    write_config(asdict(settings), folder)
     planned = planned_row(settings, hardware, overrides)
     write_summary(folder, {**planned, "status": RUNNING})
     images = ensure(
@@ -76,3 +84,18 @@ def _describe(settings: Settings) -> str:
 
 def _count(settings: Settings) -> int:
     return settings.pathfinder.preview or IMAGES
+
+
+def image_grid(images: np.ndarray, captions: Sequence[str], path: str | Path, *, title: str) -> Path:
+    """Draw images (N, side, side) uint8 in rows of six, each below its caption, as one PNG that is 1200 pixels wide."""
+    rows = math.ceil(len(images) / COLUMNS)
+    cell = WIDTH_INCHES / COLUMNS
+    figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.16) + 0.4), layout="constrained")
+    panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for panel in panels:
+        panel.set_axis_off()
+    for panel, image, caption in zip(panels, images, captions, strict=False):
+        panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        panel.set_title(caption, fontsize=7, color=INK)
+    figure.suptitle(figure_text(title), fontsize=10, color=INK)
+    return save(figure, Path(path))

@@ -63,7 +63,7 @@ class FlashAttnFunctions(AttentionBaseline):
         if case.kind not in self.packed:
             function = module.flash_attn_func
             return lambda one: first(function(one.q, one.k, one.v, **{**self.options(case, one), **mask}))
-        packed, bounds, longest = module.flash_attn_varlen_func, context.cu_seqlens, context.longest
+        packed, bounds, longest = module.flash_attn_varlen_func, context.cu_seqlens, max(case.documents)
         where: dict[str, Any] = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, **mask}
         taken = inspect.signature(packed).parameters  # not every version of flash-attn-4 takes the lengths
         where |= {name: longest for name in ("max_seqlen_q", "max_seqlen_k") if name in taken}

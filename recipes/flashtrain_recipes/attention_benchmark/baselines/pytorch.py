@@ -116,7 +116,7 @@ class VarlenAttn(AttentionBaseline):
         options: dict[str, Any] = {"scale": case.scale, "window_size": (-1, 0 if case.mask_name.causal else -1)}
         if case.heads != case.kv_heads:
             options["enable_gqa"] = True
-        bounds, longest = context.cu_seqlens, context.longest
+        bounds, longest = context.cu_seqlens, max(case.documents)
 
         def attention(inputs: Inputs) -> Tensor:
             q, k, v = (x.flatten(0, 1) for x in (inputs.q, inputs.k, inputs.v))

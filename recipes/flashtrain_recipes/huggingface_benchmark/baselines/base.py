@@ -47,10 +47,10 @@ class HuggingFaceBaseline(StepBaseline):
 
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
         """Return flashtrain's model of the case, on the meta device (without weights)."""
-        hardware = case.hardware_of(self.hardware)
-        model = cast(HuggingFaceDecoder, make_model(case.settings(), vocab_size=0, attention=hardware.attention))
+        settings, hardware = case.settings(), case.hardware_of(self.hardware)
+        model = make_model(settings.model, vocab_size=0, context=settings.context, attention=hardware.attention)
         model.keep_in(hardware.precision)
-        return model
+        return cast(HuggingFaceDecoder, model)
 
     def saved(self, case: HuggingFaceCase, model: HuggingFaceDecoder) -> MemoryChoice:
         """Apply the settings `memory.*` of the case to flashtrain's model, and return what was chosen."""

@@ -57,7 +57,9 @@ class Flashtrain(StepBaseline):
 
     def _model(self, case: GPT2Case) -> tuple[Trainable, MemoryChoice]:
         settings, hardware = self._settings(case), self._hardware(case)
-        model = make_model(settings, vocab_size=case.vocab_size, attention=hardware.attention)
+        model = make_model(
+            settings.model, vocab_size=case.vocab_size, context=settings.context, attention=hardware.attention
+        )
         return model, save_memory(settings, hardware, model)
 
     def _settings(self, case: GPT2Case) -> Settings:

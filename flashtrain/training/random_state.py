@@ -1,12 +1,8 @@
-"""Restore in a resumed run what Lightning does not: learning rates of its own schedule, and random generators."""
+"""The state of the random generators in checkpoints, where Lightning saves none."""
 
 from __future__ import annotations
 
-import copy
 import random
-import warnings
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,53 +11,8 @@ import torch
 import torch.distributed as dist
 
 from flashtrain.announce import say
-from flashtrain.errors import UserError
 
 KEY = "random_states"
-
-
-def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
-    """Return the optimiser step of a checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
-    if not saved.get("optimizer_states"):
-        raise UserError(
-            f"{checkpoint} has no state of the optimiser, so a run cannot be resumed from it. "
-            f"To train its weights further, use weights={checkpoint} without resume=."
-        )
-    return saved["global_step"]
-
-
-class RatesOfThisRun(pl.Callback):
-    """Gives a resumed run the learning rates of its own schedule, not those of the run that saved the checkpoint.
-
-    If that run was shorter, its schedule is at its end. The new schedule is therefore stepped to the checkpoint's step,
-    unless it follows a metric (ReduceLROnPlateau).
-    """
-
-    _new: tuple[Any, ...] = ()  # each schedule, its state, and the rates of its optimiser's groups
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Called after optimisers and schedules are made, and before their states are restored.
-        schedules: list[Any] = [one.scheduler for one in trainer.lr_scheduler_configs if not one.reduce_on_plateau]
-        self._new = tuple((one, copy.deepcopy(one.state_dict()), _rates(one)) for one in schedules)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.ckpt_path is None:
-            return
-        for schedule, state, rates in self._new:
-            done = schedule.last_epoch
-            schedule.load_state_dict(state)
-            schedule.optimizer.state_dict()  # MasterWeights in host memory load the restored state only now
-            for group, own in zip(schedule.optimizer.param_groups, rates, strict=True):
-                group.update(own)
-            with warnings.catch_warnings():  # "lr_scheduler.step() before optimizer.step()"
-                warnings.simplefilter("ignore")
-                for _ in range(done):
-                    schedule.step()
-
-
-def _rates(schedule: Any) -> list[dict[str, Any]]:
-    groups = schedule.optimizer.param_groups
-    return [{name: copy.deepcopy(group[name]) for name in ("lr", "initial_lr")} for group in groups]
 
 
 class RandomState(pl.Callback):

@@ -1,0 +1,114 @@
+"""The folder that a run begins in, which all ranks of a torchrun or SLURM job agree on."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch.distributed import TCPStore
+
+from flashtrain.announce import say
+from flashtrain.errors import UserError
+from flashtrain.folders.run_folder import CONFIG_FILE, SUMMARY_FILE
+from flashtrain.folders.run_lock import hold, is_first_of_job, is_held_by_job, let_go, slurm_job
+from flashtrain.folders.same_training import find_unfinished, newest_first
+from flashtrain.settings.settings import Settings
+
+_SLURM_SECONDS = 600.0  # longest wait for the first rank of a SLURM job to take a folder
+
+_made: set[Path] = set()  # the folders that this process made
+
+
+def new_run_folder(parent: Path) -> Path:
+    """Make a new folder below `parent`, named by the time; the same on all ranks of a torchrun or SLURM job."""
+    if slurm_job() is not None and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _new(parent)
+    return _agreed(lambda: _new(parent), parent)
+
+
+def unfinished_or_new(parent: Path, settings: Settings) -> Path:
+    """Find or make the folder for resume=auto and lock it; the same on all ranks of a torchrun or SLURM job.
+
+    Returns:
+        The newest folder of an unfinished run with these settings that no process has locked, or a new folder.
+    """
+
+    def choose() -> Path:
+        folder = find_unfinished(parent, settings, take=True)
+        if folder is None:
+            say("resume=auto: found no unfinished run with these settings that is not in use, starting a new one.")
+            folder = _new(parent)
+            hold(folder)
+        return folder
+
+    return _agreed(choose, parent)
+
+
+def make_unique(parent: Path, name: str) -> Path:
+    """Make the folder `parent`/`name`, or `name`-2, -3, ... where that exists already."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    _made.add(folder.absolute())
+    return folder
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove a folder made by this process if it has no config.yaml and no summary.json: its run did not begin."""
+    made = folder.absolute()
+    if made in _made and not any((folder / name).exists() for name in (CONFIG_FILE, SUMMARY_FILE)):
+        let_go(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    _made.discard(made)
+
+
+def _new(parent: Path) -> Path:
+    """A new folder for this rank, or the folder that is named by the SLURM job."""
+    if slurm_job() is None or "TORCHELASTIC_RUN_ID" in os.environ:
+        return make_unique(parent, time.strftime("%Y-%m-%d_%H-%M-%S"))
+    folder = parent / f"slurm-{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_STEP_ID', '0')}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _agreed(choose: Callable[[], Path], parent: Path) -> Path:
+    """The folder below `parent` that the first rank chooses, if a launcher started all ranks."""
+    # torchrun's store passes its name to the others; SLURM's ranks look for the folder that their first rank holds.
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        key = f"flashtrain/folders/run_folder/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        if os.environ["RANK"] == "0":
+            store.set(key, str(choose()))
+        return Path(store.get(key).decode())
+    job = slurm_job()
+    return choose() if job is None or is_first_of_job() else _held_by_job(job, parent)
+
+
+def _held_by_job(job: str, parent: Path) -> Path:
+    """Wait for the folder below `parent` that the first rank of this job takes. Raises UserError."""
+    until = time.monotonic() + _SLURM_SECONDS
+    while time.monotonic() < until:
+        for folder in newest_first(parent):
+            if is_held_by_job(folder, job):
+                return folder
+        time.sleep(0.5)
+    raise UserError(f"the job's first rank locked no folder in {parent} in {_SLURM_SECONDS:.0f} seconds. See its log.")
+
+
+@contextlib.contextmanager
+def new_folder(parent: Path, name: str) -> Iterator[Path]:
+    """Context manager: make a folder as `make_unique` does, and remove it if its body fails or is interrupted."""
+    folder = make_unique(parent, name)
+    try:
+        yield folder
+    except BaseException:  # an interruption too
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

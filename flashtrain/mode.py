@@ -1,0 +1,105 @@
+"""The interface between a run and its Mode, where it does other work than a task's, such as a benchmark.
+
+Modes are classes registered under their names, as tasks are (spec.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from flashtrain.registry import component, registered
+from flashtrain.settings.settings import OF_A_CHECKPOINT, Settings
+from flashtrain.spec import task_of
+
+if TYPE_CHECKING:
+    from flashtrain.training.hardware import Hardware
+
+
+class Mode:
+    """An activity of a run other than training, such as mode=benchmark."""
+
+    measures = False  # whether it chooses attention and dtypes itself, not by the machine
+    study = False  # whether it runs other commands: it takes the command line's words, and no folder
+    of_checkpoint = False  # whether it works on a checkpoint, with the run's own settings
+    own = ""  # the group of settings that only this mode has
+    requested_by = ""  # the setting that, where it has a value, makes mode=plan plan this mode and not a training
+
+    def uses(self, settings: Settings) -> str | None:
+        """Return names of the settings and groups that this mode uses, separated by spaces; None: training's."""
+        return self.own
+
+    def contexts(self, settings: Settings) -> Sequence[int]:
+        """Return the context lengths that this mode compares; empty if it uses settings.context only."""
+        return ()
+
+    def is_requested(self, settings: Settings) -> bool:
+        """Return whether mode=plan with these settings plans this mode, and not a training."""
+        group, _, name = self.requested_by.partition(".")
+        return bool(name) and bool(getattr(getattr(settings, group, None), name, None))
+
+    def check(self, settings: Settings) -> None:
+        """Raise UserError for settings with which this mode cannot run."""
+
+    if TYPE_CHECKING:  # a mode has run, run_study or run_checkpoint; plan and demo_line where a recipe is of it
+
+        def plan(self, settings: Settings, hardware: Hardware) -> str:
+            """Return the text of mode=plan: what would be done. Nothing is started."""
+
+        def run(
+            self, settings: Settings, hardware: Hardware, folder: Path, *, overrides: list[str], started: float
+        ) -> dict[str, Any]:
+            """Run the mode in `folder`, and return the summary row."""
+
+        def run_study(self, settings: Settings, overrides: list[str], *, started: float) -> int:
+            """Run a study, which starts a command for each of its trainings, and return the exit status."""
+
+        def run_checkpoint(self, settings: Settings, hardware: Hardware) -> dict[str, Any]:
+            """Run this mode on settings.checkpoint, print the results and return them by name."""
+
+        def demo_line(self, demo: Settings, where: str) -> str:
+            """Return the line that says what the demo does; it ends with `where`, how to run the recipe in full."""
+
+
+def mode_of(settings: Settings) -> Mode | None:
+    """Return the Mode that the settings name; None for train, plan, evaluate, generate and export, the task's own."""
+    return cast(Mode, component("mode", settings.mode)()) if settings.mode in registered("mode") else None
+
+
+def is_of_checkpoint(mode: str) -> bool:
+    """Return whether this mode works on a checkpoint, with the run's own settings."""
+    others = modes()
+    return mode in OF_A_CHECKPOINT or (mode in others and others[mode].of_checkpoint)
+
+
+def work_of(settings: Settings) -> str:
+    """Return the name of what is run: settings.mode or, for mode=plan, the planned "train" or registered mode."""
+    if settings.mode != "plan":
+        return settings.mode
+    return next((name for name, mode in modes().items() if mode.is_requested(settings)), "train")
+
+
+def working_mode(settings: Settings) -> Mode | None:
+    """Return the registered Mode that settings.mode names or mode=plan plans; None for "train" and a task's modes."""
+    return modes().get(work_of(settings))
+
+
+def modes() -> dict[str, Mode]:
+    """Return the registered modes by name."""
+    return {name: cast(Mode, component("mode", name)()) for name in registered("mode")}
+
+
+def contexts_words(settings: Settings) -> str:
+    """Return the context as text, such as "context 1024"; for a study the range of contexts that it compares."""
+    mode = mode_of(settings)
+    compared = () if mode is None else mode.contexts(settings)
+    return f"contexts {min(compared)} to {max(compared)}" if compared else f"context {settings.context}"
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise UserError for the first setting that cannot work: by itself, with another setting, or with the mode."""
+    settings.check()
+    task_of(settings).check(settings)
+    if mode := mode_of(settings):
+        mode.check(settings)
