@@ -128,7 +128,7 @@ def byte_level(vocabulary: dict[str, int], merges: Any) -> Tokenizer:
     # The library would silently drop the bytes that the vocabulary does not have.
     missing = [symbol for symbol in pre_tokenizers.ByteLevel.alphabet() if symbol not in vocabulary]
     if missing:
-        raise UserError(f"not a byte-level vocabulary: {len(missing)} of the 256 byte symbols are missing.")
+        raise UserError(f"expected a byte-level vocabulary (GPT-2's): {len(missing)} of 256 byte symbols are missing.")
     return _with_end(models.BPE(vocab=vocabulary, merges=merges))
 
 

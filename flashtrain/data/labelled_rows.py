@@ -29,7 +29,7 @@ class Columns(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A labelled text."""
+    """A text with its labels, as a file or dataset holds it, and the place of its row."""
 
     text: str | list[str]  # or its words
     labels: list[str]  # their names

@@ -49,5 +49,5 @@ class Team:
         return found
 
     def meet(self) -> None:
-        """Wait for the other ranks: on a GPU in its queue, on a CPU in the process. Every rank must call it."""
+        """Wait for the other ranks (on a GPU its later kernels wait, not the host). Every rank must call this."""
         dist.all_reduce(self._token)

@@ -53,7 +53,7 @@ def turned_back(angles: np.ndarray) -> np.ndarray:
 def steps(length: float, angles: np.ndarray) -> np.ndarray:
     """Return the vectors (x, y) of this length in the directions `angles`, (D, 2) float64.
 
-    A caller that adds one to a point rounds the sum up to whole pixels.
+    Callers add such a vector to a point and round the sum up to whole pixels.
     """
     # A step that is whole but for a cosine's last bit is rounded up or not as 64 bits have it where it begins: from row
     # 3, a step of 9 to the left ends in row 4, from row 30 in row 30. So Python's cosine, which is the C library's.
