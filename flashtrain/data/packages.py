@@ -30,7 +30,7 @@ HELD_OUT_MOST = 0.005  # of all bytes in one held-out package, so that several a
 class SourceFile(NamedTuple):
     """A source file of an installed package."""
 
-    package: str  # normalized name of the distribution
+    package: str  # first word of the distribution's name: httpx and its copy httpx2 are on one side
     path: str  # within the folder of packages
     place: Path
     size: int
@@ -54,7 +54,7 @@ class PackagesSource:
 
     def fingerprint(self) -> str:
         found = (f"{file.package} {file.path} {file.place.stat().st_size} {file.version}" for file in self._files)
-        return hashlib.sha256("\n".join(("packages", self.split, *found)).encode()).hexdigest()
+        return hashlib.sha256("\n".join((self.split, *sorted(self._held_out), *found)).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
         seen = set()
@@ -73,7 +73,7 @@ class PackagesSource:
         """Return the source of the packages that are held out; None if there are none, or it is this source."""
         if self.split != "train" or not self._held_out:
             return None
-        log.info("held out: the packages %s", ", ".join(sorted(self._held_out)))
+        log.info("held out: the packages whose names begin with %s", ", ".join(sorted(self._held_out)))
         return replace(self, split="validation")
 
     def _reads(self, file: SourceFile) -> bool:
@@ -110,11 +110,12 @@ class PackagesSource:
         for one in distributions():  # of two with one name, Python imports the first
             found.setdefault(re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower(), one)
         for name, one in found.items():
+            package = re.split("[^a-z]", name)[0]
             for path in one.files or ():
                 if path.suffix == ".py" and not {"..", *skipped} & set(path.parts):
                     place, version = Path(str(path.locate())), path.hash.value if path.hash else one.version
                     if place.is_file():
-                        yield SourceFile(name, path.as_posix(), place, place.stat().st_size, version)
+                        yield SourceFile(package, path.as_posix(), place, place.stat().st_size, version)
 
 
 def _hash(text: str) -> bytes:

@@ -13,7 +13,7 @@ from flashtrain.data.datamodule import TextDataModule
 from flashtrain.data.packages import PackagesSource
 
 COMMON = "# os\n" + "z = 3\n" * 999  # more than may be held out
-SMALL = [f"small-{number}" for number in range(40)]
+SMALL = [f"small{letter}{more}" for letter in "abcdefghijklmnopqrstuvwxyz" for more in ("", "2")]
 
 
 def install(folder, name: str, files: dict[str, str]) -> None:
@@ -65,6 +65,7 @@ def test_documents_are_whole_packages_in_order_of_their_names_without_copies_tes
     assert len(apart) > 2
     assert all(text.startswith("# small") for text in apart)
     assert not set(apart) & set(texts)
+    assert {text.split("\n")[0].rstrip("2") for text in apart}.isdisjoint(f"# {name}".rstrip("2") for name in names)
     assert held_out.held_out() is None
     assert "# tests" not in texts
     assert "t" in list(PackagesSource(include_tests=True).documents())
@@ -81,7 +82,7 @@ def test_of_more_text_than_the_most_files_of_every_package_are_drawn(site, monke
     monkeypatch.setattr(packages, "MOST_BYTES", 60_000)
     source = PackagesSource()
     assert source.approximate_bytes() + source.held_out().approximate_bytes() <= 60_000
-    assert {file.package for file in source._files} > {"big-one", "other"}
+    assert {file.package for file in source._files} > {"big", "other"}
     assert list(source.documents()) == list(PackagesSource().documents())
 
 
