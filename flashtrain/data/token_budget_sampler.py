@@ -12,10 +12,11 @@ STATES_SAVED = 256  # of the latest planned steps: more than workers read ahead
 
 
 class TokenBudgetSampler(StepSampler):
-    """Yields, for each micro-batch of a run, the index of this device's batch in `samples` (such as a Row).
+    """Yields, for each micro-batch of a run, what `samples[...]` makes this device's batch of packed rows from.
 
-    A step has accumulate * world_size micro-batches of batch_size rows. Worker processes read ahead, and so does the
-    plan: its states after the latest steps are saved.
+    TokenBudgetPlan fills each step's rows with samples up to their budget of tokens. A step has accumulate * world_size
+    micro-batches of batch_size rows. Worker processes read batches ahead of training, so the plan's states after the
+    latest steps are held, and a checkpoint saves that of the step trained last.
 
     Args:
         samples: Samples of different lengths, such as ChatSamples. The plan is made from their `lengths`, (n,) int64,

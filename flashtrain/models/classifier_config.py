@@ -82,7 +82,10 @@ class ClassifierConfig:
             )
         if self.grey_bins and self.inputs == "tokens":
             if self.towers == 2:
-                raise UserError("tokens cannot be masked in samples of two sequences. Set grey_bins=0 or towers=1.")
+                raise UserError(
+                    f"grey_bins={self.grey_bins} predicts masked tokens, which towers=2 (samples of two sequences) "
+                    "does not support. Set grey_bins=0 to train without that loss."
+                )
             if self.grey_bins != self.vocab_size:
                 raise UserError(
                     f"grey_bins={self.grey_bins} for masked tokens: expected vocab_size ({self.vocab_size}) or 0."

@@ -50,7 +50,8 @@ def paged(
 
 
 def check_block_table(block_table: Any, sequences: int | None = None, pages: Tensor | None = None) -> None:
-    """Raise TypeError or ValueError unless block_table is (N, M) int32, of N `sequences` and `pages` (P, L, K, D)."""
+    """Raise TypeError or ValueError unless block_table is (N, M) int32: for each of N sequences, its pages' numbers.
+    sequences: N, if known; pages (P, L, K, D): the cache, on whose device block_table must be, if known."""
     check_dtype("block_table", block_table, "(sequences, pages)", (torch.int32,))
     if block_table.dim() != 2 or sequences not in (None, block_table.shape[0]):
         of = "" if sequences is None else f" = ({sequences}, ...)"

@@ -108,7 +108,8 @@ def _available(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def plan_blocks(mask: Mask, head_dim: int, dtype: torch.dtype, rich: bool, softcap: bool) -> tuple[int, ...] | None:
-    """Return the tile sizes to plan a mask for (portable ones in a direction not served), see Backend.plan_blocks."""
+    """Return the tile sizes that a mask's plan must have, or None if these kernels run neither direction of its calls.
+    If they run one, the other's sizes are the portable kernels'. Arguments: see Backend.plan_blocks."""
     # Under torch.compile head_dim may be symbolic: comparisons make constants of it.
     width = tile_table.width_of(head_dim)
     forward = True if head_dim % 8 == 0 and width <= 128 else False  # noqa: SIM210 - a constant

@@ -116,8 +116,8 @@ def hide(
     scores, row, step, shown, item, bounds, mask, list_ptr, rows_ptr, F: gl.constexpr, TILE_Q: gl.constexpr,
     TILES: gl.constexpr,
 ):  # fmt: skip
-    """Set the scores of masked pairs to -inf in the tile of keys that a step visits. row: the queries' indices; shown:
-    False hides all; item: (batch, head, first query) of the queries' tile; *_ptr: see forward.mask_arguments."""
+    """Set the scores of masked pairs to -inf in the tile of keys that the loop visits at `step`. row: the queries'
+    indices; shown: False masks all; item: (batch, head, first query); rest: see `place` and forward.mask_arguments."""
     # Where the tile lies and what its rows see is found again: kept from step to step it would cost registers.
     LAYOUT: gl.constexpr = scores.type.layout
     BLOCK_K: gl.constexpr = scores.shape[1]

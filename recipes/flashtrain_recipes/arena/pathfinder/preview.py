@@ -63,7 +63,7 @@ def preview(
         folder / "samples.png",
         title=f"Pathfinder, side {given.side}, {contours}: do the two discs lie on one curve?",
     )
-    say(f"{len(labels)} images, {sum(labels)} with both discs on one curve, in {path}; set: {images.path}")
+    say(f"wrote {len(labels)} images of {images.path}, {sum(labels)} with both discs on one curve, to {path}")
     loggers = run_loggers(settings, folder)
     log_image(loggers, "samples", path)
     close_loggers(loggers)
