@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 29_873,
+    "flashtrain": 30_000,
     "flashtrain/command": 1_650,
     "flashtrain/data": 5_735,
     "flashtrain/distributed": 3_040,
@@ -21,7 +21,7 @@ CEILINGS = {
     "flashtrain/report": 1_760,
     "flashtrain/run": 495,
     "flashtrain/settings": 1_088,
-    "flashtrain/tasks": 3_854,
+    "flashtrain/tasks": 3_900,
     "flashtrain/training": 3_460,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_716,

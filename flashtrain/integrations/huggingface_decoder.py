@@ -109,7 +109,7 @@ class HuggingFaceDecoder(Trainable):
             layer.save_memory(savings)
 
     def compile_blocks(self, **options: Any) -> bool:
-        """Compile each layer by torch.compile with these options; transformers' own code may break the graph."""
+        """Compile each layer by torch.compile with these options but fullgraph=False, and return True."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         from flashtrain.integrations.huggingface_attention import attention

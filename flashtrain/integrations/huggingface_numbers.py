@@ -122,7 +122,7 @@ def _seen(config: Any, length: int) -> Iterator[float]:
 
 
 class Balance(NamedTuple):
-    """The routers' load-balancing loss, as transformers' load_balancing_loss_func computes it."""
+    """Parameters of the routers' load-balancing loss; `loss` computes it as transformers' load_balancing_loss_func."""
 
     coefficient: float  # of the loss in the sum that is trained
     experts: int  # of a layer

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 class Pass:
-    """A call of an operator, forward or backward, without its tensors: call it with the tensors that are not None."""
+    """An operator, forward or backward, with its plain arguments bound: call it with the tensor arguments, in order."""
 
     def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
         self.operator, self.function, self.arguments = operator, function, arguments

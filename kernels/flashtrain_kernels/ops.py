@@ -232,8 +232,8 @@ _register_form(HEADS_FIRST, FORWARD, (slice(0, 3), 0), (slice(2, 5), 3), _to_hea
 
 
 def attention(tensors: tuple[Tensor, ...], options: Options, form: Form = BATCH) -> tuple[Tensor, Tensor | None]:
-    """Compute attention by the operators, differentiable in tensors and options.bias: (out (B, Sq, H, D), natural
-    log-sum-exp (B, H, Sq) float32), of a packed row without B. Arguments are checked already."""
+    """Compute checked attention, differentiable in tensors and options.bias, by torch's registered operators: (out (B,
+    Sq, H, D), natural log-sum-exp (B, H, Sq) float32); both lack B where `form` is that of a packed row."""
     packed = pack(options)
     # Compilers and transforms (vmap, torch.func.grad) go by what is registered.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():

@@ -1,4 +1,4 @@
-"""The settings of task=fine_tuning: `finetune.*`, what is labelled, where it is read, and the head on BERT."""
+"""The settings of task=fine_tuning (`finetune.*`): which texts and labels are read, and the head on BERT."""
 
 from __future__ import annotations
 

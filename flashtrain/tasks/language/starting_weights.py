@@ -88,7 +88,14 @@ def at_context(
 
 
 def model_of_weights(where: str, start: Weights, *, residual: str, vocab_size: int, attention: str) -> Trainable:
-    """Build the model that starts from the weights in `where`, which weights_at_context returned as `start`.
+    """Build the model that `start` describes, with its weights.
+
+    Args:
+        where: the weights' file or folder, named in errors.
+        start: the result of weights_at_context(where, ...).
+        residual: dtype of the residual stream: "compute" or "weights", as model.residual.
+        vocab_size: the tokenizer's.
+        attention: "flash" or "sdpa", as attention.name.
 
     Raises:
         UserError: vocab_size is not that of the weights.

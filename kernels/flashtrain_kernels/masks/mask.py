@@ -116,7 +116,7 @@ class Mask(NamedTuple):
         return self if blocks is None else self.planned_for(blocks)
 
     def planned_for(self, blocks: tuple[int, ...]) -> "Mask":
-        """Return this mask with a plan (which tiles have a visible pair) for six tile sizes, powers of 2 (Plan.blocks)."""
+        """Return this mask with a plan (the tiles with a visible pair) for six tile sizes, powers of 2: Plan.blocks."""
         if self.plan is not None and self.plan.blocks == tuple(blocks):
             return self
         if len(blocks) != 6 or any(block < 16 or block & (block - 1) for block in blocks):

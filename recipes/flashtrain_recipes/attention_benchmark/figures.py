@@ -123,11 +123,11 @@ def dot_figure(rows: Rows, path: str | Path) -> Path:
     """Draw the TFLOP/s of every shape as dots in a PNG; the rows' first implementation is drawn over the others.
 
     Raises:
-        UserError: no row has TFLOP/s of a direction.
+        UserError: no row has a forward or backward with TFLOP/s.
     """
     measured = [row for row in rows if row.get("tflops") is not None and row.get("direction")]
     if not measured:
-        raise UserError("no row has TFLOP/s of a direction: there is nothing to draw.")
+        raise UserError("no row has a direction (forward, backward) with TFLOP/s: there is nothing to draw.")
     labels = list(dict.fromkeys(map(_label, measured)))
     names = values_of(measured, "implementation")
     directions = [name for name in ("forward", "backward") if any(row["direction"] == name for row in measured)]

@@ -99,7 +99,7 @@ class Turns(ABC, Generic[C, E]):
 
     @abstractmethod
     def rows_of(self, entry: E) -> list[Row]:
-        """Return the result rows of an entry that has samples."""
+        """Return the result rows of a baseline, `entry`, of which at least one sample (a timing) was taken."""
 
     def begin(self) -> None:
         """Make what all baselines of the case share, such as inputs and a reference, before any is started."""

@@ -232,8 +232,8 @@ def threshold_of(notes):
 
 @gluon.jit
 def item_draws(member, walk, masks, key, first_head, call, C: gl.constexpr):
-    """Return what dropout's random numbers of a block of keys come from (see `draws_of`), for query head `member` of
-    the group. key: the keys' indices (keys, 1); walk, masks, first_head (b H + h): from backward_schedule.work_of."""
+    """Return (Philox key, query counter, key counters), from which dropout's random numbers of a block of keys come,
+    for query head `member` of the group. key: the keys' indices (keys, 1); rest: from backward_schedule.work_of."""
     stream = load_stream(masks.queries, walk.sequence, first_head % call.heads + member)
     return draws_of(stream, key, walk.first_position)
 

@@ -50,7 +50,7 @@ def backward(call: Call, gradients: Gradients) -> None:
 
 
 def describe(call: Call, direction: Direction) -> str:
-    """Return the call's tiles in one direction as text; a mask with a plan determines their sizes."""
+    """Return the call's tile sizes in one direction as text: those that a mask was planned for, else tile_table's."""
     tiles = tile_table.tiles_of(call)
     if direction == "forward":
         return str(tiles.forward)

@@ -272,7 +272,7 @@ def mask_arguments(mask: AnyMask | None, unused: torch.Tensor) -> tuple[Any, int
 
 
 def table_of(mask: AnyMask | None, unused: torch.Tensor, kernel: str) -> Table:
-    """Return the tiles that kernel "forward", "dq" or "dkdv" visits under a mask; for Sequences k's, q's cu_seqlens."""
+    """Return the tiles that kernel "forward", "dq" or "dkdv" visits; of packed Sequences, cu_seqlens in their place."""
     if isinstance(mask, Sequences):
         return Table(mask.cu_seqlens_k, 0, 0, 0, mask.cu_seqlens_q)
     if isinstance(mask, Mask):

@@ -62,7 +62,7 @@ def of_side(side: int, contour: str = "hard") -> PathfinderParameters:
     while padding and seed_distance scale with the side.
 
     Args:
-        contour: a name of CONTOURS or a number of dashes; of a range, the longest. Distractors have a third of them.
+        contour: a name of CONTOURS, or the number of dashes of a target contour. Distractors have a third as many.
 
     Raises:
         UserError: there is no such contour, or the side is too small.
