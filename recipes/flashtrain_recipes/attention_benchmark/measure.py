@@ -50,7 +50,7 @@ class AttentionBenchmark(Benchmark):
         return f"{super().line()}; benchmark.rows={self.options.rows}, {self.options.dtype}"
 
     def follow(self, run: Run) -> int:
-        """Measure the cases and return how many. With rows=as-called on a GPU, first compile all kernels in parallel."""
+        """Measure the cases, return how many. With rows=as-called on a GPU, first compile all kernels in parallel."""
         seconds = min(self.options.warm_seconds, run.seconds_left / 2)
         if self.as_called and self.device.type == "cuda" and seconds > 0:
             say(f"compiling the kernels of all cases beforehand, in parallel processes: {seconds:.0f} s at most in all")
