@@ -20,7 +20,7 @@ from flashtrain.training.memory import MemoryEstimate
 from flashtrain.training.validation import held_out_samples
 from flashtrain_recipes.arena.augmentations import BY_NAME
 from flashtrain_recipes.arena.pathfinder.variation import varied
-from flashtrain_recipes.arena.settings import ClassifierSettings, SequenceSettings
+from flashtrain_recipes.arena.settings import ClassifierSettings
 from flashtrain_recipes.arena.stages import Stage
 
 # How each task's images are augmented where sequence.augment does not say.
@@ -135,6 +135,8 @@ def _augmentations(settings: Settings) -> tuple[Augment, ...]:
 def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
     """Return what checkpoints store about the model and its stage, in plain values."""
     settings = stage.settings
+    given = {name: getattr(settings.sequence, name) for name in PARTS}
+    parts = {name: value for name, value in given.items() if value is not None}
     return {
         "task": TASK,
         "recipe": settings.recipe,
@@ -142,13 +144,8 @@ def describe_stage(stage: Stage, model: Classifier) -> dict[str, Any]:
         "data": settings.sequence.data,
         "contour": settings.pathfinder.contour,
         "shape": asdict(model.config),
-        **({"sequence": _parts(settings.sequence)} if settings.sequence.data == "listops" else {}),
+        **({"sequence": parts} if settings.sequence.data == "listops" else {}),
     }
-
-
-def _parts(sequence: SequenceSettings) -> dict[str, int]:
-    given = {name: getattr(sequence, name) for name in PARTS}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -> Batching:

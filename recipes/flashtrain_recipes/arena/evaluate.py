@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from flashtrain.announce import say
-from flashtrain.command.compose import compose_settings, quoted
+from flashtrain.command.compose import as_value, compose_settings, quoted
 from flashtrain.data.sequences import SequenceDataModule, SequenceSource
 from flashtrain.errors import UserError
 from flashtrain.folders.new_folder import make_unique, new_folder
@@ -192,14 +191,13 @@ def _command(settings: Settings) -> str:
     images = settings.pathfinder
     if settings.sequence.path is not None:
         of_files = {name: getattr(settings.sequence, name) for name in ("path", "name", "test", "seed")}
-        words += [f"sequence.{name}={_as_value(given)}" for name, given in of_files.items() if given is not None]
+        words += [
+            f"sequence.{name}={given if isinstance(given, int) else as_value(given)}"
+            for name, given in of_files.items()
+            if given is not None
+        ]
         words += [f"pathfinder.side={images.side}"] if settings.sequence.data == "pathfinder" else []
     elif settings.sequence.data == "pathfinder":
         names = ("side", "contour", "seed", "test_images")
         words += [f"pathfinder.{name}={getattr(images, name)}" for name in names]
     return command_line(words)
-
-
-def _as_value(given: str | int) -> str:
-    # in quotes where Hydra would take a comma, say, for the next of several values
-    return str(given) if re.fullmatch(r"[\w./-]*", str(given)) else quoted(str(given))

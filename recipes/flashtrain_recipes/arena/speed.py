@@ -6,7 +6,6 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -110,15 +109,11 @@ class ClassifierStep(StepBaseline):
         losses = torch.compile(model.losses, dynamic=False, fullgraph=True) if self.compiled else model.losses
         return TrainingStep(
             model,
-            partial(_loss, losses),
+            lambda tokens, labels: losses(tokens, labels).classification,
             adamw(model, lr=1e-4),
             partial(clip_gradients, model, 1.0),
             autocast=torch.bfloat16 if device.type == "cuda" else None,
         )
-
-
-def _loss(losses: Callable[..., Any], tokens: Tensor, labels: Tensor) -> Tensor:
-    return losses(tokens, labels).classification
 
 
 class SequenceSteps(StepBenchmark):

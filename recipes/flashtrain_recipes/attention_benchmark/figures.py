@@ -84,7 +84,9 @@ def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
         known = row.get("milliseconds") is not None or row.get("status") == OUT_OF_MEMORY
         if known and row["direction"] != "plan" and row["mask"] != "block-random":
             extra = (row.get("features"), f"dropout {row['dropout']:g}" if row["dropout"] else None, row["dtype"])
-            name = ", ".join(str(part) for part in (_heads(row), row["mask"], *extra) if part)
+            groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
+            heads = f"{row['heads']} heads{groups} of {row['head_dim']}"
+            name = ", ".join(str(part) for part in (heads, row["mask"], *extra) if part)
             found.setdefault(name, []).append(dict(row))
     lengths = {name: len({row["seqlen_q"] for row in own}) for name, own in found.items()}
     name = max(lengths, key=lengths.__getitem__, default="")
@@ -112,11 +114,6 @@ def both_directions(rows: Rows) -> list[Row]:
             both["forward_backward_milliseconds"] = sum(row["milliseconds"] for row in directions.values())
             joined.append({**both, "peak_memory_mib": max(memory, default=None)})
     return joined
-
-
-def _heads(row: Mapping[str, Any]) -> str:
-    groups = "" if row["heads"] == row["kv_heads"] else f" ({row['kv_heads']} KV)"
-    return f"{row['heads']} heads{groups} of {row['head_dim']}"
 
 
 def dot_figure(rows: Rows, path: str | Path) -> Path:

@@ -34,19 +34,12 @@ COPY_GB_PER_SECOND = 4200
 
 
 class Part(NamedTuple):
-    """One timed part of a baseline (forward, backward, or making the mask), as its first calls have prepared it.
+    """One timed part of a baseline (forward, backward, or making the mask), as its first calls have prepared it."""
 
-    Attributes:
-        make: returns the launches of one timing, one for each set of inputs.
-        pace: how many launches make one sample, and how long launching takes.
-        peak_mib: the peak memory of the part; None: unknown.
-        error: the result's error against the float64 reference; None: not computed.
-    """
-
-    make: Callable[[], Sequence[Launch]]
+    make: Callable[[], Sequence[Launch]]  # returns the launches of one timing, one for each set of inputs
     pace: Pace
-    peak_mib: float | None
-    error: float | None
+    peak_mib: float | None  # the peak memory of the part; None: unknown
+    error: float | None  # the result's error against the float64 reference; None: not computed
 
 
 @dataclass

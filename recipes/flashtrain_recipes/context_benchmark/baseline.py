@@ -37,18 +37,13 @@ class Place:
 
 
 class Attention(NamedTuple):
-    """A baseline's attention, prepared on this rank for one case.
+    """A baseline's attention, prepared on this rank for one case."""
 
-    Attributes:
-        call: computes this rank's output, differentiable, from its q (B, n, H, D), k and v (B, n, K, D).
-        traffic: the bytes that the busiest rank sends.
-        together: how many neighbouring ranks compute the same tokens, each for a part of the heads, and so work
-            equally.
-    """
-
-    call: Callable[..., Tensor]
-    traffic: Traffic
-    together: int = 1
+    call: Callable[..., Tensor]  # this rank's output, differentiable, of its q (B, n, H, D), k and v (B, n, K, D)
+    traffic: Traffic  # the bytes that the busiest rank sends
+    together: int = (
+        1  # neighbouring ranks that compute the same tokens, each for a part of the heads: they work equally
+    )
 
 
 @dataclass(frozen=True)
@@ -57,15 +52,11 @@ class ContextBaseline(Baseline):
 
     It must compute by the functions of flashtrain.distributed.context.local_attention: these are replaced by functions
     that return zeros when communication is timed alone.
-
-    Attributes:
-        way: the name of the context-parallel method, for the column `way`.
-        layout: the name of a layout, as in flashtrain.distributed.context.layouts.LAYOUTS.
     """
 
     name: str
-    way: str
-    layout: str
+    way: str  # the name of the context-parallel method, for the column `way`
+    layout: str  # the name of a layout, as in flashtrain.distributed.context.layouts.LAYOUTS
 
     @property
     def title(self) -> str:  # type: ignore[override]

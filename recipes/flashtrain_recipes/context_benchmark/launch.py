@@ -27,37 +27,25 @@ from flashtrain_recipes.harness.turns import Effort
 
 
 class Event(NamedTuple):
-    """A message from the ranks about one case.
+    """A message from the ranks about one case."""
 
-    Attributes:
-        kind: "begun", "failed" (content: the traceback) or "measured" (content: rows, [(title, reason)]).
-        number: the number of the case in the run.
-    """
-
-    kind: str
-    number: int
-    content: Any = None
+    kind: str  # "begun", "failed" or "measured"
+    number: int  # of the case in the run
+    content: Any = None  # of "failed" the traceback, of "measured" rows and [(title, reason)]
 
 
 @dataclass(frozen=True)
 class Job:
-    """The work that every rank is given: the cases of one degree, the baselines and the limits.
+    """The work that every rank is given: the cases of one degree, the baselines and the limits."""
 
-    Attributes:
-        kind: "cuda" or "cpu".
-        todo: {number: case}, all of one degree.
-        count: how many cases the whole run has.
-        until: the first rank's time.monotonic() after which no case is begun.
-        failed: {title: (status, reason)} of the baselines that failed at the first case in an earlier start.
-    """
-
-    options: Any
-    kind: str
-    todo: dict[int, ContextCase]
+    options: Any  # the settings benchmark.*
+    kind: str  # "cuda" or "cpu"
+    todo: dict[int, ContextCase]  # by number, all of one degree
     baselines: Sequence[Any]
     seed: int
-    count: int
-    until: float
+    count: int  # cases of the whole run
+    until: float  # the first rank's time.monotonic() after which no case is begun
+    # {title: (status, reason)} of the baselines that failed at the first case in an earlier start
     failed: dict[str, tuple[str, str | None]] = field(default_factory=dict)
 
 

@@ -43,28 +43,20 @@ class Benchmark(ABC):
     """Base class of all benchmarks: measures every case by every baseline on this machine.
 
     A subclass defines the cases, the baselines and the columns of the table.
-
-    Attributes:
-        what: the measured thing in words, for printed lines and the table's title.
-        columns: columns of the printed table; a column without values is left out.
-        rate: the column that is printed after each case.
-        over: columns that compare rows with each other, computed when all cases are measured.
-        drawings: (file name, function that draws the file, or raises UserError where the rows have no curve).
-        cases: the cases in the order of measuring.
-        baselines, missing: the baselines that can run on this machine, and {baseline that cannot: the reason}.
     """
 
-    what: ClassVar[str]
-    columns: ClassVar[Sequence[str]]
-    rate: ClassVar[str]
-    over: ClassVar[Sequence[Over]] = ()
+    what: ClassVar[str]  # the measured thing in words, for printed lines and the table's title
+    columns: ClassVar[Sequence[str]]  # of the printed table; a column without values is left out
+    rate: ClassVar[str]  # the column that is printed after each case
+    over: ClassVar[Sequence[Over]] = ()  # columns that compare rows with each other, computed when all are measured
+    # file names, and functions that draw the files, or raise UserError where the rows have no curve
     drawings: ClassVar[Sequence[tuple[str, Callable[[Rows, Path], object]]]] = ()
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         self.settings, self.hardware, self.options = settings, hardware, settings.benchmark
         self.cases: Sequence[Any] = self.make_cases()
         device = torch.device("cuda" if hardware.kind == "cuda" else "cpu")
-        self.baselines: Sequence[Any]
+        self.baselines: Sequence[Any]  # that can run on this machine; missing: {one that cannot: the reason}
         self.baselines, self.missing = choose(self.make_baselines(), self.options.implementations, device)
 
     # ---------------------------------------------------------------- what a family says

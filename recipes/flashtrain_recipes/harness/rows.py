@@ -29,21 +29,13 @@ def empty_row(columns: Row, status: str, reason: str | None = None) -> Row:
 
 @dataclass(frozen=True)
 class Over:
-    """A column that divides a row's rate by the highest rate among the rows that it is compared with.
+    """A column that divides a row's rate by the highest rate among the rows that it is compared with."""
 
-    Attributes:
-        column: the column's name; its value is None where there is no row to compare with.
-        rate: the column whose values are divided.
-        same: columns in which the compared rows must be equal.
-        baseline: returns whether a row may be compared with.
-        ours: returns whether a row gets the column; a row without a rate never does.
-    """
-
-    column: str
-    rate: str
-    same: tuple[str, ...]
-    baseline: Callable[[Mapping[str, Any]], bool]
-    ours: Callable[[Mapping[str, Any]], bool] = lambda row: True
+    column: str  # its name; the value is None where there is no row to compare with
+    rate: str  # the column whose values are divided
+    same: tuple[str, ...]  # columns in which the compared rows must be equal
+    baseline: Callable[[Mapping[str, Any]], bool]  # returns whether a row may be compared with
+    ours: Callable[[Mapping[str, Any]], bool] = lambda row: True  # whether a row with a rate gets the column
 
     def of(self, row: Mapping[str, Any], rows: Rows) -> Row:
         """Return {column: quotient} for `row`, compared among `rows`; {} where the row does not get the column."""

@@ -30,19 +30,12 @@ Sample = dict[str, float]  # the measurements of one turn, by their columns
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of the time that is spent on measuring one case.
+    """Limits of the time that is spent on measuring one case. Times are those of time.monotonic()."""
 
-    Attributes:
-        rounds: how often each baseline is sampled.
-        steps: launches in one sample, for benchmarks of training steps.
-        late: the time.monotonic() at which the case's share of the time ends: later, only MIN_ROUNDS are completed.
-        until: the time.monotonic() at which the run's time ends: later, no baseline is started.
-    """
-
-    rounds: int
-    steps: int = 1
-    late: float = math.inf
-    until: float = math.inf
+    rounds: int  # how often each baseline is sampled
+    steps: int = 1  # launches in one sample, for benchmarks of training steps
+    late: float = math.inf  # when the case's share of the time ends: later, only MIN_ROUNDS are completed
+    until: float = math.inf  # when the run's time ends: later, no baseline is started
 
     def is_late(self) -> bool:
         return time.monotonic() >= min(self.late, self.until)
@@ -53,16 +46,11 @@ class Effort:
 
 @dataclass
 class Entry(Generic[B]):
-    """One baseline that was started at the case, with its samples.
-
-    Attributes:
-        samples: {part, as "forward": [{column: measurement} of each round]}.
-        failed: the parts that failed and are not sampled again.
-    """
+    """One baseline that was started at the case, with its samples."""
 
     baseline: B
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    failed: set[str] = field(default_factory=set)
+    samples: dict[str, list[Sample]] = field(default_factory=dict)  # of each part, as "forward", one a round
+    failed: set[str] = field(default_factory=set)  # the parts that failed and are not sampled again
 
     def medians(self, part: str) -> Sample:
         """Return {column: median over all samples} of a part that has samples."""

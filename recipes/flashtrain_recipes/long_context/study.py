@@ -35,6 +35,7 @@ COLUMNS = (
     "paper_perplexity", "paper_days", "paper_time_ratio",
 )  # fmt: skip
 _HEIGHT = 4.2  # inches
+_SLIDING = "flashtrain, full context for every token"
 
 
 def lengths_table(rows: Sequence[Row]) -> Table:
@@ -62,7 +63,10 @@ def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     if not own:
         raise UserError("no row compares context lengths: draw this figure from the result.json of recipe=gpt2-long.")
     drawn: list[Row] = [{**row, "series": "flashtrain"} for row in own]
-    drawn += [_sliding(row) for row in own if row.get("perplexity_sliding") is not None]
+    sliding = [row for row in own if row.get("perplexity_sliding") is not None]
+    drawn += [
+        {"context": one["context"], "series": _SLIDING, "perplexity": one["perplexity_sliding"]} for one in sliding
+    ]
     counts = [row["scored_tokens"] for row in own if row.get("scored_tokens")]
     title = f"the same {counts[0]:,} held-out tokens for every context, bars 95%" if counts else ""
     if meets_the_paper(own):
@@ -81,11 +85,6 @@ def positions_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Pat
     if not own:
         raise UserError("no row has a loss by position: draw this figure from the result.json of recipe=gpt2-long.")
     return line_figure(own, "position", ["loss", "loss_sliding"], "context", path, height=_HEIGHT)
-
-
-def _sliding(row: Mapping[str, Any]) -> Row:
-    series = "flashtrain, full context for every token"
-    return {"context": row["context"], "series": series, "perplexity": row["perplexity_sliding"]}
 
 
 def _paper() -> list[Row]:

@@ -120,7 +120,8 @@ def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: in
             file.write(stream.header())
         file.truncate(HEADER_BYTES + have * record_type(stream.parameters).itemsize)
         file.seek(0, os.SEEK_END)
-        pool = ThreadPoolExecutor(workers or _cores())
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        pool = ThreadPoolExecutor(workers or cores)
         try:
             chunks = pool.map(chunk, starts)
             hidden = not console.is_terminal
@@ -130,7 +131,3 @@ def grow_file(path: Path, stream: ImageStream, have: int, want: int, workers: in
                 os.fsync(file.fileno())
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

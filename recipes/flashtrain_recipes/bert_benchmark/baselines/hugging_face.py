@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class HuggingFaceBert(HuggingFace):
         model = hugging_face_bert(case, device, self.attention)
         # Length buckets are batches of some sixteen shapes: compiled once for all, not once for each.
         forward = torch.compile(model, dynamic=self.batching == BUCKETS) if self.compiled else model
-        return usual_step(model, partial(_loss, forward), case, device)
+        return usual_step(model, lambda batch: forward(**batch).loss, case, device)
 
     def batches(self, case: BertCase, drawn: Sequences, device: torch.device) -> list[tuple[Any, ...]]:  # type: ignore[override]
         lengths, tokens = drawn.lengths, case.batch * case.context
@@ -73,7 +72,3 @@ def _arguments(batch: dict[str, Tensor]) -> dict[str, Tensor]:
         index = torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)
         found["attention_mask"] = (index < batch["lengths"][:, None]).long()
     return found
-
-
-def _loss(forward: Any, batch: dict[str, Tensor]) -> Tensor:
-    return cast(Tensor, forward(**batch).loss)

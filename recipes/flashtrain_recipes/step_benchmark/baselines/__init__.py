@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from torch.nn.attention import SDPBackend
 
@@ -21,16 +22,13 @@ def all_baselines(settings: Settings, hardware: Hardware, *, compiled: bool) -> 
         compiled: whether flashtrain's and plain PyTorch's models are compiled by torch.compile.
     """
     how = ", compiled" if compiled else ""
-
-    def ours(name: str, title: str, attention: str, own: Settings = settings) -> StepBaseline:
-        return Flashtrain(name, title, settings=own, hardware=hardware, compiled=compiled, attention=attention)
-
-    float32_residual = settings.having(model=replace(settings.model, residual="weights"))
+    ours = partial(Flashtrain, hardware=hardware, compiled=compiled, settings=settings)
+    wide = settings.having(model=replace(settings.model, residual="weights"))
     return [
-        ours("flashtrain", FLASHTRAIN, "flash"),
-        ours("flashtrain-float32-residual", "flashtrain, residual=weights", "flash", float32_residual),
-        ours("flashtrain-sdpa", "flashtrain, attention=sdpa", "sdpa"),
-        ours("flashtrain-standard", "flashtrain, attention=standard", "standard"),
+        ours("flashtrain", FLASHTRAIN, attention="flash"),
+        ours("flashtrain-float32-residual", "flashtrain, residual=weights", attention="flash", settings=wide),
+        ours("flashtrain-sdpa", "flashtrain, attention=sdpa", attention="sdpa"),
+        ours("flashtrain-standard", "flashtrain, attention=standard", attention="standard"),
         Plain("pytorch", f"plain PyTorch, SDPA{how}", compiled=compiled),
         Plain("pytorch-cudnn", f"plain PyTorch, cuDNN{how}", compiled=compiled, backend=SDPBackend.CUDNN_ATTENTION),
         Plain("standard", f"plain PyTorch, standard attention{how}", compiled=compiled, attention="standard"),
