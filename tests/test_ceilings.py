@@ -10,13 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_000,
+    "flashtrain": 29_925,
     "flashtrain/command": 1_650,
     "flashtrain/data": 5_735,
-    "flashtrain/distributed": 3_040,
+    "flashtrain/distributed": 3_000,
     "flashtrain/files": 440,
     "flashtrain/folders": 459,
-    "flashtrain/integrations": 3_600,
+    "flashtrain/integrations": 3_590,
     "flashtrain/models": 3_470,
     "flashtrain/report": 1_760,
     "flashtrain/run": 495,
@@ -24,7 +24,7 @@ CEILINGS = {
     "flashtrain/tasks": 3_900,
     "flashtrain/training": 3_460,
     "kernels/flashtrain_kernels": 13_500,
-    "recipes/flashtrain_recipes": 11_716,
+    "recipes/flashtrain_recipes": 11_636,
     "tests": 37_397,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report

@@ -23,15 +23,10 @@ ROUNDED_TO = 8  # a padded row's width
 
 
 class Row(NamedTuple):
-    """The index of one micro-batch in MaskedSamples.
+    """The index of one micro-batch in MaskedSamples."""
 
-    Attributes:
-        numbers: The samples in it: e * n + i is sample i of n in epoch e.
-        label_count: Labels of the optimiser step over its micro-batches on all devices; it divides the loss.
-    """
-
-    numbers: tuple[int, ...]
-    label_count: float
+    numbers: tuple[int, ...]  # the samples in it: e * n + i is sample i of n in epoch e
+    label_count: float  # labels of the optimizer step over its micro-batches on all devices; it divides the loss
 
 
 @dataclass(eq=False)

@@ -20,20 +20,13 @@ VERSIONS = (
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of an fsspec file system, with the methods of Path that readers use.
+    """A file of an fsspec file system, with the methods of Path that readers use."""
 
-    Attributes:
-        filesystem: the fsspec file system.
-        path, relative: the path in the file system, and the path below the given address.
-        size: in bytes; 0 if unknown.
-        version: a text that changes with the content.
-    """
-
-    filesystem: Any
-    path: str
-    relative: str
-    size: int
-    version: str
+    filesystem: Any  # of fsspec
+    path: str  # in the file system
+    relative: str  # the path below the given address
+    size: int  # in bytes; 0 if unknown
+    version: str  # a text that changes with the content
 
     @property
     def suffix(self) -> str:

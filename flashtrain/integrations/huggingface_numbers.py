@@ -18,18 +18,7 @@ from flashtrain.models.trainable import DecoderShape
 
 @dataclass(frozen=True)
 class HuggingFaceShape(DecoderShape):
-    """The sizes of a transformers model from which memory and communication are estimated; others: see DecoderShape.
-
-    Args:
-        ffn: Inner width of the feed-forward per token, summed over the experts that a token is routed to.
-        activation: "swiglu" for a gated feed-forward, else "gelu".
-        frozen: Number of parameters without gradients.
-        outside: Number of parameters outside of the layers.
-        quantized: Number of frozen parameters that are stored in 4 bits.
-        turned_alone: Whether the backward needs only the rotated queries and keys, not those before rotation too.
-        pieces_by_autograd: Whether autograd computes the feed-forward's chunks; otherwise our operator does, which
-            stores less.
-    """
+    """The sizes of a transformers model from which memory and communication are estimated; others: see DecoderShape."""
 
     vocab_size: int
     context: int
@@ -37,16 +26,16 @@ class HuggingFaceShape(DecoderShape):
     embed: int
     heads: int
     kv_heads: int
-    ffn: int
+    ffn: int  # inner width of the feed-forward per token, summed over the experts that a token is routed to
     vocab_rows: int
-    activation: str
+    activation: str  # "swiglu" for a gated feed-forward, else "gelu"
     positions: str
     head_dim: int
-    frozen: int
-    outside: int
-    quantized: int = 0
-    turned_alone: bool = False
-    pieces_by_autograd: bool = False
+    frozen: int  # parameters without gradients
+    outside: int  # parameters outside of the layers
+    quantized: int = 0  # frozen parameters that are stored in 4 bits
+    turned_alone: bool = False  # whether the backward needs only the rotated queries and keys
+    pieces_by_autograd: bool = False  # whether autograd computes the feed-forward's chunks; our operator stores less
 
 
 def shape_of(module: Any) -> HuggingFaceShape:

@@ -31,23 +31,14 @@ _NOT_RUNS = ("wandb", "checkpoints", "cache", "__pycache__")
 
 @dataclass(frozen=True)
 class ResultFile:
-    """The contents of one recipes/results/NAME.json.
-
-    Attributes:
-        recipe: name of the recipe.
-        command: the command that reproduces the rows.
-        date: the day of measuring, ISO 8601.
-        device: name of the device.
-        versions: package -> version, also for python and cuda.
-        rows: flat dictionaries; a value is a string, a number, a bool or None (missing).
-    """
+    """The contents of one recipes/results/NAME.json."""
 
     recipe: str
-    command: str
-    date: str
+    command: str  # that reproduces the rows
+    date: str  # the day of measuring, ISO 8601
     device: str
-    versions: dict[str, str]
-    rows: list[Row]
+    versions: dict[str, str]  # of each package, and of python and cuda
+    rows: list[Row]  # flat dictionaries; a value is a string, a number, a bool or None (missing)
 
 
 def read_result(path: str | Path) -> ResultFile:

@@ -28,18 +28,12 @@ _HEADING_WIDTH = 11  # characters; longer headings are wrapped, so that a sweep'
 
 @dataclass(frozen=True)
 class View:
-    """A choice of rows and columns for a table.
+    """A choice of rows and columns for a table."""
 
-    Attributes:
-        columns: keys of the columns, in order; None: all keys with values.
-        pivot, value: keys; every value of `pivot` becomes a column, whose cells hold the values of `value`.
-        only: key -> text of the value that a row must have to be in the table.
-    """
-
-    columns: list[str] | None = None
-    pivot: str | None = None
-    value: str | None = None
-    only: dict[str, str] = field(default_factory=dict)
+    columns: list[str] | None = None  # keys of the columns, in order; None: all keys with values
+    pivot: str | None = None  # a key, every value of which becomes a column ...
+    value: str | None = None  # ... whose cells hold the values of this key
+    only: dict[str, str] = field(default_factory=dict)  # key -> text of the value that a row must have
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> Table:
         """Make the table of these rows. Raises UserError if keys are missing, or no row is left."""

@@ -18,25 +18,15 @@ from flashtrain_kernels.masks import Mask
 
 @dataclass(frozen=True)
 class Scores:
-    """The options by which attention scores become weights.
+    """The options by which attention scores become weights."""
 
-    Attributes:
-        scale: the factor of q k^T.
-        dropout: the probability of dropping an attention weight.
-        seed: dropout's seed, (1,) int64, the same on all ranks; None: no dropout.
-        softcap: scores become softcap * tanh(score / softcap); 0: they stay as they are.
-        sinks: (H,), attention sinks: one more score per query and head, whose value is 0; None: no sinks.
-        sink_gradients: (H,), to which the backward adds this rank's part of the gradient of `sinks`.
-        first_head: the model's index of the first head in a call, for calls with some of the heads.
-    """
-
-    scale: float
-    dropout: float = 0.0
-    seed: Tensor | None = None
-    softcap: float = 0.0
-    sinks: Tensor | None = None
-    sink_gradients: Tensor | None = None
-    first_head: int = 0
+    scale: float  # the factor of q k^T
+    dropout: float = 0.0  # the probability of dropping an attention weight
+    seed: Tensor | None = None  # dropout's seed, (1,) int64, the same on all ranks; None: no dropout
+    softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: they stay as they are
+    sinks: Tensor | None = None  # (H,): one more score per query and head, whose value is 0; None: no sinks
+    sink_gradients: Tensor | None = None  # (H,), to which the backward adds this rank's part of the gradient of `sinks`
+    first_head: int = 0  # the model's index of the first head in a call, for calls with some of the heads
 
     def from_head(self, first_head: int) -> Scores:
         """Return these options for a call whose first head is head `first_head` of the model."""

@@ -23,17 +23,11 @@ NOWHERE = 2**30 - 1  # the position of a padding key: past every interval (posit
 
 
 class BandCall(NamedTuple):
-    """The part of an attention that one kernel call computes with a window instead of a mask.
+    """The part of an attention that one kernel call computes with a window instead of a mask."""
 
-    Attributes:
-        queries: the slice of this rank's queries.
-        keys: the number of keys, counted from this rank's first key.
-        window: flash-attn's window_size (left, right), aligned to the last query and the last key.
-    """
-
-    queries: slice
-    keys: int
-    window: tuple[int, int]
+    queries: slice  # of this rank's queries
+    keys: int  # the number of keys, counted from this rank's first key
+    window: tuple[int, int]  # flash-attn's window_size (left, right), aligned to the last query and the last key
 
 
 Part = Mask | tuple[BandCall, ...]

@@ -29,21 +29,13 @@ MAX_FETCHED = 0.75
 
 @dataclass(frozen=True)
 class Choice:
-    """A context-parallel method and why it was chosen.
-
-    Attributes:
-        method: the method's name.
-        sizes: the sizes of the attention.
-        heads_degree: the number of ranks that divide the heads.
-        traffic: the bytes that the busiest rank sends for one layer.
-        why: the reason, in words.
-    """
+    """A context-parallel method and why it was chosen."""
 
     method: str
-    sizes: Sizes
-    heads_degree: int
-    traffic: Traffic
-    why: str
+    sizes: Sizes  # of the attention
+    heads_degree: int  # the number of ranks that divide the heads
+    traffic: Traffic  # the bytes that the busiest rank sends for one layer
+    why: str  # the reason, in words
 
     @property
     def reason(self) -> str:

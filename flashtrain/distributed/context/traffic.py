@@ -9,23 +9,14 @@ GRADIENT_BYTES = 4  # gradients of keys and values that are summed on the way ar
 
 
 class Sizes(NamedTuple):
-    """The sizes of a layer's attention over a sequence that is sharded among ranks.
+    """The sizes of a layer's attention over a sequence that is sharded among ranks."""
 
-    Attributes:
-        degree: R, the ranks that share a sequence.
-        heads: H, the query heads.
-        kv_heads: K, the key/value heads.
-        head_dim: D, the head dimension.
-        held: n, the tokens that a rank holds, over all rows of the batch.
-        bytes_each: bytes of an element of q, k and v.
-    """
-
-    degree: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    held: int = 1
-    bytes_each: int = 2
+    degree: int  # R, the ranks that share a sequence
+    heads: int  # H, the query heads
+    kv_heads: int  # K, the key/value heads
+    head_dim: int  # D, the head dimension
+    held: int = 1  # n, the tokens that a rank holds, over all rows of the batch
+    bytes_each: int = 2  # of an element of q, k and v
 
 
 class Traffic(NamedTuple):

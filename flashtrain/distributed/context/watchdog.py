@@ -29,19 +29,12 @@ VERDICT = "verdict"
 
 
 class Beat(NamedTuple):
-    """A heartbeat: what a rank regularly writes into the store that all ranks read.
+    """A heartbeat: what a rank regularly writes into the store that all ranks read."""
 
-    Attributes:
-        state: ALIVE, FAILED, or GONE (the rank stopped watching).
-        beats: the number of heartbeats that the rank has written.
-        progress: the number of calls of Watchdog.mark so far.
-        doing: the text of the latest mark, or why the rank failed.
-    """
-
-    state: str = ALIVE
-    beats: int = 0
-    progress: int = 0
-    doing: str = "the start"
+    state: str = ALIVE  # or FAILED, or GONE (the rank stopped watching)
+    beats: int = 0  # the number of heartbeats that the rank has written
+    progress: int = 0  # the number of calls of Watchdog.mark so far
+    doing: str = "the start"  # the text of the latest mark, or why the rank failed
 
 
 class Record:
