@@ -89,6 +89,7 @@ class Task(ABC):
     """A kind of training, such as task=language_model. Methods raise UserError for mistakes in the settings."""
 
     settings: type[Settings] = Settings  # its schema: every run's settings and its own
+    has_epochs = True  # whether trainer.epochs gives the steps of its trainings
     shards = True  # whether its models' weights may be sharded among devices
     # Of evaluate, generate and export those modes that it has, each with the settings and groups of its own that the
     # mode uses, a space between two.
@@ -105,6 +106,9 @@ class Task(ABC):
                 f"mode={settings.mode} is not a mode of recipe={settings.recipe} (task={settings.task}). "
                 f"Expected one of: {has}."
             )
+        if settings.trainer.epochs is not None and (settings.mode == "plan" or not self.has_epochs):
+            what = "mode=plan, which reads no data" if settings.mode == "plan" else f"task={settings.task}"
+            raise UserError(f"trainer.epochs is not supported by {what}. Set trainer.steps.")
         if settings.strategy == "fsdp" and not self.shards:
             raise UserError(
                 f"trainer.strategy=fsdp does not support recipe={settings.recipe} (task={settings.task}). "

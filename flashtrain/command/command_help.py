@@ -37,7 +37,7 @@ Machine and memory
   hardware.demo=never             the recipe in full where there is no GPU; hardware=cpu leaves a GPU alone
 
 The run
-  trainer.steps=500               with trainer.tokens_per_step=65536, trainer.max_minutes=60
+  trainer.steps=500               or trainer.epochs=1; with trainer.tokens_per_step=65536, trainer.max_minutes=60
   resume=auto                     goes on with an unfinished run; resume=RUN with that one
   logger=[tensorboard,wandb]      one or several of {loggers}
   output=runs seed=0              where run folders are made; of the weights, the order of samples and dropout

@@ -84,6 +84,13 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     task = register_configs(overrides)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose(task, overrides=list(overrides))
+    given = override_keys(overrides)
+    if "trainer.steps" in given and config.trainer.epochs is not None:
+        if "trainer.epochs" in given:
+            raise UserError(
+                "trainer.steps and trainer.epochs are both given. Set one: epochs give the number of steps."
+            )
+        config.trainer.epochs = None  # the recipe's
     return checked_settings(config)
 
 

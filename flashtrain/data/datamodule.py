@@ -64,6 +64,18 @@ class ResumableDataModule(pl.LightningDataModule):
         """The number of times that the training samples have been read so far."""
         return 0.0 if self._train_loader is None else self._train_loader.epochs
 
+    def steps_of(self, epochs: float, samples: int) -> int:
+        """Return the number of optimizer steps that read the training samples `epochs` times. Needs setup().
+
+        Args:
+            samples: Samples of a step over all devices; where rows hold several samples, its rows.
+        """
+        own = self.batch_size, self.accumulate
+        self.batch_size, self.accumulate = samples, 1  # as if one device read the whole step
+        steps = self.train_dataloader().steps.steps_of(epochs)
+        self.batch_size, self.accumulate = own
+        return steps
+
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
         """The loader of the run on this device. plan: arguments of TokenBudgetPlan, for samples of unequal lengths."""
         from flashtrain.data.token_budget_sampler import TokenBudgetSampler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -103,6 +104,10 @@ class StepSampler(DistributedSampler):
     def first_number(self, step: int) -> int:
         """Return the number of samples that all devices together have read before this step."""
         return self._anchor_sample + (step - self._anchor_step) * self.samples_per_step
+
+    def steps_of(self, epochs: float) -> int:
+        """Return the number of steps that read all samples `epochs` times."""
+        return max(1, math.ceil(round(epochs * self.samples / self.samples_per_step, 6)))
 
     def place(self, step: int) -> dict[str, Any]:
         """Return the place in the stream of samples at which a step begins, as plain values for a checkpoint."""

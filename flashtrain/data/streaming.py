@@ -85,6 +85,12 @@ class StreamingDataModule(TextDataModule):
         parts = f"streamed in {len(shards_of(cast(TextSource, self.source))):,} parts, nothing is written"
         return f"{self.source.describe()} | {self.tokenizer.describe()} | {parts} | {held_out}"
 
+    def steps_of(self, epochs: float, samples: int) -> int:
+        """Not available: the length of the text is not known. Raises UserError."""
+        raise UserError(
+            f"trainer.epochs={epochs:g} needs text of a known length. Set trainer.steps, or data.streaming=false."
+        )
+
     def train_dataloader(self) -> StreamLoader:  # type: ignore[override]
         """Return the run's micro-batches for this device, from the trainer's current step on."""
         self._check()

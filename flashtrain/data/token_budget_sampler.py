@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from flashtrain.data.loader import StepSampler
 from flashtrain.data.token_budget import PlanState, TokenBudgetPlan
 
+STEPS_COUNTED = 1000  # planning one takes some milliseconds: the steps of longer epochs are estimated from these
 STATES_SAVED = 256  # of the latest planned steps: more than workers read ahead
 
 
@@ -40,6 +42,14 @@ class TokenBudgetSampler(StepSampler):
             mine = self.rows.micro_batches(self._next(step), batch_size=self.batch_size, **place)
             yield from mine[first : end - step * self.accumulate]
             step, first = step + 1, 0
+
+    def steps_of(self, epochs: float) -> int:
+        steps, wanted, before = 0, epochs * self.samples, self.plan.state
+        while self.plan.state.used < wanted and steps < STEPS_COUNTED:
+            self.plan.next_step()
+            steps += 1
+        used, self.plan.state = self.plan.state.used, before
+        return steps if used >= wanted else math.ceil(steps * wanted / used)
 
     def first_number(self, step: int) -> int:
         return self.state_at(step).used

@@ -77,6 +77,7 @@ class TrainerSettings:
     """How long to train, tokens a step, devices, and how often to log, validate and save (conf/trainer)."""
 
     steps: int = 500  # optimiser steps
+    epochs: float | None = None  # passes over the training data, which give the steps; null: trainer.steps
     tokens_per_step: int = 65536  # over all devices
     micro_batch: int | None = None  # samples a device computes at once; null: from free memory
     # Samples that a language model's validation computes at once; null: micro_batch, whose code is compiled already.
@@ -118,5 +119,6 @@ class TrainerSettings:
             "validate_every", "checkpoint_every",
         ):  # fmt: skip
             at_least(f"trainer.{name}", getattr(self, name), 1)
+        above("trainer.epochs", self.epochs, 0)
         above("trainer.max_minutes", self.max_minutes, 0)
         above("trainer.timeout_seconds", self.timeout_seconds, 0)

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from flashtrain.data.datamodule import ResumableDataModule
 from flashtrain.registry import component, register
-from flashtrain.settings.training import OptimizerSettings, ScheduleSettings
+from flashtrain.settings.training import OptimizerSettings, ScheduleSettings, TrainerSettings
 from flashtrain.training.lamb import lamb
 from flashtrain.training.low_bit_adamw import adamw_8bit
 from flashtrain.training.master_weights import HALF, MasterWeights
@@ -79,3 +80,16 @@ def optimizer_builder(settings: OptimizerSettings, *, sharded: bool) -> Callable
 def schedule_builder(settings: ScheduleSettings, steps: int) -> Callable[[torch.optim.Optimizer], LRScheduler]:
     """Return a function that makes an optimizer's learning-rate schedule: the `make_schedule` of TrainingTask."""
     return partial(component("schedule", settings.name), settings=settings, total_steps=steps)
+
+
+def set_steps(settings: TrainerSettings, data: ResumableDataModule, samples: int) -> list[str]:
+    """Set `steps` to the steps of `epochs`, if that is given; return the line that says so.
+
+    Args:
+        data: after its setup().
+        samples: of a step over all devices; where rows hold several samples, its rows.
+    """
+    if settings.epochs is None:
+        return []
+    settings.steps = data.total_steps = data.steps_of(settings.epochs, samples)
+    return [f"trainer.epochs={settings.epochs:g}: {settings.steps:,} steps, counted from the training data"]

@@ -21,7 +21,7 @@ from flashtrain.tasks.fine_tuning.splits import make_source
 from flashtrain.tasks.masked_language.batching import bert_estimate
 from flashtrain.tasks.masked_language.plan import bert_config
 from flashtrain.tasks.masked_language.trained import check_context, read_bert, tokenizer_of
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder, set_steps
 from flashtrain.tasks.text_data import loader_workers, vocabulary_of
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
@@ -83,6 +83,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         num_workers=loader_workers(settings.data, hardware.kind),
     )
     own = settings.finetune
+    epochs = set_steps(settings.trainer, data, own.batch)
     task = FineTuning(
         model,
         own.target,
@@ -120,7 +121,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         throughput,
         batching,
         description,
-        said=[source.describe(), describe_training(settings, hardware, model, batching)],
+        said=[source.describe(), *epochs, describe_training(settings, hardware, model, batching)],
         row=row,
         tokenizer=source.tokenizer,
         advice=ADVICE,

@@ -36,7 +36,7 @@ from flashtrain.tasks.language.starting_weights import (
     tokenizer_of_weights,
     weights_at_context,
 )
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder, set_steps
 from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options, vocabulary_of
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
@@ -53,16 +53,17 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     data = make_data(settings, hardware, own)
     data.prepare_data()
     data.setup()
+    epochs = set_steps(settings.trainer, data, settings.samples_per_step)
     vocab_size = data.tokenizer.vocab_size
     model = build_model(vocab_size=vocab_size, attention=hardware.attention)
     batching = fit_memory(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     description = describe_model(model, settings, vocab_size=vocab_size)
-    said = [data.describe(), describe(settings, hardware, model, batching), *describe_mask(settings)]
-    epochs = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
-    said += [epochs] if epochs else []
+    said = [data.describe(), *epochs, describe(settings, hardware, model, batching), *describe_mask(settings)]
+    parts = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
+    said += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
-    if not epochs and 0 < data.train_tokens < 0.95 * read:
+    if not parts and 0 < data.train_tokens < 0.95 * read:
         said.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text")
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every

@@ -19,7 +19,7 @@ from flashtrain.tasks.batching import compiles
 from flashtrain.tasks.masked_language.batching import choose_masked_batching, tokens_per_device
 from flashtrain.tasks.masked_language.plan import bert_config, describe_training
 from flashtrain.tasks.masked_language.trained import check_context, read_bert
-from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
+from flashtrain.tasks.optimization import optimizer_builder, schedule_builder, set_steps
 from flashtrain.tasks.text_data import loader_workers, make_sources, make_tokenizer_spec, reading_options
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.early_stopping import StopAtTarget
@@ -47,7 +47,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         "vocab_size": model.config.vocab_size,
         "shape": asdict(model.config),
     }
-    said = [data.describe(), describe_training(settings, hardware, model, batching, data)]
+    epochs = set_steps(settings.trainer, data, batching.accumulate * settings.trainer.ranks)
+    said = [data.describe(), *epochs, describe_training(settings, hardware, model, batching, data)]
     if data.held_out_samples:
         requested, every = settings.masked.validation_samples, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_samples, requested, every, "masked.validation_samples"))

@@ -20,6 +20,7 @@ class ClassificationTask(Task):
     """task=classification: trains classifiers of long sequences, in stages (recipe=pathx, path256, lra-*)."""
 
     settings = ClassificationSettings
+    has_epochs = False  # each stage has its steps
     shards = False
     modes: Mapping[str, str] = {"evaluate": "sequence pathfinder", "export": "export_precision"}
     same = ("classifier", "sequence", "masked_pixels", "curriculum", "pathfinder")

@@ -1,0 +1,65 @@
+"""trainer.epochs gives the number of steps, from the data that a run reads; a run so given resumes exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from contract_runs import TASKS, Settings, assert_same_run, interrupted, summary, train
+
+import flashtrain
+from flashtrain.data.loader import StepSampler
+from flashtrain.folders.run_folder import read_settings
+
+
+class Ended(Exception):
+    """An error of a user's own code."""
+
+
+def fail() -> None:
+    raise Ended
+
+
+def settings_of(case: str, place: Path, epochs: float) -> Settings:
+    settings = TASKS[case](place)
+    del settings["trainer.steps"]
+    return {**settings, "trainer.epochs": epochs}
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1, 13), (2, 25), (0.01, 1), (0.08, 1), (0.1, 2)])
+def test_an_epochs_last_step_reads_of_the_next_one(epochs: float, steps: int) -> None:
+    assert StepSampler(100, batch_size=4, accumulate=2, total_steps=1).steps_of(epochs) == steps
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", ["language", "chat", "masked_language", "fine_tuning", "mixture"])
+def test_the_steps_read_the_data_so_many_times(case: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    settings = settings_of(case, tmp_path / "data", 1.5)
+    found = summary(train(settings, tmp_path / "runs"))
+    assert 1.5 <= found["epochs"] <= 1.5 * (found["steps"] + 1) / found["steps"]
+    (folder,) = (tmp_path / "runs").rglob("config.yaml")
+    assert read_settings(folder.parent).trainer.steps == found["steps"]
+
+
+@pytest.mark.integration
+def test_such_a_run_resumes_exactly(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    settings = settings_of("language", tmp_path / "data", 2)
+    folder = interrupted(settings, tmp_path / "stopped", 5, fail, Ended)
+    train(settings, tmp_path / "stopped", resume=folder)
+    assert_same_run(folder, train({**settings, "trainer.epochs": None, "trainer.steps": 6}, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(
+    ("case", "changed", "line"),
+    [
+        ("streamed", {}, "trainer.epochs=1 needs text of a known length"),
+        ("classification", {}, "trainer.epochs is not supported by task=classification"),
+        ("language", {"mode": "plan"}, "trainer.epochs is not supported by mode=plan"),
+        ("language", {"trainer.steps": 3}, "trainer.steps and trainer.epochs are both given"),
+    ],
+)
+def test_what_has_no_epochs_is_refused(case: str, changed: Settings, line: str, tmp_path: Path) -> None:
+    with pytest.raises(flashtrain.UserError, match=line):
+        train({**settings_of(case, tmp_path, 1), **changed}, tmp_path / "runs")
