@@ -23,7 +23,7 @@ def test_help_lists_the_recipes_with_a_line_each(tmp_path) -> None:
     done = flashtrain_command("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "recipe=gpt2" in done.stdout
-    assert "GPT-2 124M on real text" in done.stdout
+    assert "GPT-2 124M on the source code" in done.stdout
 
 
 def test_help_has_an_example_of_every_mode_that_is_taken_as_it_stands() -> None:
