@@ -52,7 +52,10 @@ def _draw(options: argparse.Namespace) -> None:
     results = {source: read_result(source) for source in options.sources if not source.is_dir()}
     rows: list[Row] = []
     for source in options.sources:
-        rows += results[source].rows if source in results else with_overrides(collect_summaries(source))
+        if one := results.get(source):
+            rows += [{"measured": f"{one.device}, {one.date}", **row} for row in one.rows]  # for a figure's title
+        else:
+            rows += with_overrides(collect_summaries(source))
     view = view_of({key: value for key in OPTIONS if (value := getattr(options, key)) is not None})
     plain = view == View() and not results and bool(varied_keys(rows))
     table = sweep_table(rows) if plain else view.table(rows)

@@ -1,10 +1,12 @@
-"""Draw rows of results as PNG figures, 1200 pixels wide, on a white background."""
+"""Draw rows of results as PNG figures, 1200 pixels wide, on a white background: the style of all figures."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,15 @@ from flashtrain.report.table import available_columns, check_columns
 
 WIDTH_INCHES, DPI = 8.0, 150  # 1200 pixels
 INK, GRID = "#333333", "#e3e3e3"
-# Distinguishable with every kind of colour vision, and in grey by their markers.
-_COLOURS = ("#0b6fb8", "#d55e00", "#00876c", "#a0529a", "#8a6d00", "#4d4d4d", "#3fa7d6", "#b5364b")
+# Distinguishable with every kind of colour vision. In grey the first four differ by lightness, the others by markers.
+_COLOURS = ("#123f7e", "#b8420a", "#35a897", "#cf9d10", "#7b3294", "#5a5a5a", "#6fa8dc", "#b5364b")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LOG_FROM = 40  # largest / smallest value from which an axis is logarithmic: a linear one would hide small values
 TICKS = 7  # labels of an axis
-_LEGEND = 110  # letters of a line of the legend, with a marker before each name
-_CROSSES_APART = 0.075  # of a panel's height, between the crosses of two lines' failed jobs
+_POINTS = {"linewidth": 2, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
+_LEGEND = 96  # letters of a line of the legend, with a marker before each name
+_LABELLED = 4  # up to this number of lines each has its name at its end, instead of a legend
+_LABEL_WIDTH = 17  # letters of a line of such a name
 _COURSE = 10  # from this number of evenly spaced x on they are a course, such as every tenth step
 
 Rows = Sequence[Mapping[str, Any]]
@@ -36,7 +40,7 @@ Rows = Sequence[Mapping[str, Any]]
 def sweep_figure(rows: Rows, path: str | Path, x: str = "context", group: Sequence[str] | None = None) -> Path:
     """Draw tokens/s, peak memory (GiB) and loss against `x`, in three panels side by side.
 
-    A failed job is a cross at the top of each panel, with its status as text.
+    A line's name says where its jobs failed, with their status.
 
     Args:
         rows: the summary rows of the jobs.
@@ -70,7 +74,8 @@ def line_figure(
     """Draw `y` against `x` as a PNG, with a panel for each y.
 
     Rows with the same x on one line (such as seeds) are drawn at their median. If a row has the keys y_low and y_high
-    (y being the key's name), a bar is drawn between their values.
+    (y being the key's name), a bar is drawn between their values. The title ends with the rows' "measured": the device
+    and the day. In one or two panels a few lines have their names at their ends, otherwise in a legend.
 
     Args:
         x: the key on the x axis. Its values are numbers, or words, which are spaced evenly. Contexts, and other numbers
@@ -94,32 +99,39 @@ def line_figure(
 
     lines = _lines(placed, groups)
     axis = _XAxis(placed, x)
-    figure = Figure(
-        figsize=(WIDTH_INCHES, height or (3.05 if len(measures) > 1 else 4.2)), dpi=DPI, layout="constrained"
-    )
-    FigureCanvasAgg(figure)
+    names = [_name(name, rows, axis) for name, rows in lines.items()]
+    figure = new_figure(height or (3.2 if len(measures) > 2 else 4.0), title, rows)
+    at_ends = any(names) and len(lines) <= _LABELLED and len(measures) <= 2
     for position, measure in enumerate(measures):
         panel = figure.add_subplot(1, len(measures), position + 1)
         style(panel, figure_text(heading(measure)))
-        _draw_lines(panel, lines, axis, measure, log_y)
+        ends = _draw_lines(panel, lines.values(), axis, measure, log_y)
         axis.apply(panel)
-        _mark_failures(panel, lines, axis, measure)
-    if title:
-        figure.suptitle("\n".join(map(figure_text, title.splitlines())), fontsize=10, color=INK)
-    if len(lines) > 1:
-        handles = [
-            Line2D([], [], color=colour(i), marker=marker(i), markersize=5, label=figure_text(n))
-            for i, n in enumerate(lines)
-        ]
-        figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=max(1, min(len(lines), 4, _LEGEND // (max(map(len, lines)) + 8))),  # so that long names fit
-            frameon=False,
-            fontsize=8.5,
-            labelcolor=INK,
-        )
+        if at_ends:
+            _name_lines(panel, ends, names)
+    if any(names) and not at_ends:
+        handles = [Line2D([], [], color=colour(i), marker=marker(i), label=name) for i, name in enumerate(names)]
+        columns = max(1, min(len(names), 4, _LEGEND // (max(map(len, names)) + 8)))  # so that long names fit
+        legend(figure, handles, columns)
     return save(figure, Path(path))
+
+
+def new_figure(height: float, title: str, rows: Rows) -> Figure:
+    """Make an empty figure of `height` inches: its title, and below it the rows' "measured", where they have it."""
+    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    lines = [*title.splitlines(), "; ".join(values_of(rows, "measured"))]
+    if any(lines):
+        text = "\n".join(figure_text(line) for line in lines if line)
+        figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, color=INK, linespacing=1.4)
+    return figure
+
+
+def legend(figure: Figure, handles: Sequence[Any], columns: int) -> None:
+    """Put a legend below a figure's panels."""
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5, labelcolor=INK
+    )
 
 
 def _can_be_placed(value: Any) -> bool:
@@ -156,7 +168,7 @@ class _XAxis:
         panel.set_xlim(places[0] - margin, places[-1] + margin)
         named = figure_text(heading(self.key))
         panel.set_xlabel(f"{named} (tokens)" if self.key == "context" else named)
-        labels = [self._label(value) for value in self.values]
+        labels = [self.label({self.key: value}) for value in self.values]
         few = self.numeric and ticks_at(panel, places, labels)
         if few or (self.numeric and not self.log):
             return  # a course of many points keeps the axis of round numbers
@@ -166,7 +178,8 @@ class _XAxis:
         panel.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
         panel.xaxis.set_minor_locator(NullLocator())
 
-    def _label(self, value: Any) -> str:
+    def label(self, row: Mapping[str, Any]) -> str:
+        value = row[self.key]
         return tokens_label(value) if self.numeric else figure_text(cell(self.key, value))
 
 
@@ -188,9 +201,24 @@ def _lines(rows: Rows, groups: Sequence[str]) -> dict[str, list[Mapping[str, Any
     return lines
 
 
-def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: str, log_y: bool | None) -> None:
+def _name(name: str, rows: Rows, axis: _XAxis) -> str:
+    """The text that names a line in a figure, with the x at which its jobs failed, if any did."""
+    failed = sorted(filter(has_failed, rows), key=axis.place)
+    if not failed:
+        return figure_text(name)
+    at = "at " + ", ".join(dict.fromkeys(map(axis.label, failed)))
+    if len(failed) > 1 and all(has_failed(row) for row in rows if axis.place(row) >= axis.place(failed[0])):
+        at = f"from {axis.label(failed[0])}"
+    return figure_text(f"{name} ({status_text(failed[0])} {at})").strip()
+
+
+def _draw_lines(
+    panel: Axes, lines: Iterable[Rows], axis: _XAxis, measure: str, log_y: bool | None
+) -> dict[int, tuple[float, float]]:
+    """Draw the lines, and return the last point of each, by the line's number."""
     seen: list[float] = []
-    for index, rows in enumerate(lines.values()):
+    ends: dict[int, tuple[float, float]] = {}
+    for index, rows in enumerate(lines):
         points: dict[float, list[float]] = {}
         for row in rows:
             value = row.get(measure)
@@ -199,41 +227,49 @@ def _draw_lines(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: s
         places = sorted(points)
         medians = [statistics.median(points[place]) for place in places]
         seen += medians
+        if places:
+            ends[index] = (places[-1], medians[-1])
         joined = "-" if axis.numeric else ""
-        panel.plot(
-            places,
-            medians,
-            linestyle=joined,
-            color=colour(index),
-            marker=marker(index),
-            linewidth=1.6,
-            markersize=4.5,
-            markeredgecolor="white",
-            markeredgewidth=0.6,
-            zorder=3,
-        )
+        panel.plot(places, medians, joined, color=colour(index), marker=marker(index), zorder=3, **_POINTS)
         seen += _draw_intervals(panel, rows, axis, measure, colour(index))
     if not seen:
         panel.text(0.5, 0.5, "not measured", transform=panel.transAxes, ha="center", va="center", color="#888888")
         panel.set_yticks([])
         panel.grid(False)
-        return
+        return ends
     if log_y is None:
         log_y = min(seen) > 0 and max(seen) >= LOG_FROM * min(seen)
-    # room above all values for the crosses of failed jobs, a row of them per line of the figure
-    headroom = _CROSSES_APART * 1.3 * sum(any(has_failed(row) for row in rows) for rows in lines.values())
     if log_y:
         panel.set_yscale("log")
-        panel.set_ylim(min(seen) / 1.6, max(seen) * (max(seen) / min(seen)) ** (0.08 + headroom))
+        panel.set_ylim(min(seen) / 1.6, max(seen) * (max(seen) / min(seen)) ** 0.08)
         panel.yaxis.set_minor_locator(NullLocator())
     elif _is_loss(measure):
         low, high = lowest(min(seen), max(seen)), max(seen)
-        panel.set_ylim(low, high + (0.12 + headroom) * max(high - low, 1e-6))
+        panel.set_ylim(low, high + 0.12 * max(high - low, 1e-6))
     elif min(seen) >= 0:
         panel.yaxis.set_major_locator(MaxNLocator(6))
-        panel.set_ylim(0, max(seen) * (1.08 + headroom) or 1)
+        panel.set_ylim(0, max(seen) * 1.08 or 1)
     if not _is_loss(measure):
         panel.yaxis.set_major_formatter(FuncFormatter(tick_label))
+    return ends
+
+
+def _name_lines(panel: Axes, ends: Mapping[int, tuple[float, float]], names: Sequence[str]) -> None:
+    """Write each line's name at its last point: right of the panel, without overlaps, or within the panel."""
+    height = panel.bbox.height * 72 / DPI  # of the panel in points, about: titles and names take their room later
+    at = {i: height * panel.transAxes.inverted().transform(panel.transData.transform(ends[i]))[1] for i in ends}
+    texts = {i: textwrap.fill(names[i], _LABEL_WIDTH) for i in ends}
+    half = {i: 6.2 * (text.count("\n") + 1) for i, text in texts.items()}
+    last = max((place for place, _ in ends.values()), default=0.0)
+    # a line that ends early has its name below its end, or above where there is no room
+    up = {i: 0.0 if ends[i][0] == last else (half[i] + 7) * (1 if at[i] < height / 3 else -1) for i in ends}
+    order = sorted((i for i in ends if ends[i][0] == last), key=lambda i: at[i])
+    for low, high in [*pairwise(order)] * 40:  # names that overlap move apart
+        overlap = half[low] + half[high] + 2 - (at[high] + up[high] - at[low] - up[low])
+        up[low], up[high] = up[low] - max(overlap, 0) / 2, up[high] + max(overlap, 0) / 2
+    for i, text in texts.items():
+        look = {"textcoords": "offset points", "va": "center", "color": colour(i), "fontsize": 9.5}
+        panel.annotate(text, ends[i], (7, up[i]), annotation_clip=False, **look)
 
 
 def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour: str) -> list[float]:
@@ -246,47 +282,6 @@ def _draw_intervals(panel: Axes, rows: Rows, axis: _XAxis, measure: str, colour:
             panel.vlines(axis.place(row), low, high, color=colour, linewidth=1.2, zorder=2)
             ends += [low, high]
     return ends
-
-
-def _mark_failures(panel: Axes, lines: Mapping[str, Rows], axis: _XAxis, measure: str) -> None:
-    """Draw a cross for each failed job at the top of the panel, with the status of each line's first one."""
-    level = 0.955
-    for index, rows in enumerate(lines.values()):
-        failed = sorted((axis.place(row), status_text(row)) for row in rows if has_failed(row))
-        if not failed:
-            continue
-        places = [place for place, _ in failed]
-        panel.plot(
-            places,
-            [level] * len(places),
-            transform=panel.get_xaxis_transform(),
-            color=colour(index),
-            linestyle="",
-            marker="x",
-            markersize=5.5,
-            markeredgewidth=1.6,
-            clip_on=False,
-            zorder=4,
-        )
-        place, words = failed[0]
-        left, right = panel.get_xlim()
-        side = (
-            -1 if place > (left + right) / 2 else 1
-        )  # the text is on the side of the panel's middle, where there is room
-        panel.annotate(
-            figure_text(words),
-            (place, level),
-            xycoords=panel.get_xaxis_transform(),
-            xytext=(6 * side, 0),
-            textcoords="offset points",
-            ha="right" if side < 0 else "left",
-            va="center",
-            color=colour(index),
-            fontsize=7.5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
-            zorder=4,
-        )
-        level -= _CROSSES_APART
 
 
 def lowest(low: float, high: float) -> float:
@@ -314,17 +309,19 @@ def ticks_at(panel: Axes, places: Sequence[float], labels: Sequence[str]) -> boo
 
 
 def tick_label(value: float, _: int = 0) -> str:
-    """Format a number at an axis: 0.5, 250, 3.5k. matplotlib also passes the tick's position, which is not used."""
-    return f"{value / 1000:,g}k" if value >= 1000 else f"{value:g}"
+    """Format a number at an axis: 0.5, 250, 3.5k, 1M. matplotlib also passes the tick's position, which is not used."""
+    if value >= 1e6:
+        return f"{value / 1e6:g}M"
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
 def style(panel: Axes, title: str) -> None:
     """Give a panel its title, grid and colours."""
-    panel.set_title(title, fontsize=9.5, color=INK, loc="left", pad=6)
+    panel.set_title(title, fontsize=10.5, color=INK, loc="left", pad=6)
     panel.grid(True, color=GRID, linewidth=0.7)
     panel.set_axisbelow(True)
-    panel.tick_params(labelsize=8, colors=INK, length=0)
-    panel.xaxis.label.set(size=8.5, color=INK)
+    panel.tick_params(labelsize=9.5, colors=INK, length=0)
+    panel.xaxis.label.set(size=9.5, color=INK)
     for side in ("top", "right", "left"):
         panel.spines[side].set_visible(False)
     panel.spines["bottom"].set_color("#999999")

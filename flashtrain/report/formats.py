@@ -118,7 +118,7 @@ COLUMNS: dict[str, Column] = {
     "gb_per_second": Column("GB/s of keys and values, queued", significant),
     "bandwidth_share": Column("share of 4.2 TB/s", significant),
     "of_plain": Column("speed / without features", significant),
-    "forward_backward_milliseconds": Column("forward + backward (ms)", significant),
+    "forward_backward_tflops": Column("forward + backward (TFLOP/s)", significant),
     "tflops": Column("TFLOP/s", significant),
     "forward_ms": Column("forward (ms)", significant),
     "backward_ms": Column("backward (ms)", significant),
@@ -151,7 +151,7 @@ COLUMNS: dict[str, Column] = {
 
 # Keys of the whole table, which are in its caption, or too long for a cell: texts of errors are listed below the table.
 # (An error that is a number, a distance from a reference, is an ordinary column.)
-NOT_SHOWN = ("device", "versions", "overrides", "command", "error")
+NOT_SHOWN = ("device", "versions", "overrides", "command", "error", "measured")
 
 
 def heading(key: str) -> str:

@@ -18,8 +18,7 @@ from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_study import ContextStudy, run_of, trained_contexts
 
 FIGURE = "score.png"
-BOUND = "the most that can be expected of a reader of so many tokens"
-_HEIGHT = 4.2  # inches
+BOUND = "best possible with so many tokens"
 # Columns of the comparison's table.
 _TABLE = (
     "context", "micro_f1", "accuracy", "best_micro_f1", "validation_loss", "samples", "batch", "micro_batch",
@@ -77,8 +76,8 @@ def documents_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Pat
         if row.get("best_micro_f1") is not None
     ]
     samples = {row["samples"] for row in rows if row.get("samples")}
-    title = f"{samples.pop():,} texts trained on at every context" if len(samples) == 1 else ""
-    return line_figure(drawn, "context", measure, "series", path, title=title, height=_HEIGHT, log_y=False)
+    title = f"Long documents, {samples.pop():,} trained on at every context" if len(samples) == 1 else ""
+    return line_figure(drawn, "context", measure, "series", path, title=title, log_y=False)
 
 
 def _scored(rows: Sequence[Row]) -> list[Row]:

@@ -60,15 +60,14 @@ def test_it_trains_or_measures_a_step_on_a_cpu(recipe: str, tmp_path) -> None:
 RESULTS = Path(__file__).parents[2] / "recipes" / "results"
 FIGURES = {
     "accuracy": "lra-h200",
-    "attention-memory": "attention-paper-h200",
-    "attention-runtime": "attention-paper-h200",
+    "attention-lengths": "attention-paper-h200",
     "attention-shapes": "attention-anchors-h200",
-    "context-efficiency": "context-two-gpus-h200",
     "curriculum": "pathfinder-original-training-h200",
     "documents": "long-document-h200",
     "lengths": "gpt2-long-h200",
-    "lengths-positions": "gpt2-long-h200",
+    "longest": "hf-long-h200",
     "speed": "context-speed-h200",
+    "training": "bert-training-h200",
 }
 
 

@@ -44,6 +44,11 @@ def texts(panel: matplotlib.axes.Axes) -> list[str]:
     return [text.get_text() for text in panel.texts]
 
 
+def names(figure: matplotlib.figure.Figure) -> list[str]:
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
 def test_the_context_figure_is_a_png_1200_pixels_wide(tmp_path: Path):
     path = sweep_figure(SWEEP, tmp_path / "new" / "sweep.png")
     picture = Image.open(path)
@@ -55,7 +60,7 @@ def test_three_panels_with_a_line_for_each_attention(tmp_path: Path, drawn: list
     panels = drawn[0].axes
     assert [panel.get_title(loc="left") for panel in panels] == ["tokens/s", "peak memory (GiB)", "validation loss"]
     assert [len(panel.lines) for panel in panels] == [2, 2, 2]
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["flash", "standard"]
+    assert names(drawn[0]) == ["flash", "standard"]
     sweep_figure([row(8, validation_loss=None, train_loss=3.0)], tmp_path / "not-validated.png")
     assert drawn[1].axes[2].get_title(loc="left") == "training loss"
 
@@ -67,15 +72,31 @@ def test_the_context_axis_is_ticked_in_powers_of_two(tmp_path: Path, drawn: list
     assert list(panel.get_xticks()) == [10, 11, 12, 13]
 
 
-def test_a_job_out_of_memory_is_marked_at_the_top_of_every_panel(tmp_path: Path, drawn: list):
+def test_a_lines_name_says_where_its_jobs_failed(tmp_path: Path, drawn: list):
     sweep_figure([*SWEEP, OUT_OF_MEMORY], tmp_path / "sweep.png")
-    assert [texts(panel) for panel in drawn[0].axes] == [["out of memory"]] * 3
-    cross = drawn[0].axes[0].lines[-1]
-    assert (cross.get_marker(), list(cross.get_xdata())) == ("x", [14])
-    assert cross.get_ydata()[0] > 0.9  # of the panel's height
-    assert cross.get_color() == drawn[0].axes[0].lines[1].get_color()
+    assert names(drawn[0]) == ["flash", "standard (out of memory at 16K)"]
+    sweep_figure([*SWEEP, OUT_OF_MEMORY, {**OUT_OF_MEMORY, "context": 32768}], tmp_path / "longer.png")
+    assert names(drawn[1]) == ["flash", "standard (out of memory from 16K)"]
     sweep_figure([OUT_OF_MEMORY], tmp_path / "failed.png")
-    assert texts(drawn[1].axes[0]) == ["not measured", "out of memory"]
+    assert texts(drawn[2].axes[0]) == ["not measured"]
+    assert names(drawn[2]) == ["(out of memory at 16K)"]
+
+
+def test_few_lines_have_their_names_at_their_ends_and_none_overlap(tmp_path: Path, drawn: list):
+    rows = [row(context, name, mfu=0.4) for name in ("flash", "equal", "standard") for context in (1024, 2048, 4096)]
+    rows = [each for each in rows if (each["attention"], each["context"]) != ("standard", 4096)]
+    line_figure([*rows, {**OUT_OF_MEMORY, "context": 4096}], "context", "mfu", "attention", tmp_path / "a.png")
+    (panel,) = drawn[0].axes
+    assert drawn[0].legends == []
+    assert sorted(texts(panel)) == ["equal", "flash", "standard (out of\nmemory at 4K)"]
+    boxes = [text.get_window_extent() for text in panel.texts]
+    assert not any(one.overlaps(other) for one in boxes for other in boxes if one is not other)
+
+
+def test_the_title_names_the_card_and_the_day(tmp_path: Path, drawn: list):
+    rows = [{**each, "measured": "NVIDIA H200, 2026-11-22"} for each in SWEEP]
+    line_figure(rows, "context", "peak_memory_gib", "attention", tmp_path / "a.png", title="GPT-2")
+    assert drawn[0]._suptitle.get_text() == "GPT-2\nNVIDIA H200, 2026-11-22"
 
 
 def test_runs_that_differ_in_nothing_shown_are_drawn_at_their_median(tmp_path: Path, drawn: list):

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
 from itertools import groupby
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import Any
 
 from flashtrain.errors import UserError
-from flashtrain.report.figures import save
-from flashtrain.report.formats import figure_text
+from flashtrain.report.figures import INK, colour, legend, marker, new_figure, save, style
 from flashtrain.report.rows import values_of
 from flashtrain_recipes.arena.accuracy import accuracy_rows
-from flashtrain_recipes.arena.published import chance_of, papers_task
-from flashtrain_recipes.harness.rows import Rows
+from flashtrain_recipes.arena.pathfinder.parameters import CONTOURS
+from flashtrain_recipes.arena.published import HARD, papers_task
+from flashtrain_recipes.harness.figures import Bar, bar_figure
+from flashtrain_recipes.harness.rows import Row, Rows
 
-_OURS, _OTHERS, _GRID = "#0969da", "#afb8c1", "#e3e3e3"
-_TITLE_WIDTH = 70  # characters above a panel, which is half of the figure
 _BANDS = ("#f3f6f9", "#ffffff")  # behind one side of the images, and the next
 
 
@@ -30,34 +27,25 @@ def accuracy_figure(rows: Rows, path: str | Path) -> Path:
     found = accuracy_rows(rows)
     if not found:
         raise UserError("no row has an accuracy: expected the result.json that mode=evaluate of a classifier writes.")
-    tasks = list(dict.fromkeys(row["task"] for row in found))
-    bars = {task: [row for row in found if row["task"] == task and row["implementation"] != "chance"] for task in tasks}
-    sizes = [len(bars[task]) for task in tasks]
-    figure = Figure(figsize=(8.0, 0.6 * len(tasks) + 0.32 * sum(sizes) + 0.3), layout="constrained")
-    panels = figure.subplots(len(tasks), 1, squeeze=False, sharex=True, height_ratios=sizes)[:, 0]
-    for axis, task in zip(panels, tasks, strict=True):
-        for place, row in enumerate(bars[task]):
+    groups: dict[str, list[Bar]] = {}
+    marks: dict[str, float] = {}
+    for task in values_of(found, "task"):
+        of_task = [row for row in found if row["task"] == task]
+        own = [row for row in of_task if row["implementation"] == "flashtrain"]
+        more = "ours: trained on more than the task's images" if values_of(own, "shown_in_training") else ""
+        words = papers_task(task) or more
+        name = f"{task} ({words})" if words else task
+        for row in of_task:
             share = 100 * row["accuracy"]
-            ours = not str(row["implementation"]).endswith("(paper)")
-            axis.barh(place, share, color=_OURS if ours else _OTHERS)
-            if row.get("accuracy_low") is not None:
-                error = [[share - 100 * row["accuracy_low"]], [100 * row["accuracy_high"] - share]]
-                axis.errorbar(share, place, xerr=error, color="black", capsize=3)
-            axis.annotate(f"{share:.1f}", (share, place), (8, 0), textcoords="offset points", va="center", fontsize=8)
-        if (chance := chance_of(task)) is not None:
-            axis.axvline(chance, color="black", linestyle=":", linewidth=1)
-        axis.set_yticks(
-            range(len(bars[task])), [figure_text(str(row["implementation"])) for row in bars[task]], fontsize=8
-        )
-        axis.invert_yaxis()
-        theirs = papers_task(task)
-        named = figure_text(task)
-        below = "\n".join(textwrap.wrap(f"({theirs})", _TITLE_WIDTH)) if theirs else ""
-        axis.set_title(f"{named}\n{below}" if below else named, loc="left", fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-    panels[-1].set_xlim(0, 104)
-    panels[-1].set_xlabel("test accuracy, % (dotted: chance)")
-    return save(figure, Path(path))
+            if row["implementation"] == "chance":
+                marks[name] = share
+                continue
+            ends = [100 * row[key] for key in ("accuracy_low", "accuracy_high") if row.get(key) is not None]
+            which = f", {row['weights']}" if len(own) > 1 and row.get("weights") else ""
+            title = row["implementation"].removesuffix(" (paper)") + which
+            groups.setdefault(name, []).append(Bar(title, share, f"{share:.1f}", row in own, ends))
+    title = "Test accuracy. Filled: measured, with 95% intervals. Outlined: published. Dotted: chance."
+    return bar_figure(groups, path, title=title, unit="test accuracy (%)", rows=rows, limit=104, marks=marks)
 
 
 def curriculum_figure(rows: Rows, path: str | Path) -> Path:
@@ -74,43 +62,45 @@ def curriculum_figure(rows: Rows, path: str | Path) -> Path:
     missing = [key for key in (time, "side", "contour", "validation_accuracy") if not values_of(rows, key)]
     if missing:
         raise UserError(f"no row has {', '.join(missing)}: expected the result.json of a run of recipe=pathx.")
-    figure = Figure(figsize=(8.0, 3.8), layout="constrained")
-    axis = figure.subplots()
+    rows = _elapsed(rows, time)
+    figure = new_figure(3.9, "Held-out accuracy through a training's stages; dotted: chance", rows)
+    panel = figure.subplots()
+    style(panel, "held-out accuracy (%)")
     began, whole = 0.0, float(rows[-1][time])
-    lowest = 100 * min(float(row["validation_accuracy"]) for row in rows)
-    bottom = 41.0 if lowest >= 41 else lowest - 5  # below it the sides' names have room
+    bottom = min(44.0, 100 * min(float(row["validation_accuracy"]) for row in rows) - 6)  # sides' names have room
     for number, (side, grouped) in enumerate(groupby(rows, lambda row: row["side"])):
         of_side = list(grouped)
         ended = float(of_side[-1][time])
-        axis.axvspan(began, ended, color=_BANDS[number % 2], zorder=0)
-        upright = 90 if ended - began < 0.1 * whole else 0  # a narrow band has no room for its name
-        axis.annotate(
-            figure_text(f"side {side}"),
-            ((began + ended) / 2, bottom + 1),
-            ha="center",
-            va="bottom",
-            rotation=upright,
-            fontsize=8,
-        )
-        stages = groupby(of_side, lambda row: (row["contour"], row.get("piece"), row.get("stage")))
-        for (contour, *_), together in stages:
+        panel.axvspan(began, ended, color=_BANDS[number % 2], zorder=0)
+        upright = 90 if ended - began < 0.12 * whole else 0  # a narrow band has no room for its name
+        middle = (began + ended) / 2
+        panel.text(middle, bottom + 1, f"side {side}", ha="center", va="bottom", rotation=upright, fontsize=9)
+        for (contour, *_), together in groupby(
+            of_side, lambda row: (row["contour"], row.get("piece"), row.get("stage"))
+        ):
             stage = list(together)
             minutes = [float(row[time]) for row in stage]
             shares = [100 * float(row["validation_accuracy"]) for row in stage]
-            named = "14" if contour == "hard" else figure_text(str(contour))
-            color = "#cf222e" if contour == "hard" else _OURS
-            axis.plot(minutes, shares, marker="o", markersize=3, color=color, zorder=3)
-            axis.annotate(
-                named, (minutes[-1], max(shares)), (0, 5),
-                textcoords="offset points", ha="center", va="bottom", fontsize=6,
-            )  # fmt: skip
+            hard = str(contour) in HARD
+            name = f"the task's contours, {CONTOURS['hard']} dashes" if hard else "shorter contours"
+            look: dict[str, Any] = {"color": colour(hard), "marker": marker(hard), "label": name}
+            panel.plot(minutes, shares, markersize=4, zorder=3, **look)
         began = ended
-    axis.axhline(50, color="black", linestyle=":", linewidth=1)
-    axis.set_ylim(bottom, 104)
-    axis.set_xlim(0, max(1.01 * whole, 0.01))
-    axis.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
-    axis.set_ylabel("held-out accuracy, %")
-    axis.set_title("numbers: dashes of the contours; red: 14, as the Arena's", fontsize=8, loc="left")
-    axis.grid(axis="y", color=_GRID, zorder=1)
-    axis.spines[["top", "right"]].set_visible(False)
+    panel.axhline(50, color=INK, linestyle=":", linewidth=1.2)
+    panel.set_ylim(bottom, 102)
+    panel.set_xlim(0, max(1.01 * whole, 0.01))
+    panel.set_xlabel("GPU minutes" if time == "gpu_minutes" else "minutes")
+    handles, names = panel.get_legend_handles_labels()
+    different = dict(zip(names, handles, strict=True))
+    legend(figure, list(different.values()), len(different))
     return save(figure, Path(path))
+
+
+def _elapsed(rows: Rows, time: str) -> list[Row]:
+    """The rows with the time from the first piece of the training on: each piece has counted its own from 0."""
+    before, last, found = 0.0, 0.0, list[Row]()
+    for row in rows:
+        before += last if row[time] < last else 0.0
+        last = float(row[time])
+        found.append({**row, time: before + last})
+    return found

@@ -1,61 +1,27 @@
-"""Figures of attention: time and memory against length, with the FlashAttention paper's values, and TFLOP/s."""
+"""Figures of attention: TFLOP/s and memory against length, and TFLOP/s of every shape."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import OUT_OF_MEMORY
-from flashtrain.report.figures import DPI, GRID, INK, WIDTH_INCHES, colour, line_figure, marker, save
+from flashtrain.report.figures import colour, legend, line_figure, marker, new_figure, save, style
 from flashtrain.report.formats import figure_text
 from flashtrain_recipes.harness.rows import Row, Rows, has_failed, status_text, values_of
 
-# FlashAttention (Dao et al. 2022, arXiv 2205.14135), appendix: forward + backward in milliseconds on an A100-40GB,
-# batch 16, 8 heads of 64, by sequence length. "PyTorch" is standard attention, which ran out of memory at 16K.
-PAPER = "FlashAttention (Dao et al. 2022), appendix, A100-40GB"
-PAPER_MILLISECONDS: dict[str, dict[int, float]] = {
-    "PyTorch": {512: 1.18, 1024: 3.67, 2048: 13.22, 4096: 50.44},
-    "FlashAttention": {512: 0.73, 1024: 2.29, 2048: 7.64, 4096: 30.09, 16384: 470.5, 65536: 7493.0},
-    "block-sparse FlashAttention": {512: 0.82, 1024: 0.88, 2048: 1.71, 4096: 3.21, 16384: 12.6, 65536: 50.4},
-}
-PAPER_SHAPE = {"batch": 16, "heads": 8, "kv_heads": 8, "head_dim": 64, "mask": "full", "dropout": 0.0}
-_INCHES_PER_SHAPE = 0.21
+_INCHES_PER_SHAPE = 0.27
+_LINES = 4  # of a figure: what is called most
+_CALLED = ("flashtrain", "standard attention", "flash-attn-4", "torch SDPA, cuDNN", "torch SDPA, FlashAttention-2")
 
 
-def paper_rows() -> list[dict[str, Any]]:
-    """Return the paper's times as rows with implementation, seqlen_q and forward_backward_milliseconds."""
-    return [
-        {"implementation": f"{name} (paper)", "seqlen_q": length, "forward_backward_milliseconds": value}
-        for name, values in PAPER_MILLISECONDS.items()
-        for length, value in values.items()
-    ]
+def lengths_figure(rows: Rows, path: str | Path) -> Path:
+    """Draw TFLOP/s (forward and backward together) and peak memory beyond the inputs against length as a PNG.
 
-
-def runtime_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw forward + backward time in milliseconds against sequence length as a PNG.
-
-    The shape with the most measured lengths is drawn; where it is the paper's shape, the paper's values are lines too.
-
-    Raises:
-        UserError: no shape was measured at two lengths.
-    """
-    name, shape = largest_shape(rows)
-    lengths = {row["seqlen_q"] for row in shape}
-    is_the_papers = all(row.get(key) == value for row in shape for key, value in PAPER_SHAPE.items())
-    published = [row for row in paper_rows() if is_the_papers and row["seqlen_q"] in lengths]
-    title = f"{name}; (paper): {PAPER}" if published else name
-    return _lines([*both_directions(shape), *published], "forward_backward_milliseconds", title, path)
-
-
-def memory_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw peak memory in MiB, beyond the inputs, against sequence length as a PNG.
-
-    The shape with the most measured lengths is drawn.
+    The shape with the most measured lengths is drawn, and of its implementations four at most.
 
     Raises:
         UserError: no shape was measured at two lengths, or no row has a peak memory.
@@ -63,11 +29,15 @@ def memory_figure(rows: Rows, path: str | Path) -> Path:
     name, shape = largest_shape(rows)
     if not values_of(shape, "peak_memory_mib"):
         raise UserError("no row has peak_memory_mib: there is nothing to draw.")
-    return _lines(both_directions(shape), "peak_memory_mib", name, path)
+    measures = ["forward_backward_tflops", "peak_memory_gib"]
+    joined = both_directions(_of_few(shape))
+    return line_figure(joined, "seqlen_q", measures, "implementation", path, title=f"Attention, {name}", log_y=False)
 
 
-def _lines(rows: Rows, measure: str, title: str, path: str | Path) -> Path:
-    return line_figure(rows, "seqlen_q", measure, "implementation", path, title=title, log_y=True, height=5.2)
+def _of_few(rows: Rows) -> list[Row]:
+    names = values_of(rows, "implementation")
+    few = sorted(names, key=lambda name: _CALLED.index(name) if name in _CALLED else len(_CALLED))[:_LINES]
+    return [dict(row) for name in few for row in rows if row["implementation"] == name]
 
 
 def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
@@ -96,57 +66,53 @@ def largest_shape(rows: Rows) -> tuple[str, list[Row]]:
 
 
 def both_directions(rows: Rows) -> list[Row]:
-    """Join the forward and backward row of each implementation and length: times added, the larger memory.
+    """Join the forward and backward row of each implementation and length: their TFLOP/s together, the larger memory.
 
     A failure in one direction becomes the joined row's status.
     """
-    pairs: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
+    pairs: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
         pairs.setdefault((row["implementation"], row["seqlen_q"], row["batch"]), {})[row["direction"]] = row
     joined = []
-    for (implementation, length, batch), directions in pairs.items():
-        both: Row = {"implementation": implementation, "seqlen_q": length, "batch": batch}
+    for directions in pairs.values():
+        both = {key: row.get(key) for row in directions.values() for key in ("implementation", "seqlen_q", "measured")}
         failed = [row for row in directions.values() if has_failed(row)]
         if failed:
             joined.append({**both, "status": status_text(failed[0])})
         elif len(directions) == 2:
             memory = values_of(directions.values(), "peak_memory_mib")
-            both["forward_backward_milliseconds"] = sum(row["milliseconds"] for row in directions.values())
-            joined.append({**both, "peak_memory_mib": max(memory, default=None)})
+            work = sum(row["milliseconds"] * row["tflops"] for row in directions.values())
+            both["forward_backward_tflops"] = work / sum(row["milliseconds"] for row in directions.values())
+            joined.append({**both, "peak_memory_gib": max(memory) / 1024 if memory else None})
     return joined
 
 
 def dot_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw the TFLOP/s of every shape as dots in a PNG; the rows' first implementation is drawn over the others.
+    """Draw the TFLOP/s of every shape as dots in a PNG, of four implementations at most; flashtrain's are the largest.
 
     Raises:
         UserError: no row has a forward or backward with TFLOP/s.
     """
-    measured = [row for row in rows if row.get("tflops") is not None and row.get("direction")]
+    measured = _of_few([row for row in rows if row.get("tflops") is not None and row.get("direction")])
     if not measured:
         raise UserError("no row has a direction (forward, backward) with TFLOP/s: there is nothing to draw.")
-    labels = list(dict.fromkeys(map(_label, measured)))
+    labels = list(dict.fromkeys(map(_label, sorted(measured, key=itemgetter("mask", "head_dim", "seqlen_q")))))
     names = values_of(measured, "implementation")
     directions = [name for name in ("forward", "backward") if any(row["direction"] == name for row in measured)]
-    height = 1.3 + _INCHES_PER_SHAPE * len(labels)
-    figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    title = "Attention (batch x length, heads, mask)"
+    figure = new_figure(1.5 + _INCHES_PER_SHAPE * len(labels), title, measured)
     for place, direction in enumerate(directions):
         panel = figure.add_subplot(1, len(directions), place + 1)
-        panel.set_title(f"{direction}, TFLOP/s", fontsize=9.5, color=INK)
-        panel.grid(axis="y", color=GRID, linewidth=0.8)
+        style(panel, f"{direction}, TFLOP/s")
         for number, name in enumerate(names):
             own = [row for row in measured if row["implementation"] == name and row["direction"] == direction]
             x, y = [row["tflops"] for row in own], [labels.index(_label(row)) for row in own]
-            look: dict[str, Any] = {"marker": marker(number), "color": colour(number), "s": 26 if number else 52}
+            look: dict[str, Any] = {"marker": marker(number), "color": colour(number), "s": 30 if number else 60}
             panel.scatter(x, y, label=figure_text(name), zorder=2 + len(names) - number, **look)
         panel.set_ylim(len(labels) - 0.4, -0.6)
         panel.set_xlim(left=0)
         panel.set_yticks(range(len(labels)), [figure_text(label) if place == 0 else "" for label in labels])
-        panel.tick_params(labelsize=7.5, colors=INK, length=0)
-        panel.spines[:].set_visible(False)
-    handles, _ = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8, labelcolor=INK)
+    legend(figure, figure.axes[0].get_legend_handles_labels()[0], len(names))
     return save(figure, Path(path))
 
 

@@ -1,4 +1,4 @@
-"""recipe=attention-benchmark: time attention by every baseline, forward and backward, and draw the paper's figures."""
+"""recipe=attention-benchmark: time attention by every baseline, forward and backward, and draw both against length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flashtrain.announce import say
 from flashtrain_recipes.attention_benchmark.baselines import AttentionBaseline, all_baselines
 from flashtrain_recipes.attention_benchmark.baselines.pytorch import Sdpa
 from flashtrain_recipes.attention_benchmark.cases import Case, cases
-from flashtrain_recipes.attention_benchmark.figures import memory_figure, runtime_figure
+from flashtrain_recipes.attention_benchmark.figures import lengths_figure
 from flashtrain_recipes.attention_benchmark.turns import AttentionTurns, empty_rows
 from flashtrain_recipes.attention_benchmark.warm import warm_up
 from flashtrain_recipes.harness.benchmark import Benchmark
@@ -32,7 +32,7 @@ class AttentionBenchmark(Benchmark):
         "implementation", "tflops", "milliseconds", "host_us", "of_plain", "gb_per_second", "peak_memory_mib", "error",
         "status",
     )  # fmt: skip
-    drawings = (("runtime.png", runtime_figure), ("memory.png", memory_figure))
+    drawings = (("lengths.png", lengths_figure),)
 
     @property
     def as_called(self) -> bool:

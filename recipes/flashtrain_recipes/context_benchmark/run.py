@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
-from flashtrain.report.rows import values_of
 from flashtrain.settings.settings import Settings
 from flashtrain.training.hardware import Hardware
 from flashtrain_recipes.context_benchmark.baseline import ContextBaseline
@@ -18,24 +16,10 @@ from flashtrain_recipes.context_benchmark.cases import ContextCase, cases
 from flashtrain_recipes.context_benchmark.launch import Job, launched
 from flashtrain_recipes.context_benchmark.rows import extrapolated
 from flashtrain_recipes.harness.benchmark import Benchmark
-from flashtrain_recipes.harness.figures import curves
-from flashtrain_recipes.harness.rows import Row, Rows
+from flashtrain_recipes.harness.rows import Row
 from flashtrain_recipes.harness.run_folder import Run
 
 MIN_CPU_RANKS = 4  # processes may be more than cores: slow, but what a test needs
-_SHAPE = ("heads", "kv_heads", "head_dim", "dtype", "degree")
-
-
-def efficiency_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw efficiency against sequence length as a PNG: a panel for each mask, a line for each baseline.
-
-    Raises:
-        UserError: no shape was measured at two lengths.
-    """
-    known = [row for row in rows if row.get("efficiency") is not None]
-    drawn = [{**row, f"efficiency, {row['mask']}": row["efficiency"]} for row in known]
-    panels = [f"efficiency, {mask}" for mask in values_of(drawn, "mask")]
-    return curves(drawn, "seqlen", panels, path, apart=_SHAPE, log_y=False, height=4.6)
 
 
 class ContextBenchmark(Benchmark):
@@ -51,7 +35,6 @@ class ContextBenchmark(Benchmark):
         "imbalance", "peak_memory_gib", "error_ratio",
     )  # fmt: skip
     rate = "tflops_per_device"
-    drawings = (("efficiency.png", efficiency_figure),)
 
     def __init__(self, settings: Settings, hardware: Hardware) -> None:
         self.degrees = degrees_of(settings, hardware)

@@ -21,7 +21,6 @@ from flashtrain_recipes.long_context.compare import (
     LENGTHS,
     PAPER,
     PAPER_TABLE_4,
-    POSITIONS,
     length_rows,
     meets_the_paper,
     paper_columns,
@@ -34,8 +33,8 @@ COLUMNS = (
     "against_shorter_sliding", "tokens_per_second", "train_seconds", "time_ratio", "peak_memory_gib",
     "paper_perplexity", "paper_days", "paper_time_ratio",
 )  # fmt: skip
+_PAPER = "FlashAttention's paper, A100"
 _HEIGHT = 4.2  # inches
-_SLIDING = "flashtrain, full context for every token"
 
 
 def lengths_table(rows: Sequence[Row]) -> Table:
@@ -54,7 +53,7 @@ def lengths_table(rows: Sequence[Row]) -> Table:
 def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     """Draw perplexity with 95% intervals, and training time a token relative to the shortest context, against context.
 
-    The paper's values, which are of another text, are a separate line.
+    The paper's times are a separate line. Its perplexities, which are of another text, are left out.
 
     Raises:
         UserError: the rows are of another recipe.
@@ -63,37 +62,13 @@ def lengths_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
     if not own:
         raise UserError("no row compares context lengths: draw this figure from the result.json of recipe=gpt2-long.")
     drawn: list[Row] = [{**row, "series": "flashtrain"} for row in own]
-    sliding = [row for row in own if row.get("perplexity_sliding") is not None]
-    drawn += [
-        {"context": one["context"], "series": _SLIDING, "perplexity": one["perplexity_sliding"]} for one in sliding
-    ]
     counts = [row["scored_tokens"] for row in own if row.get("scored_tokens")]
-    title = f"the same {counts[0]:,} held-out tokens for every context, bars 95%" if counts else ""
+    title = f"The same {counts[0]:,} held-out tokens at every context, with 95% intervals" if counts else ""
     if meets_the_paper(own):
-        drawn += _paper()
-        title += f"\nwith {PAPER}"
+        drawn += [{"context": context, "series": _PAPER, "time_ratio": paper_columns(context)["paper_time_ratio"]}
+                  for context in PAPER_TABLE_4]  # fmt: skip
+        title += f"\nPaper: {PAPER}"
     return line_figure(drawn, "context", ["perplexity", "time_ratio"], "series", path, title=title, height=_HEIGHT)
-
-
-def positions_figure(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
-    """Draw the loss along the scored tokens as a PNG, a line for each context: in one forward pass, and sliding.
-
-    Raises:
-        UserError: the rows are of another recipe.
-    """
-    own = [row for row in rows if row.get("part") == POSITIONS]
-    if not own:
-        raise UserError("no row has a loss by position: draw this figure from the result.json of recipe=gpt2-long.")
-    return line_figure(own, "position", ["loss", "loss_sliding"], "context", path, height=_HEIGHT)
-
-
-def _paper() -> list[Row]:
-    rows = []
-    for context in PAPER_TABLE_4:
-        of = paper_columns(context)
-        values = {"perplexity": of["paper_perplexity"], "time_ratio": of["paper_time_ratio"]}
-        rows.append({"context": context, "series": "FlashAttention's Table 4 (OpenWebText)", **values})
-    return rows
 
 
 class LengthsStudy(ContextStudy):
@@ -129,7 +104,7 @@ class LengthsStudy(ContextStudy):
         if not any(row.get("perplexity") is not None for row in rows):
             return []
         lengths_table(rows).print()
-        return [lengths_figure(rows, folder / "lengths.png"), positions_figure(rows, folder / "positions.png")]
+        return [lengths_figure(rows, folder / "lengths.png")]
 
     def best(self, rows: Sequence[Row]) -> dict[str, Any]:
         scored = [row for row in rows if row["part"] == LENGTHS and row.get("perplexity") is not None]

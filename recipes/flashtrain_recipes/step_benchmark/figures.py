@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flashtrain_recipes.harness.figures import curves
+from flashtrain.errors import UserError
+from flashtrain.report.figures import line_figure
 from flashtrain_recipes.harness.rows import OUT_OF_MEMORY, Over, Row, Rows, status_text, values_of
 from flashtrain_recipes.step_benchmark.baselines import EAGER, FLASHTRAIN
 
@@ -37,13 +38,22 @@ def with_best_batches(rows: Rows) -> list[Row]:
 
 
 def context_speed_figure(rows: Rows, path: str | Path) -> Path:
-    """Draw tokens/s, MFU and peak memory against context as a PNG, each implementation at its best batch.
+    """Draw tokens/s and peak memory against context as a PNG, each implementation at its best batch.
 
-    Running out of memory is drawn as a cross; what was not measured for another reason is left out.
+    What was not measured, for another reason than a lack of memory, is left out.
 
     Raises:
         UserError: the rows have fewer than two contexts.
     """
-    shown = [row for row in rows if row.get("best_batch") or status_text(row) == OUT_OF_MEMORY]
-    measures = [key for key in (RATE, "mfu", "peak_memory_gib") if values_of(shown, key)]
-    return curves(shown, "context", measures, path, apart=("model", "weights"))
+    shown = []
+    for row in rows:
+        if row.get("best_batch") or status_text(row) == OUT_OF_MEMORY:
+            name = row["implementation"].replace("plain PyTorch, standard", "standard")
+            shown.append({**row, "implementation": name.replace("plain PyTorch,", "PyTorch")})
+    if len(values_of(shown, "context")) < 2:
+        raise UserError("no two contexts were measured: there is no curve to draw.")
+    tokens = min(row["context"] * row["batch"] for row in shown)
+    sizes = ", ".join(values_of(shown, "model")).upper()
+    title = f"GPT-2 {sizes}: training steps of {tokens:,} tokens, or of one longer sequence"
+    group = ["implementation", *(key for key in ("model", "weights") if len(values_of(shown, key)) > 1)]
+    return line_figure(shown, "context", (RATE, "peak_memory_gib"), group, path, title=title)

@@ -1,4 +1,4 @@
-"""The paper's figures from rows: what makes a curve, and where the paper's own values stand."""
+"""Figures of attention from rows: what makes a curve, and which lines are drawn."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from flashtrain.errors import UserError
 from flashtrain_recipes.attention_benchmark.figures import (
     both_directions,
     largest_shape,
-    memory_figure,
-    runtime_figure,
+    lengths_figure,
 )
 
 
@@ -28,8 +27,8 @@ ROWS = [row(direction, length) for length in (512, 1024, 4096) for direction in 
 def test_forward_and_backward_are_added_and_the_larger_memory_is_kept() -> None:
     joined = both_directions([row("forward", 512, peak_memory_mib=5.0), row("backward", 512, peak_memory_mib=9.0)])
     assert joined == [
-        {"implementation": "flashtrain", "seqlen_q": 512, "batch": 16,
-         "forward_backward_milliseconds": pytest.approx(0.512 + 1.28), "peak_memory_mib": 9.0}
+        {"implementation": "flashtrain", "seqlen_q": 512,
+         "forward_backward_tflops": pytest.approx(300), "peak_memory_gib": 9 / 1024, "measured": None}
     ]  # fmt: skip
 
 
@@ -40,21 +39,18 @@ def test_a_figure_is_of_the_shape_with_the_most_lengths() -> None:
     with pytest.raises(UserError, match="no shape was measured at two lengths"):
         largest_shape(ROWS[:2])
     with pytest.raises(UserError, match="peak_memory_mib"):
-        memory_figure([{**each, "peak_memory_mib": None} for each in ROWS], "none.png")
+        lengths_figure([{**each, "peak_memory_mib": None} for each in ROWS], "none.png")
 
 
-def test_the_paper_stands_beside_its_own_shape_only(tmp_path, monkeypatch) -> None:
-    drawn: list[tuple[str, set[str]]] = []
+def test_a_figure_has_four_lines_at_most_and_flashtrains_is_the_first(tmp_path, monkeypatch) -> None:
+    drawn: list[list[str]] = []
 
-    def note(rows, x, y, group, path, *, title, **_):
-        drawn.append((title, {each["implementation"] for each in rows}))
+    def note(rows, x, y, group, path, **_):
+        drawn.append(list(dict.fromkeys(each["implementation"] for each in rows)))
         return path
 
     monkeypatch.setattr("flashtrain_recipes.attention_benchmark.figures.line_figure", note)
-    runtime_figure(ROWS, tmp_path / "a.png")
-    runtime_figure([{**each, "mask": "causal"} for each in ROWS], tmp_path / "b.png")
-    (paper_title, with_paper), (title, without) = drawn
-    assert "FlashAttention (paper)" in with_paper
-    assert "A100-40GB" in paper_title
-    assert without == {"flashtrain"}
-    assert "A100" not in title
+    others = ("FlexAttention", "torch SDPA, cuDNN", "flash-attn-4", "standard attention")
+    rows = [row(each["direction"], each["seqlen_q"], name) for name in (*others, "flashtrain") for each in ROWS]
+    lengths_figure(rows, tmp_path / "a.png")
+    assert drawn == [["flashtrain", "standard attention", "flash-attn-4", "torch SDPA, cuDNN"]]

@@ -102,18 +102,15 @@ def test_work_is_even_where_the_layout_or_the_way_makes_it_so(runs) -> None:
     assert rows(runs, "full")[0]["imbalance"] == 1  # causal, zigzag
 
 
-def test_a_run_leaves_its_figure_and_its_rows_are_published_as_the_other_benchmarks_are(
-    runs, tmp_path, monkeypatch, capsys
-) -> None:
+def test_the_rows_of_a_run_are_published_as_the_other_benchmarks_are(runs, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {"config.yaml", "summary.json", "result.json", "notes.txt", "efficiency.png"} <= {
+    assert {"config.yaml", "summary.json", "result.json", "notes.txt"} <= {
         path.name for path in (runs / "grid").iterdir()
     }
     summary = json.loads((runs / "grid" / "summary.json").read_text())
     assert (summary["status"], summary["cases"], summary["cases_measured"]) == ("finished", 4, 4)
     file = tmp_path / "context.json"
     assert report([str(runs / "grid"), "--save", str(file)]) == 0
-    assert report([str(file), "--figure", "context-efficiency"]) == 0
     assert report([str(file), "--columns", "seqlen", "--pivot", "way", "--value", "efficiency", "--markdown"]) == 0
     assert "| tokens of the sequence | ulysses | all-gather | ring | plain all-gather |" in capsys.readouterr().out
 

@@ -54,7 +54,7 @@ def before_length(monkeypatch: pytest.MonkeyPatch, length: int, do: Callable[[],
 
 def test_a_run_leaves_its_rows_notes_figures_and_a_flat_summary(tmp_path) -> None:
     assert run(tmp_path) == 0
-    left = {"config.yaml", "summary.json", "result.json", "notes.txt", "runtime.png"}
+    left = {"config.yaml", "summary.json", "result.json", "notes.txt", "lengths.png"}
     assert left <= {path.name for path in tmp_path.iterdir()}
     row = json.loads((tmp_path / "summary.json").read_text())
     assert not any(isinstance(value, (dict, list)) for value in row.values())

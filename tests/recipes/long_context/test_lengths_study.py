@@ -77,9 +77,7 @@ def test_each_context_is_trained_on_the_same_tokens_and_split(finished) -> None:
 
 def test_it_leaves_rows_a_summary_and_two_figures(finished) -> None:
     _, study, _ = finished
-    assert {"config.yaml", "summary.json", "result.json", "lengths.png", "positions.png"} <= {
-        path.name for path in study.iterdir()
-    }
+    assert {"config.yaml", "summary.json", "result.json", "lengths.png"} <= {path.name for path in study.iterdir()}
     result = read_result(study / "result.json")
     lengths = [row for row in result.rows if row["part"] == "lengths"]
     assert [row["context"] for row in lengths] == [16, 64]

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from flashtrain.announce import say
 from flashtrain.folders.run_folder import FINISHED, RUNNING, write_config, write_summary
-from flashtrain.report.figures import INK, WIDTH_INCHES, save
-from flashtrain.report.formats import figure_text
+from flashtrain.report.figures import INK, WIDTH_INCHES, new_figure, save
 from flashtrain.run.fitting import run_loggers
 from flashtrain.run.train import planned_row
 from flashtrain.settings.settings import Settings
@@ -90,12 +88,11 @@ def image_grid(images: np.ndarray, captions: Sequence[str], path: str | Path, *,
     """Draw images (N, side, side) uint8 in rows of six, each below its caption, as one PNG that is 1200 pixels wide."""
     rows = math.ceil(len(images) / COLUMNS)
     cell = WIDTH_INCHES / COLUMNS
-    figure = Figure(figsize=(WIDTH_INCHES, rows * (cell + 0.16) + 0.4), layout="constrained")
+    figure = new_figure(rows * (cell + 0.16) + 0.4, title, ())
     panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for panel in panels:
         panel.set_axis_off()
     for panel, image, caption in zip(panels, images, captions, strict=False):
         panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        panel.set_title(caption, fontsize=7, color=INK)
-    figure.suptitle(figure_text(title), fontsize=10, color=INK)
+        panel.set_title(caption, fontsize=8, color=INK)
     return save(figure, Path(path))
