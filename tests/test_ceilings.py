@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_460,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_636,
-    "tests": 37_460,
+    "tests": 37_474,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report
 

@@ -71,6 +71,12 @@ FIGURES = {
 }
 
 
+def test_every_published_figure_is_drawn_by_the_script_that_draws_all() -> None:
+    lines = (RESULTS / "draw.sh").read_text(encoding="utf-8").splitlines()
+    drawn = {line.split()[2].removesuffix(".json") for line in lines if line.startswith("draw ")}
+    assert drawn == {path.stem for path in RESULTS.glob("*.png")}
+
+
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_figure_is_drawn_from_its_published_rows_and_from_no_others(figure: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -29,9 +29,8 @@ def lengths_figure(rows: Rows, path: str | Path) -> Path:
     name, shape = largest_shape(rows)
     if not values_of(shape, "peak_memory_mib"):
         raise UserError("no row has peak_memory_mib: there is nothing to draw.")
-    measures = ["forward_backward_tflops", "peak_memory_gib"]
-    joined = both_directions(_of_few(shape))
-    return line_figure(joined, "seqlen_q", measures, "implementation", path, title=f"Attention, {name}", log_y=False)
+    rows, measures = both_directions(_of_few(shape)), ["forward_backward_tflops", "peak_memory_gib"]
+    return line_figure(rows, "seqlen_q", measures, "implementation", path, title=f"Attention, {name}", log_y=False)
 
 
 def _of_few(rows: Rows) -> list[Row]:
@@ -99,8 +98,7 @@ def dot_figure(rows: Rows, path: str | Path) -> Path:
     labels = list(dict.fromkeys(map(_label, sorted(measured, key=itemgetter("mask", "head_dim", "seqlen_q")))))
     names = values_of(measured, "implementation")
     directions = [name for name in ("forward", "backward") if any(row["direction"] == name for row in measured)]
-    title = "Attention (batch x length, heads, mask)"
-    figure = new_figure(1.5 + _INCHES_PER_SHAPE * len(labels), title, measured)
+    figure = new_figure(1.5 + _INCHES_PER_SHAPE * len(labels), "Attention (batch x length, heads, mask)", measured)
     for place, direction in enumerate(directions):
         panel = figure.add_subplot(1, len(directions), place + 1)
         style(panel, f"{direction}, TFLOP/s")
