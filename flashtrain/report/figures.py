@@ -28,7 +28,7 @@ _COLOURS = ("#123f7e", "#b8420a", "#35a897", "#cf9d10", "#7b3294", "#5a5a5a", "#
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LOG_FROM = 40  # largest / smallest value from which an axis is logarithmic: a linear one would hide small values
 TICKS = 7  # labels of an axis
-_POINTS = {"linewidth": 2, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
+_POINTS: dict[str, Any] = {"linewidth": 2, "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.6}
 _LEGEND = 96  # letters of a line of the legend, with a marker before each name
 _LABELLED = 4  # up to this number of lines each has its name at its end, instead of a legend
 _LABEL_WIDTH = 17  # letters of a line of such a name
@@ -268,7 +268,7 @@ def _name_lines(panel: Axes, ends: Mapping[int, tuple[float, float]], names: Seq
         overlap = half[low] + half[high] + 2 - (at[high] + up[high] - at[low] - up[low])
         up[low], up[high] = up[low] - max(overlap, 0) / 2, up[high] + max(overlap, 0) / 2
     for i, text in texts.items():
-        look = {"textcoords": "offset points", "va": "center", "color": colour(i), "fontsize": 9.5}
+        look: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": colour(i), "fontsize": 9.5}
         panel.annotate(text, ends[i], (7, up[i]), annotation_clip=False, **look)
 
 

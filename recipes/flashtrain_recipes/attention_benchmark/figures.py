@@ -24,13 +24,12 @@ def lengths_figure(rows: Rows, path: str | Path) -> Path:
     The shape with the most measured lengths is drawn, and of its implementations four at most.
 
     Raises:
-        UserError: no shape was measured at two lengths, or no row has a peak memory.
+        UserError: no shape was measured at two lengths.
     """
     name, shape = largest_shape(rows)
-    if not values_of(shape, "peak_memory_mib"):
-        raise UserError("no row has peak_memory_mib: there is nothing to draw.")
-    rows, measures = both_directions(_of_few(shape)), ["forward_backward_tflops", "peak_memory_gib"]
-    return line_figure(rows, "seqlen_q", measures, "implementation", path, title=f"Attention, {name}", log_y=False)
+    joined = both_directions(_of_few(shape))
+    measures = [key for key in ("forward_backward_tflops", "peak_memory_gib") if values_of(joined, key)]
+    return line_figure(joined, "seqlen_q", measures, "implementation", path, title=f"Attention, {name}", log_y=False)
 
 
 def _of_few(rows: Rows) -> list[Row]:
@@ -69,7 +68,7 @@ def both_directions(rows: Rows) -> list[Row]:
 
     A failure in one direction becomes the joined row's status.
     """
-    pairs: dict[tuple[Any, ...], dict[str, Row]] = {}
+    pairs: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         pairs.setdefault((row["implementation"], row["seqlen_q"], row["batch"]), {})[row["direction"]] = row
     joined = []

@@ -38,8 +38,6 @@ def test_a_figure_is_of_the_shape_with_the_most_lengths() -> None:
     assert (name, kept) == ("8 heads of 64, full, bfloat16", ROWS)
     with pytest.raises(UserError, match="no shape was measured at two lengths"):
         largest_shape(ROWS[:2])
-    with pytest.raises(UserError, match="peak_memory_mib"):
-        lengths_figure([{**each, "peak_memory_mib": None} for each in ROWS], "none.png")
 
 
 def test_a_figure_has_four_lines_at_most_and_flashtrains_is_the_first(tmp_path, monkeypatch) -> None:
