@@ -261,6 +261,15 @@ def test_every_setting_and_every_name_has_words(generated: dict[str, str]) -> No
         assert [line for line in generated[page].splitlines() if line.endswith("|  |")] == []
 
 
+def test_no_two_settings_share_their_meaning(generated: dict[str, str]) -> None:
+    rows = re.findall(r"^\| `(\S+)` \| .*? \| `.*?` \| (.+) \|$", generated["reference/settings.md"], re.MULTILINE)
+    assert len(rows) > 200
+    by_meaning: dict[str, list[str]] = {}
+    for name, meaning in rows:
+        by_meaning.setdefault(meaning, []).append(name)
+    assert [names for names in by_meaning.values() if len(names) > 1] == []
+
+
 def test_the_lines_of_the_troubleshooting_page_are_said_by_the_code() -> None:
     page = (ROOT / "docs" / "reference" / "troubleshooting.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)

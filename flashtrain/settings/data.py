@@ -42,40 +42,41 @@ OF_A_PART = (
 class DataSettings:
     """Where text comes from, how it becomes tokens, and how tokens become samples (conf/data)."""
 
-    source: str = "stdlib"
-    path: str | None = None  # of data=files, tokens, chat: a file or a folder
-    validation_path: str | None = None  # a file or folder of text, tokens or conversations that is held out
-    dtype: str | None = option(None, TokenDtype)  # of data=tokens: of .bin files without a header
-    mixture: Any = None  # of data=mixture: {NAME: {path: ..., weight: 2}, ...}
-    end_of_text: int | None = None  # of data=tokens: the id between documents; null: the tokenizer's
-    name: str | None = None  # of data=hub, chat: the dataset
-    config: str | None = None  # of data=hub, chat: the dataset's configuration
-    split: str = "train"  # of data=hub, chat, and of data=files a folder of save_to_disk: the dataset's split
+    source: str = "stdlib"  # stdlib, packages, files, hub, tokens, chat, mixture, or a registered source
+    path: str | None = None  # the file or folder that data=files, tokens and chat read
+    validation_path: str | None = None  # a file or folder that is held out, in place of a part of the text
+    dtype: str | None = option(None, TokenDtype)  # the type of the numbers in .bin files without a header (data=tokens)
+    mixture: Any = None  # the sources of data=mixture with their weights: {NAME: {path: ..., weight: 2}, ...}
+    end_of_text: int | None = None  # the id between documents in files of tokens (data=tokens); null: the tokenizer's
+    name: str | None = None  # the dataset of the hub that data=hub and chat read
+    config: str | None = None  # the dataset's configuration, if it has several (data=hub, chat)
+    split: str = "train"  # the dataset's split that is trained on (data=hub, chat, and folders of save_to_disk)
     text_column: str = "text"  # the field of .jsonl lines, .parquet rows and hub datasets that holds the text
-    encoding: str = UTF_8  # of text files: any of Python's text encodings
-    # For bytes that are no text: strict stops and names their place, replace marks and counts them.
+    encoding: str = UTF_8  # the encoding of text files: any of Python's
+    # What is done with bytes that are no text: strict stops and names their place, replace counts and replaces them.
     encoding_errors: str = option("strict", EncodingErrors)
-    # Of data=files and hub: true makes tokens while training, and writes nothing; null writes a token file first, of a
-    # dataset while it is downloaded; false (data=hub) keeps a copy of the dataset.
+    # Whether tokens are made while training and not written (data=files, hub); null: a token file is written first, of
+    # a dataset while it is downloaded; false (data=hub): a copy of the dataset is saved too.
     streaming: bool | None = None
-    include_tests: bool = True  # of data=stdlib and packages: with their own tests
-    tokenizer: str = option("bpe", Tokenizer, others=True)  # or a folder; bpe is trained on the text
-    vocab_size: int = 50257  # tokens of data.tokenizer=bpe and none
-    vocab: str | None = None  # of data.tokenizer=gpt2: a local vocab.json
-    merges: str | None = None  # of data.tokenizer=gpt2: a local merges.txt
-    # Put what AutoTokenizer puts before a text (Llama's begin of text) before each document, prompt and scored text.
-    begin_of_text: bool = True
-    document_mask: bool = False  # the same as mask.documents=true
-    validation_fraction: float = 0.02  # share of documents held out without a file for it; 1 (evaluate): all
+    include_tests: bool = True  # whether data=stdlib and packages read the packages' own tests too
+    # What makes tokens: one of these, or the folder of a Hugging Face tokenizer; bpe is trained on the text.
+    tokenizer: str = option("bpe", Tokenizer, others=True)
+    vocab_size: int = 50257  # tokens that bpe learns, or that data=tokens has without a tokenizer
+    vocab: str | None = None  # a local vocab.json for data.tokenizer=gpt2; null: the hub's
+    merges: str | None = None  # a local merges.txt for data.tokenizer=gpt2; null: the hub's
+    begin_of_text: bool = True  # begin documents, prompts and scored texts as AutoTokenizer does
+    document_mask: bool = False  # whether tokens see their own document alone: mask.documents=true by another name
+    validation_fraction: float = 0.02  # share of documents held out without a file for it; 1, in mode=evaluate: all
     # Held-out tokens of each validation; null: at most 524,288, and a tenth of the training's time.
     validation_tokens: int | None = None
-    split_context: int | None = None  # choose held-out documents as for this context; null: context
-    workers: int | None = None
+    split_context: int | None = None  # hold out the documents that a run of this context does; null: its own
+    workers: int | None = None  # processes that build batches, a device; 0: the training's own; null: 2 on GPUs
     cache_dir: str | None = None  # where token files lie; null: FLASHTRAIN_CACHE, else the user's cache folder
-    train_on: str = option("assistant", TrainOn)  # of data=chat: the tokens whose loss counts
-    chat_template: str | None = None  # of data=chat: a file with a Jinja template in place of the tokenizer's own
-    too_long: str = option("cut", TooLong)  # of data=chat: what is done with a conversation longer than the context
-    skip_broken: float = 0.0  # of data=chat: share of rows that may be broken and are left out; 0 refuses the first
+    train_on: str = option("assistant", TrainOn)  # the tokens of a conversation whose loss counts (data=chat)
+    chat_template: str | None = None  # a file with a Jinja template in place of the tokenizer's own (data=chat)
+    too_long: str = option("cut", TooLong)  # what is done with a conversation longer than the context (data=chat)
+    skip_broken: float = 0.0  # the share of rows that may be broken and are left out (data=chat); 0 refuses the first
+    # Options of a dataset, or of a registered source: +data.options.NAME=VALUE.
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -14,11 +14,11 @@ from flashtrain.settings.options import Logger, LoggerMode, option
 class LoggerSettings:
     """The loggers of metrics (conf/logger). Every run writes metrics.jsonl; wandb is online if a key is configured."""
 
-    name: str = "wandb"  # none (older: csv), tensorboard or wandb; or several: logger=[tensorboard,wandb]
-    project: str = "flashtrain"  # of Weights & Biases
-    run_name: str | None = None  # of Weights & Biases
-    group: str | None = None  # runs of one sweep share a group
-    mode: str = option("auto", LoggerMode)
+    name: str = "wandb"  # where metrics are logged too: none, tensorboard, wandb, or [tensorboard,wandb]
+    project: str = "flashtrain"  # the project of Weights & Biases in which runs are logged
+    run_name: str | None = None  # the run's name in Weights & Biases; null: chosen there
+    group: str | None = None  # the group of Weights & Biases that a sweep's runs share
+    mode: str = option("auto", LoggerMode)  # whether Weights & Biases uploads; auto: online if a key is configured
 
     @property
     def kinds(self) -> list[str]:

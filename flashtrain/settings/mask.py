@@ -14,12 +14,12 @@ from flashtrain.settings.training import no_options
 class MaskSettings:
     """The tokens that each token sees (conf/mask). docs/extend/add-a-mask.md describes the masks."""
 
-    name: str = "causal"  # causal, document, window, chunked or prefix, or one that your program registered
-    documents: bool = False  # within each document of a packed row alone, and positions begin anew there; any mask
-    window: int | None = None  # of mask=window: tokens that a token sees, itself included
-    chunk: int | None = None  # of mask=chunked: tokens a chunk, counted from the row's or document's first
-    prefix: int | None = None  # of mask=prefix: tokens of the prefix of each row or document; they are not scored
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str = "causal"  # what a token sees: causal, document, window, chunked, prefix, or a registered mask
+    documents: bool = False  # tokens of a packed row see their own document alone, and positions begin anew in each
+    window: int | None = None  # how many tokens a token sees with mask=window, itself included
+    chunk: int | None = None  # tokens of a chunk with mask=chunked, counted from the first of the row or document
+    prefix: int | None = None  # tokens of the prefix of each row or document with mask=prefix; they are not scored
+    options: dict[str, Any] = field(default_factory=dict)  # options of a registered mask: +mask.options.NAME=VALUE
 
     @property
     def label(self) -> str:

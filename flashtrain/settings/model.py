@@ -19,23 +19,26 @@ _OF_OUR_DECODERS = ("size", "positions", "dropout", "vocab_rows", "interpolate_p
 class ModelSettings:
     """The decoder that is trained, its size and its adapter (conf/model)."""
 
-    name: str = "gpt2"
-    size: str = option("124m", DecoderSize, others=True)  # of flashtrain's own decoders
-    positions: str | None = option(None, Positions, others=True)  # null: the family's own
-    dropout: float = 0.0  # a probability, of embeddings, attention weights and both branches of a block
+    name: str = "gpt2"  # the decoder: gpt2, llama, plain, huggingface, or a registered one
+    size: str = option("124m", DecoderSize, others=True)  # layers, heads and width of flashtrain's own decoders
+    # How places of tokens are told; null: the family's own.
+    positions: str | None = option(None, Positions, others=True)
+    dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of a block's two branches
     vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64
     rope_base: float | None = None  # base of rotary positions; null: 10000, or that of the weights
     rope_factor: float | None = None  # scales rotary positions for a longer context; null: 1, or as the weights
     interpolate_positions: bool = False  # stretch learned positions of weights or a checkpoint to a longer context
-    residual: str = option("compute", Residual)  # dtype between blocks, autocast: float32 (weights), half (compute)
-    path: str | None = None  # of model=huggingface: a transformers folder, or a name of the hub
-    config: str | None = None  # for random weights: a config.json, or a type such as llama; `options` changes entries
+    # Between blocks under autocast: half precision (compute), float32 (weights).
+    residual: str = option("compute", Residual)
+    path: str | None = None  # a folder of transformers, a name of the hub, or a run (model=huggingface)
+    config: str | None = None  # a config.json, or a type such as llama, for random weights (model=huggingface)
     adapter: str | None = option(None, Adapter)  # lora (Hu et al. 2021): train two thin matrices at each target alone
-    adapter_rank: int = 16  # the width of these matrices
-    adapter_alpha: float | None = None  # over the rank, the factor of their product; null: twice the rank
-    adapter_targets: Any = "all-linear"  # or names of layers: [q_proj,v_proj]
-    adapter_dropout: float = 0.0  # a probability, of what an adapter reads
-    quantize: str | None = option(None, Quantize)  # the frozen weights under an adapter in 4 bits, by torchao
+    adapter_rank: int = 16  # the width of an adapter's two matrices
+    adapter_alpha: float | None = None  # factor of an adapter's product, over the rank; null: twice the rank
+    adapter_targets: Any = "all-linear"  # layers that get an adapter: all-linear, or names such as [q_proj,v_proj]
+    adapter_dropout: float = 0.0  # probability of dropping what an adapter reads
+    quantize: str | None = option(None, Quantize)  # nf4: weights beside an adapter are stored in 4 bits, by torchao
+    # Options of a registered model, or changes to a Hugging Face configuration: +model.options.NAME=VALUE.
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

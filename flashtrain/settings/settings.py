@@ -26,19 +26,19 @@ MAX_SEED = 2**32 - 1  # of numpy's generators, which Lightning seeds
 
 @dataclass
 class Settings:
-    """All settings of a run that every task has.
+    """All settings of a run that every task has."""
 
-    demo: dotted names of settings, with the values that replace the recipe's where there is no GPU.
-    """
-
-    recipe: str = "gpt2"  # which file of recipes/, or of your own folders
+    recipe: str = "gpt2"  # the file of recipes/, or of a folder of your own, whose settings are the run's
+    # What the command does: train, plan, evaluate, generate, export or passkey; of some recipes benchmark, lengths or
+    # preview.
     mode: str = "train"
-    task: str = "language_model"
-    seed: int = 0  # of random weights, the order of samples and dropout
-    output: str = "runs"  # run folders are made below it
-    resume: str | None = None  # null | auto | a run folder or checkpoint
-    checkpoint: str | None = None  # for mode=evaluate, generate, export, passkey: a run folder or checkpoint
-    weights: str | None = None
+    task: str = "language_model"  # what is trained: a registered task, which the recipe sets
+    seed: int = 0  # the seed of random weights, of the order of samples and of dropout
+    output: str = "runs"  # the folder in which run folders are made
+    # The run to go on with: auto (the newest unfinished one of the same settings), a run's folder, or a checkpoint.
+    resume: str | None = None
+    checkpoint: str | None = None  # what mode=evaluate, generate, export and passkey load: a run folder or a checkpoint
+    weights: str | None = None  # what to start from: a run, an export, a checkpoint, or a folder of transformers
     attention: AttentionSettings = field(default_factory=AttentionSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -46,8 +46,8 @@ class Settings:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     hardware: HardwareSettings = field(default_factory=HardwareSettings)
-    demo: dict[str, Any] = field(default_factory=dict)
-    is_demo: bool = False  # whether the demo was put in the recipe's place; the command sets it
+    demo: dict[str, Any] = field(default_factory=dict)  # settings that replace the recipe's where there is no GPU
+    is_demo: bool = False  # whether the demo's settings replaced the recipe's; the command sets it
 
     if TYPE_CHECKING:  # what a task, a mode or a program adds (schema.py)
 

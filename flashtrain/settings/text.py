@@ -23,7 +23,7 @@ class SequenceSharding:
 class ContextSettings(Settings):
     """Settings of a task whose samples are `context` tokens long."""
 
-    context: int = 1024  # tokens a sample
+    context: int = 1024  # tokens of a sample
 
     @property
     def samples_per_step(self) -> int:

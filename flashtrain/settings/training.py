@@ -31,18 +31,18 @@ def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collecti
 class OptimizerSettings:
     """The optimiser, which updates the weights (conf/optimizer)."""
 
-    name: str = "adamw"  # adamw, lamb or muon, or one that your program registered
-    learning_rate: float = 6e-4  # at the schedule's peak
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # AdamW's
+    name: str = "adamw"  # adamw, lamb, muon, or one that your program registered
+    learning_rate: float = 6e-4  # the learning rate at the schedule's peak
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # decay rates of AdamW's two moments
     epsilon: float = 1e-8  # added to the denominator of AdamW's step
-    weight_decay: float = 0.1  # on matrices only
+    weight_decay: float = 0.1  # decay of matrices, as a share of the learning rate; vectors have none
     gradient_clip: float = 1.0  # bound of the gradients' global L2 norm; 0 switches it off
-    momentum: float = 0.95  # Muon's
-    master_weights: bool = True  # a float32 copy of weights that hardware.precision=bf16-true makes bfloat16
+    momentum: float = 0.95  # momentum of optimizer=muon
+    master_weights: bool = True  # update a float32 copy of weights that are bfloat16 (bf16-true)
     # AdamW's two moments: full, 8bit (Dettmers et al. 2021, by torchao), or full in host memory, where the step is then
     # computed (host; not of sharded weights).
     states: str = option("full", OptimizerStates)
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # options of a registered optimizer: +optimizer.options.A=1
 
     def check(self) -> None:
         if self.states != "full" and self.name != "adamw":
@@ -61,10 +61,10 @@ class OptimizerSettings:
 class ScheduleSettings:
     """The schedule of the learning rate (conf/schedule)."""
 
-    name: str = "cosine"  # cosine, linear or constant, or one that your program registered
-    warmup_steps: int | None = None  # null: 5% of the steps, at least one
+    name: str = "cosine"  # cosine, linear, constant, or one that your program registered
+    warmup_steps: int | None = None  # steps of a linear rise to the peak; null: 5% of the steps, at least 1
     minimum_ratio: float = 0.1  # the last learning rate as a share of the peak; 0 comes a step after the last
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # options of a registered schedule: +schedule.options.A=1
 
     def check(self) -> None:
         at_least("schedule.warmup_steps", self.warmup_steps, 0)
@@ -76,37 +76,39 @@ class ScheduleSettings:
 class TrainerSettings:
     """How long to train, tokens a step, devices, and how often to log, validate and save (conf/trainer)."""
 
-    steps: int = 500  # optimiser steps
+    steps: int = 500  # optimizer steps of the training
     epochs: float | None = None  # passes over the training data, which give the steps; null: trainer.steps
-    tokens_per_step: int = 65536  # over all devices
-    micro_batch: int | None = None  # samples a device computes at once; null: from free memory
+    tokens_per_step: int = 65536  # tokens of an optimizer step, over all devices
+    micro_batch: int | None = None  # samples that a device computes at once; null: as many as its free memory holds
     # Samples that a language model's validation computes at once; null: micro_batch, whose code is compiled already.
     validation_micro_batch: int | None = None
-    devices: int = 1  # per node
-    nodes: int = 1  # machines
+    devices: int = 1  # devices of a machine
+    nodes: int = 1  # machines that train together, under torchrun or SLURM
+    # What devices share: ddp: samples; fsdp (FSDP2): weights too; context_parallel: weights and each sequence; auto:
+    # ddp, or context_parallel where context_parallel= is given.
     strategy: str = option("auto", Strategy)
-    # Of strategy=context_parallel: how attention is shared (flashtrain/distributed/context/methods.py).
+    # How devices share attention (strategy=context_parallel); auto: a ring on two, else what moves least.
     context_parallel_method: str = option("auto", ContextMethod)
-    # Of strategy=context_parallel: which device holds which tokens (flashtrain/distributed/context/layouts.py).
+    # Which device holds which tokens of a sequence (strategy=context_parallel).
     context_parallel_layout: str = option("balanced", ContextLayout)
-    # Of strategy=context_parallel: end the job if a device makes no progress for so long, which must be more than a
-    # step, an evaluation or a checkpoint takes; null: never.
+    # Seconds without progress on a device after which the job ends (strategy=context_parallel), more than a step, an
+    # evaluation or a checkpoint takes; null: never.
     timeout_seconds: float | None = 1800.0
-    compile: bool | None = None  # torch.compile; null: on GPUs only
-    cuda_graphs: bool = False
+    compile: bool | None = None  # whether torch.compile compiles the model; null: on GPUs only
+    cuda_graphs: bool = False  # whether a compiled step's launches are recorded and replayed, which helps small models
     # true: the same command gives the same bits on the same GPU (torch.use_deterministic_algorithms); on a CPU it does
     # anyway. On Hopper GPUs attention's backward then has 0.92 to 1.00 of its speed, with masks less.
     deterministic: bool = False
     log_every: int = 10  # steps between two logged rows
     validate_every: int = 100  # steps between two validations
     checkpoint_every: int = 100  # steps between two checkpoints
-    # Of strategy=fsdp and context_parallel: file (gathered and written by the first process while training waits),
-    # sharded (a folder to which every process writes its part while training goes on; several machines need a shared
-    # disk), or auto (sharded from 1e9 parameters on).
+    # What a checkpoint of sharded weights is: a file (gathered and written by the first process while training waits),
+    # or a folder (sharded: every process writes its part while training goes on; several machines need a shared disk);
+    # auto: sharded from 1e9 parameters on.
     checkpoint_format: str = option("auto", CheckpointFormat)
     # Minutes after the command's start at which the run saves its checkpoint and ends; resume=auto continues.
     max_minutes: float | None = None
-    callbacks: list[str] = field(default_factory=list)  # names registered with flashtrain.register("callback", ...)
+    callbacks: list[str] = field(default_factory=list)  # names that your program registered as callbacks
 
     @property
     def ranks(self) -> int:

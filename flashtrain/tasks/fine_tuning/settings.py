@@ -14,25 +14,25 @@ from flashtrain.tasks.masked_language.settings import BertTextSettings
 class FineTuningSettings:
     """The labels that BERT learns, the texts that have them, and the head."""
 
-    target: str = option("labels", Target)  # any number of labels a text, one class a text, or a label for each word
-    data: str = option("synthetic", LabelledData)  # documents, or files (finetune.path), or a dataset (finetune.name)
+    target: str = option("labels", Target)  # labels of a text, its one class, or a label for each word (tokens)
+    data: str = option("synthetic", LabelledData)  # made-up documents, finetune.path, or the dataset finetune.name
     path: str | None = None  # a .jsonl or .parquet file, or a folder with train*.jsonl (and validation*, test*)
-    name: str | None = None  # of finetune.data=hub: the dataset
-    config: str | None = None  # of finetune.data=hub: the dataset's configuration
-    text_column: str = "text"  # of a row: the text
-    words_column: str = "words"  # of a row, with finetune.target=tokens: the list of words
-    labels_column: str = "labels"  # of a row: the labels; of words a list of the same length
-    pooling: str = option("mean", Pooling)  # of the head for whole texts
-    dropout: float = 0.0  # a probability, in the head
+    name: str | None = None  # the dataset of the hub with labelled texts (finetune.data=hub)
+    config: str | None = None  # the configuration of that dataset (finetune.data=hub)
+    text_column: str = "text"  # the field of a row that holds the text
+    words_column: str = "words"  # the field of a row that holds the list of words (finetune.target=tokens)
+    labels_column: str = "labels"  # the field of a row that holds the labels; of words, a list of the same length
+    pooling: str = option("mean", Pooling)  # what of the encoder's outputs the head for whole texts reads
+    dropout: float = 0.0  # probability of dropping what the head reads
     layout: str = option("packed", Layout)  # packed: texts end to end in a row; padded: a row for each text
-    batch: int = 32  # texts of a step, over all devices
-    tokens_at_once: int = 65536  # a device computes at most this many at once (a text at least) without micro_batch
-    train: int | None = None  # texts to train on, at most
-    validation: int | None = None  # texts to validate on, at most
-    test: int | None = None  # texts to test on, at most
+    batch: int = 32  # labelled texts of an optimizer step, over all devices
+    tokens_at_once: int = 65536  # a device computes at most so many at once (a text at least) without micro_batch
+    train: int | None = None  # the most texts to train on; null: all
+    validation: int | None = None  # the most texts to validate on; null: all
+    test: int | None = None  # the most texts to test on; null: all
     validation_fraction: float = 0.1  # the share of texts held out if there is no validation split
-    length: int = 16384  # of finetune.data=synthetic: tokens of a document
-    labels: int = 8  # of finetune.data=synthetic: the number of labels
+    length: int = 16384  # tokens of a made-up document (finetune.data=synthetic)
+    labels: int = 8  # how many labels made-up documents have (finetune.data=synthetic)
 
     @property
     def data_label(self) -> str:

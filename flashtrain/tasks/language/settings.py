@@ -15,9 +15,9 @@ from flashtrain.settings.text import TextSettings
 class GenerateSettings:
     """How text is generated: the sample that a run prints at its end, and mode=generate."""
 
-    max_new_tokens: int = 120  # how many tokens are written
-    temperature: float = 0.8  # divides the logits; 0 takes the likeliest token
-    top_k: int = 50  # tokens are drawn among this many likeliest ones
+    max_new_tokens: int = 120  # how many tokens are written after a prompt
+    temperature: float = 0.8  # divides the logits before a token is drawn; 0 takes the likeliest
+    top_k: int = 50  # how many of the likeliest tokens one is drawn among
 
     def check(self) -> None:
         at_least("generate.max_new_tokens", self.max_new_tokens, 1)
@@ -30,8 +30,8 @@ class LanguageSettings(TextSettings):
     """Settings of language models."""
 
     task: str = "language_model"
-    context_parallel: int | None = None  # devices that share each sequence; above 1 trainer.strategy=context_parallel
-    prompt: str = ""  # for mode=generate, and the sample at a run's end
+    context_parallel: int | None = None  # devices that share a sequence; above 1: trainer.strategy=context_parallel
+    prompt: str = ""  # what mode=generate continues: a text, or a conversation; also the sample's at a run's end
     model: ModelSettings = field(default_factory=ModelSettings)
     mask: MaskSettings = field(default_factory=MaskSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)

@@ -13,12 +13,12 @@ from flashtrain.settings.text import TextSettings
 class BertSettings:
     """The encoder's shape: one of models.BERT_SIZES, in the architecture of a family."""
 
-    size: str = option("large", BertSize)
-    family: str = option("bert", BertFamily)  # modern: pre-norm, rotary positions, GeGLU, no biases
-    activation: str | None = None  # null: the family's own, gelu (tanh form) of bert; gelu_exact: transformers' default
-    dropout: float = 0.0  # a probability
-    vocab_rows: int | None = None  # rows of the embedding table; null: the tokens rounded up to a multiple of 64
-    residual: str = option("compute", Residual)  # dtype between blocks, autocast: float32 (weights), half (compute)
+    size: str = option("large", BertSize)  # layers, heads and width of the encoder, as BERT's paper names them
+    family: str = option("bert", BertFamily)  # BERT's own, or modern: pre-norm, rotary, GeGLU, no biases
+    activation: str | None = None  # gelu (tanh form) or gelu_exact (transformers'); null: the family's own
+    dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of the encoder's blocks
+    vocab_rows: int | None = None  # rows of the embedding table; null: the tokens, rounded up to a multiple of 64
+    residual: str = option("compute", Residual)  # between the encoder's blocks: half (compute), float32 (weights)
 
     @property
     def label(self) -> str:
@@ -35,11 +35,11 @@ class MaskedSettings:
     """How text becomes samples and micro-batches, and how many tokens are masked."""
 
     sample_unit: str = option("paragraph", SampleUnit)  # what a sample is, cut at `context` tokens
-    shortest: int = 16  # tokens; shorter pieces are joined to the next
+    shortest: int = 16  # tokens below which a piece of text is joined to the next
     token_budget: int | None = 16384  # tokens of a micro-batch; null: as many as a GPU's memory holds
     layout: str = option("packed", Layout)  # packed: samples end to end in a row; padded: a row for each sample
-    mlm_probability: float = 0.15  # the share of tokens that is masked
-    validation_samples: int | None = None  # a validation's; null: a tenth of the training's time, at most 10,000
+    mlm_probability: float = 0.15  # the share of tokens that the model has to guess
+    validation_samples: int | None = None  # samples a validation; null: a tenth of the time, at most 10,000
 
     def check(self) -> None:
         for name in ("shortest", "token_budget", "validation_samples"):

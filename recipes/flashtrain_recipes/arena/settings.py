@@ -24,13 +24,13 @@ ExportPrecision = Literal["float32", "float16"]
 class PathfinderSettings:
     """The generated images of the task Pathfinder: side, difficulty, seed and numbers."""
 
-    side: int = 32  # pixels; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's, any other goes
-    contour: str = "hard"  # hard (14 dashes, the Arena's), intermediate (9), easy (6), a number of dashes, or as "3-6"
+    side: int = 32  # pixels of an image's side; 32, 64, 128 (Path-X) and 256 (Path-256) are the Long Range Arena's
+    contour: str = "hard"  # dashes: hard (14, the Arena's), intermediate (9), easy (6), a number, or a range as "3-6"
     variation: float = 0.0  # how much the drawing of training images is changed at random, from 0 (not at all) to 1
     seed: int = 0  # seed of the images; those to train, validate and test on are different
-    train_images: int = 160_000  # how many to train on
-    validation_images: int = 20_000  # how many to validate on
-    test_images: int = 20_000  # how many to test on
+    train_images: int = 160_000  # how many images to train on
+    validation_images: int = 20_000  # how many images to validate on
+    test_images: int = 20_000  # how many images to test on
     workers: int | None = None  # threads that generate images; null: one a core
     cache_dir: str | None = None  # where generated images are saved; null: FLASHTRAIN_CACHE
     preview: int | None = None  # images that recipe=pathfinder-preview draws; null: 24
@@ -50,17 +50,17 @@ class PathfinderSettings:
 class ClassifierSettings:
     """The shape of the classifier's encoder."""
 
-    embed: int = 128  # width
-    layers: int = 4  # blocks
-    heads: int = 2  # attention heads
-    positions: str | None = None  # null: axial for images, rotary for others
-    pooling: str = "max"  # mean | max | attention
-    dropout: float = 0.0  # a probability
+    embed: int = 128  # width of the classifier
+    layers: int = 4  # blocks of the classifier
+    heads: int = 2  # attention heads of the classifier
+    positions: str | None = None  # how places are told; null: axial for images, rotary for others
+    pooling: str = "max"  # how the outputs of a sequence become one: mean, max or attention
+    dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of the classifier's blocks
     grey_bins: int = 256  # classes that masked grey levels are predicted in
-    pattern: str = "dense"  # or the blocks that attention computes, as butterfly, local-global, tiles
+    pattern: str = "dense"  # the blocks that attention computes: dense, butterfly, local-global, or by tiles
     pattern_block: int = 128  # tokens of a block of the pattern
     pattern_local: int = 1  # nearest blocks on each side that attention computes (tiles: in both directions)
-    pattern_globals: int = 1  # first blocks, which see and are seen by all
+    pattern_globals: int = 1  # first blocks of the pattern, which see and are seen by all
 
     def check(self) -> None:
         for name in ("embed", "layers", "heads"):
@@ -72,18 +72,18 @@ class ClassifierSettings:
 class SequenceSettings:
     """What is classified: the task, its files, and how many samples."""
 
-    data: str = "pathfinder"  # pathfinder (its images: pathfinder.*), listops, text, retrieval or image
+    data: str = "pathfinder"  # the task: pathfinder (its images: pathfinder.*), listops, text, retrieval or image
     path: str | None = None  # a local folder or file with text, retrieval, image, or images of Pathfinder
     name: str | None = None  # a dataset that `datasets` loads; of pathfinder, what tables call the images in path
     length: int | None = None  # cut sequences to so many tokens; null: the task's own; not for images
-    batch: int = 32  # samples of an optimiser step, over all devices
+    batch: int = 32  # sequences of an optimizer step, over all devices
     classification_weight: float = 1.0  # weight of the labels' loss; 0 pre-trains on masked pixels
-    augment: str | None = None  # of training images: turn, mirror or none; null: turn for pathfinder, mirror for image
+    augment: str | None = None  # training images: turn, mirror or none; null: turn for pathfinder, mirror for image
     training_pixels: int | None = None  # pixels of an image read in training, bright ones first; null: all, as in tests
-    seed: int = 0  # of what is generated or drawn by lot here; images that are drawn have pathfinder.seed
-    train: int | None = None  # samples of listops; null: the task's own number
-    validation: int | None = None  # samples of listops, or held out of files; null: the task's own number
-    test: int | None = None  # samples of listops, or of Pathfinder's images from files; null: the task's own number
+    seed: int = 0  # seed of what is generated or drawn at random, but for the images that pathfinder.seed makes
+    train: int | None = None  # sequences of listops to train on; null: the task's own number
+    validation: int | None = None  # validation samples of listops or files; null: the task's own number
+    test: int | None = None  # test samples of listops, or of Pathfinder's files; null: the task's own number
     validation_samples: int | None = None  # samples that each validation reads; null: chosen by validate_every
     evaluation_batch: int | None = None  # samples of a batch in validation and tests; null: as in training
 
@@ -123,9 +123,9 @@ class SequenceSettings:
 class MaskedPixelSettings:
     """A loss of predicting masked pixels, or tokens, in addition to the labels' loss."""
 
-    weight: float = 0.0  # weight of this loss; 0: it is not computed
+    weight: float = 0.0  # weight of the loss on masked pixels; 0: it is not computed
     share: float = 0.5  # share of an image's pixels that are masked
-    copies: float = 0.5
+    copies: float = 0.5  # share of images that are read a second time with pixels masked; 0: all are read once, masked
 
     def check(self) -> None:
         at_least("masked_pixels.weight", self.weight, 0)
@@ -135,30 +135,24 @@ class MaskedPixelSettings:
 
 @dataclass
 class StageSettings:
-    """Settings of one stage of a curriculum, which trains on images of side x side. None means the run's own setting.
+    """One stage of a curriculum, on images of side x side. None means the run's own setting."""
 
-    steps: the most steps. stop_at_accuracy: the accuracy on held-out images at which the stage ends early (None:
-    never). images: only the first so many training images. contour: as pathfinder.contour, or 3..14: a stage like this
-    one for each number of dashes. schedule: schedule of the learning rate; constant suits a stage that ends early.
-    compile: as trainer.compile; false is faster where compiling takes longer than the stage.
-    """
-
-    side: int = 32
-    steps: int | None = None
-    stop_at_accuracy: float | None = None
-    learning_rate: float | None = None
-    schedule: str | None = None
-    warmup_steps: int | None = None
-    batch: int | None = None
-    micro_batch: int | None = None
-    images: int | None = None
-    contour: str | None = None
-    pattern: str | None = None
-    masked_weight: float | None = None
-    classification_weight: float | None = None
-    training_pixels: int | None = None
-    validate_every: int | None = None
-    compile: bool | None = None
+    side: int = 32  # pixels of an image's side in this stage
+    steps: int | None = None  # the most steps of the stage
+    stop_at_accuracy: float | None = None  # accuracy on held-out images at which the stage ends early; null: never
+    learning_rate: float | None = None  # the stage's optimizer.learning_rate
+    schedule: str | None = None  # the stage's schedule; constant suits one that ends early
+    warmup_steps: int | None = None  # the stage's schedule.warmup_steps
+    batch: int | None = None  # the stage's sequence.batch
+    micro_batch: int | None = None  # the stage's trainer.micro_batch
+    images: int | None = None  # how many of the training images, from the first on, the stage reads
+    contour: str | None = None  # the stage's pathfinder.contour; 3..14: a stage like this one for each number of dashes
+    pattern: str | None = None  # the stage's classifier.pattern
+    masked_weight: float | None = None  # the stage's masked_pixels.weight
+    classification_weight: float | None = None  # the stage's sequence.classification_weight
+    training_pixels: int | None = None  # the stage's sequence.training_pixels
+    validate_every: int | None = None  # the stage's trainer.validate_every
+    compile: bool | None = None  # the stage's trainer.compile; false is faster if compiling takes longer than the stage
 
     def check(self, number: int) -> None:
         where = f"curriculum.stages[{number}]"
@@ -193,7 +187,7 @@ class ClassificationSettings(Settings):
     """The settings of task=classification: classifiers of long sequences."""
 
     task: str = "classification"
-    export_precision: str = option("float32", ExportPrecision)  # of mode=export's file
+    export_precision: str = option("float32", ExportPrecision)  # the dtype of the file that mode=export writes
     pathfinder: PathfinderSettings = field(default_factory=PathfinderSettings)
     classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
     sequence: SequenceSettings = field(default_factory=SequenceSettings)

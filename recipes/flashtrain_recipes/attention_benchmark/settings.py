@@ -60,15 +60,16 @@ class AttentionSettings:
 
     rows: str = option("grid", PRESETS)  # the list of cases to measure
     seqlens: list[int] | None = None  # lengths of rows=grid (null: 128 to 65536); other presets keep only these
-    batch: int | None = None  # sequences a batch; null: as many as hold benchmark.tokens together
+    batch: int | None = None  # sequences of a batch; null: as many as hold benchmark.tokens together
     tokens: int = 16384  # tokens of a batch, unless benchmark.batch or benchmark.batches is set
-    heads: int | None = None  # query heads; null: 2048 / head dimension
-    head_dims: list[int] | None = None  # as benchmark.seqlens: head dimensions (null: 64 and 128)
-    masks: list[str] | None = None  # as benchmark.seqlens: masks (null: full and causal)
-    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])  # computed shares, block-random
-    dtype: str = option("bfloat16", DTYPES)
+    heads: int | None = None  # query heads; null: 2048 over the head dimension
+    head_dims: list[int] | None = None  # head dimensions of rows=grid (null: 64, 128); others keep only these
+    masks: list[str] | None = None  # masks of rows=grid (null: full and causal); others keep only these
+    # The shares of blocks that random block-sparse masks compute.
+    densities: list[float] = field(default_factory=lambda: [0.05, 0.1, 0.25, 0.5, 1.0])
+    dtype: str = option("bfloat16", DTYPES)  # the dtype of queries, keys and values
     longest: int | None = None  # the most tokens of a sequence: longer rows are left out; recipe=lra-speed cuts to it
-    warm_seconds: float = 60.0  # with rows=as-called on a GPU: the most seconds spent on compiling kernels beforehand
+    warm_seconds: float = 60.0  # the most seconds spent on compiling kernels first (rows=as-called on a GPU)
     reference: bool = True  # also compute a float64 reference, and each implementation's error against it
 
     def check_attention(self) -> None:

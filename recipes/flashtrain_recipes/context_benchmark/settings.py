@@ -32,11 +32,11 @@ class ContextSettings:
     """Which attention is measured over how many devices."""
 
     shapes: list[str] | None = None  # heads x head dimension, as "16x128" (null) or "32/8x128", of 8 key/value heads
-    methods: list[str] | None = None  # context-parallel methods of flashtrain; null: all
-    layouts: list[str] | None = None  # layouts of the sequence over the devices, of flashtrain; null: all
-    degrees: list[int] | None = None  # devices that a sequence is sharded over; null: 2, 4 and 8, if there are so many
-    one_device_longest: int = 131072  # tokens measured on one device too; beyond, its time follows from the FLOP rate
-    check_longest: int = 32768  # tokens up to which results and gradients are compared with float64
+    methods: list[str] | None = None  # the context-parallel methods to measure; null: all
+    layouts: list[str] | None = None  # the layouts of the sequence over the devices to measure; null: all
+    degrees: list[int] | None = None  # how many devices share a sequence; null: 2, 4 and 8, if there are so many
+    one_device_longest: int = 131072  # the most tokens timed on one device; beyond, its FLOP rate is used
+    check_longest: int = 32768  # the most tokens at which results and gradients are compared with float64
 
     def check_context(self, masks: list[str] | None) -> None:
         """Raise UserError for the first invalid setting, or for a mask that cannot be sharded over devices."""

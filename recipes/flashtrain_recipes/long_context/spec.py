@@ -20,7 +20,7 @@ class LengthsSettings:
     contexts: list[int] | None = None  # the contexts, each of which is trained
     window: int | None = None  # tokens of a held-out window; null: the longest context
     scored: int = 1024  # how many of a window's last tokens are scored, by every model
-    stride: int = 256  # for perplexity_sliding: tokens scored in each forward pass
+    stride: int = 256  # tokens scored in each forward pass of perplexity_sliding
     windows: int = 128  # how many windows, at most
     resamples: int = 2000  # bootstrap resamples for the intervals
     bins: int = 16  # groups of positions in the loss by position

@@ -22,18 +22,21 @@ SEQUENCE_TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx"
 class StepSettings:
     """Which training steps are measured: every combination of models, contexts and weights."""
 
-    models: list[str] = field(default_factory=lambda: ["124m", "355m"])  # sizes or shapes of benchmark.name's models
-    contexts: list[int] = field(default_factory=lambda: [1024])  # tokens of a sequence
-    batches: list[int] | None = None  # sequences a step; null: as many as hold benchmark.tokens together
-    weights: list[str] = field(default_factory=lambda: ["fp32"])  # fp32 (autocast), bf16, bf16-master (float32 copies)
+    models: list[str] = field(default_factory=lambda: ["124m", "355m"])  # the models to measure, by size or shape
+    contexts: list[int] = field(default_factory=lambda: [1024])  # the lengths of a sequence, in tokens, to measure
+    batches: list[int] | None = None  # numbers of sequences a step; null: as many as hold benchmark.tokens
+    # Dtypes of weights to measure: fp32 (under autocast), bf16, bf16-master (with float32 copies).
+    weights: list[str] = field(default_factory=lambda: ["fp32"])
     steps: int = 10  # training steps in one sample of an implementation
     compile: bool | None = None  # whether implementations that are compiled on GPUs are so here; null: on GPUs only
     command_steps: int = 0  # also run `python -m flashtrain recipe=gpt2` for so many steps, 20 or more, for its cost
-    optimizer_step: bool = True  # for recipe=hf-speed; false: forward and backward alone
-    tasks: list[str] | None = None  # for recipe=lra-speed: tasks of the Long Range Arena; null: all but path256
-    sample_units: list[str] = field(default_factory=lambda: ["paragraph"])  # for bert-speed: units that give lengths
-    samples: int = 2048  # for recipe=bert-speed: sequences for each of benchmark.sample_units, with its lengths
-    dropouts: list[float] = field(default_factory=lambda: [0.0])  # for recipe=bert-speed: dropout probabilities
+    optimizer_step: bool = True  # false: recipe=hf-speed measures forward and backward alone
+    tasks: list[str] | None = None  # the Long Range Arena's tasks that recipe=lra-speed measures; null: all but path256
+    # Units of text whose lengths recipe=bert-speed takes.
+    sample_units: list[str] = field(default_factory=lambda: ["paragraph"])
+    samples: int = 2048  # how many sequences of each of benchmark.sample_units recipe=bert-speed takes
+    # Dropout probabilities that recipe=bert-speed measures.
+    dropouts: list[float] = field(default_factory=lambda: [0.0])
 
     def check_steps(self, name: str | None) -> None:
         """Raise UserError for the first setting that is invalid with this benchmark.name."""
