@@ -30,15 +30,8 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline, Traini
 
 _DENSE, _PATTERN = "dense", "butterfly-local-global"
 # The recipe that each task's model, samples and batch come from.
-_RECIPES = {
-    "listops": "lra-listops",
-    "text": "lra-text",
-    "retrieval": "lra-retrieval",
-    "image": "lra-image",
-    "pathfinder": "lra-pathfinder",
-    "pathx": "pathx",
-    "path256": "path256",
-}
+_OF_LRA = ("listops", "text", "retrieval", "image", "pathfinder")
+_RECIPES = {**{name: f"lra-{name}" for name in _OF_LRA}, "pathx": "pathx", "path256": "path256"}
 _USUAL = tuple(_RECIPES)[:-1]  # without path256: standard attention cannot be measured at 65,536 pixels
 SPEEDUP = Over(  # over standard attention that is as compiled as the row itself
     "speedup_over_standard", "samples_per_second", ("task", "length", "batch", "compiled"),
@@ -85,16 +78,15 @@ class SpeedCase(StepCase):
         return tokens.to(device), labels.to(device)
 
 
+@dataclass(eq=False)
 class ClassifierStep(StepBaseline):
-    """A baseline: the task's model with one implementation of attention.
+    """A baseline: the task's model with one implementation of attention."""
 
-    Args:
-        sparse: use the block pattern of the task's recipe, or butterfly-local-global where the recipe has none.
-    """
-
-    def __init__(self, name: str, title: str, *, attention: str, compiled: bool, sparse: bool = False) -> None:
-        self.name, self.title, self.attention = name, title, attention
-        self.compiled, self.sparse = compiled, sparse
+    name: str
+    title: str
+    attention: str
+    compiled: bool = False
+    sparse: bool = False  # use the block pattern of the task's recipe, or butterfly-local-global where it has none
 
     def columns(self, case: SpeedCase | None) -> Row:
         return {**super().columns(case), "compiled": self.compiled, "is_standard": self.attention == "standard"}

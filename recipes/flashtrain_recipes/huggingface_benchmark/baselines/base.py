@@ -6,6 +6,7 @@ The model wraps transformers' class, and equal seeds give equal weights.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -34,16 +35,15 @@ class GradientsOnly(torch.optim.SGD):
         return None
 
 
+@dataclass(eq=False)
 class HuggingFaceBaseline(StepBaseline):
-    """An implementation of a decoder's training step.
+    """An implementation of a decoder's training step."""
 
-    Args:
-        updates: whether steps update the weights; False measures forward and backward alone.
-    """
-
-    def __init__(self, name: str, title: str, hardware: Hardware, *, updates: bool, compiled: bool) -> None:
-        self.name, self.title, self.compiled = name, title, compiled
-        self.hardware, self.updates = hardware, updates
+    name: str
+    title: str
+    hardware: Hardware
+    updates: bool  # whether steps update the weights; False measures forward and backward alone
+    compiled: bool = False
 
     def decoder(self, case: HuggingFaceCase) -> HuggingFaceDecoder:
         """Return flashtrain's model of the case, on the meta device (without weights)."""

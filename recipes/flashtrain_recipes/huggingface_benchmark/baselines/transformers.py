@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,19 +18,12 @@ from flashtrain_recipes.step_benchmark.training_step import MemoryChoice, Traini
 CHECKPOINTING = "gradient checkpointing"
 
 
+@dataclass(eq=False)
 class Transformers(HuggingFaceBaseline):
-    """transformers' training step as a baseline.
+    """transformers' training step as a baseline."""
 
-    Args:
-        attention: transformers' name of an implementation; None: flashtrain's, by register_with_transformers.
-        by_layer: compile each layer by itself, instead of the whole model.
-    """
-
-    def __init__(
-        self, *names: Any, attention: str | None = "sdpa", compiled: bool = False, by_layer: bool = False, **common: Any
-    ) -> None:
-        super().__init__(*names, compiled=compiled, **common)
-        self.attention, self.by_layer = attention, by_layer
+    attention: str | None = "sdpa"  # transformers' name; None: flashtrain's, by register_with_transformers
+    by_layer: bool = False  # compile each layer by itself, instead of the whole model
 
     def memory(self, case: HuggingFaceCase) -> MemoryChoice:
         model = self.decoder(case)

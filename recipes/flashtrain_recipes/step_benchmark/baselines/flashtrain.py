@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -29,21 +29,17 @@ from flashtrain_recipes.step_benchmark.training_step import (
 FLASHTRAIN = "flashtrain"
 
 
+@dataclass(eq=False)
 class Flashtrain(StepBaseline):
-    """flashtrain's GPT-2 as a baseline, at the case's size and context.
+    """flashtrain's GPT-2 as a baseline, at the case's size and context."""
 
-    Args:
-        settings: of the run; each case changes its size, context, batch and precision.
-        attention: a value of the setting `attention`.
-    """
-
+    name: str
+    title: str
+    settings: Settings  # of the run; each case changes its size, context, batch and precision
+    hardware: Hardware
+    attention: str  # a value of the setting `attention`
+    compiled: bool = False
     adapts = True
-
-    def __init__(
-        self, name: str, title: str, *, settings: Settings, hardware: Hardware, compiled: bool, attention: str
-    ) -> None:
-        self.name, self.title, self.attention, self.compiled = name, title, attention, compiled
-        self.settings, self.hardware = settings, hardware
 
     def memory(self, case: GPT2Case) -> MemoryChoice:
         with torch.device("meta"):

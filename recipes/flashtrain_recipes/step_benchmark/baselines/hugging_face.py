@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,14 @@ from flashtrain_recipes.step_benchmark.training_step import StepBaseline, Traini
 EAGER = "Hugging Face, eager"  # what speed-ups are over
 
 
+@dataclass(eq=False)
 class HuggingFace(StepBaseline):
-    """A model of transformers as a baseline; here GPT-2.
+    """A model of transformers as a baseline; here GPT-2."""
 
-    Args:
-        attention: transformers' name: "eager" (the S x S matrix) or "sdpa" (torch's kernels).
-    """
-
-    def __init__(self, name: str, title: str, *, attention: str, compiled: bool = False) -> None:
-        self.name, self.title, self.attention, self.compiled = name, title, attention, compiled
+    name: str
+    title: str
+    attention: str  # transformers' name: "eager" (the S x S matrix) or "sdpa" (torch's kernels)
+    compiled: bool = False
 
     def missing(self, device: torch.device) -> str | None:
         found = importlib.util.find_spec("transformers") is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,19 +13,15 @@ from flashtrain_recipes.step_benchmark.plain_training import PlainGPT
 from flashtrain_recipes.step_benchmark.training_step import StepBaseline, TrainingStep, usual_step
 
 
+@dataclass(eq=False)
 class Plain(StepBaseline):
-    """PlainGPT with one implementation of attention.
+    """PlainGPT with one implementation of attention."""
 
-    Args:
-        attention: "sdpa" or "standard".
-        backend: the only backend that SDPA may use; None: torch chooses.
-    """
-
-    def __init__(
-        self, name: str, title: str, *, compiled: bool, attention: str = "sdpa", backend: SDPBackend | None = None
-    ) -> None:
-        self.name, self.title = name, title
-        self.compiled, self.attention, self.backend = compiled, attention, backend
+    name: str
+    title: str
+    compiled: bool = False
+    attention: str = "sdpa"  # or "standard"
+    backend: SDPBackend | None = None  # the only one that SDPA may use; None: torch chooses
 
     def missing(self, device: torch.device) -> str | None:
         return "needs an NVIDIA GPU" if self.backend is not None and device.type != "cuda" else None
