@@ -197,6 +197,16 @@ def holds_tokenizer(folder: str | os.PathLike[str]) -> bool:
     return bool(_saved(Path(folder)))
 
 
+def check_same_tokens(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise UserError if a tokenizer that is trained on text is not the one that a run saved: its text has changed."""
+    trained = getattr(tokenizer, "kind", None) in ("bpe", "wordpiece") and holds_tokenizer(folder)
+    if trained and load_tokenizer(folder).fingerprint() != tokenizer.fingerprint():
+        raise UserError(
+            f"the text has changed since {folder.parent} began: a tokenizer that is trained on it gives other tokens "
+            f"than the model's. Resume with the text as it was, or train on with weights={folder.parent}."
+        )
+
+
 def _saved(folder: Path) -> dict[str, Any]:
     """flashtrain's entry in the folder's tokenizer_config.json; empty if there is none."""
     return read_if_there(folder / CONFIG).get(MARK, {})

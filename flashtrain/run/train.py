@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 
 from flashtrain.announce import say
+from flashtrain.data.tokenizers import check_same_tokens
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import (
     CHECKPOINTS,
@@ -116,6 +117,8 @@ def train(
         stage = prepared.stage
         resumed = stage.resumed if stage else checkpoint_to_resume(settings, folder, prepared.description)
         if number == 0:
+            if resumed is not None and prepared.tokenizer is not None:
+                check_same_tokens(prepared.tokenizer, resumed.parent.parent / TOKENIZER)
             # All of the user's input has been checked: from here on the folder is this run's.
             write_config(asdict(settings), folder)
             if prepared.tokenizer is not None:

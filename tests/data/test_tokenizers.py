@@ -10,6 +10,7 @@ from flashtrain.data.tokenizers import (
     ByteTokenizer,
     Tokenizer,
     TokenizerSpec,
+    check_same_tokens,
     load_tokenizer,
     make_tokenizer,
 )
@@ -44,6 +45,16 @@ def test_a_saved_tokenizer_loads_as_itself(tokenizer, tmp_path):
     assert loaded.fingerprint() == tokenizer.fingerprint()
     assert loaded.encode("the cat") == tokenizer.encode("the cat")
     assert (loaded.vocab_size, loaded.end_of_text) == (tokenizer.vocab_size, tokenizer.end_of_text)
+
+
+def test_a_run_is_not_resumed_in_tokens_that_were_trained_on_another_text(tokenizer, tmp_path):
+    check_same_tokens(tokenizer, tmp_path)  # a run of an older version, which saved none
+    tokenizer.save(tmp_path)
+    check_same_tokens(tokenizer, tmp_path)
+    check_same_tokens(ByteTokenizer(), tmp_path)
+    other = make_tokenizer(TokenizerSpec("bpe", vocab_size=300), lambda: ["zebras and xylophones"] * 9)
+    with pytest.raises(UserError, match="the text has changed"):
+        check_same_tokens(other, tmp_path)
 
 
 def test_loading_says_where_no_tokenizer_is(tmp_path):
