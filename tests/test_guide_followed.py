@@ -35,6 +35,7 @@ FINE_TUNING = {"trainer.steps": "2", "finetune.batch": "2", "context": "32"}
 RESUMED = itertools.count(1)
 PAGES = (
     "README.md",
+    "docs/start/quickstart.md",
     "docs/train/your-text.md",
     "docs/train/runs.md",
     "docs/train/from-weights.md",
