@@ -21,6 +21,7 @@ IGNORED = (
     ".*The number of training batches .* is smaller than the logging interval.*",
     ".*Total length of .* across ranks is zero.*",  # no validation data
     ".*have overridden `on_before_batch_transfer` in `LightningModule`.*",  # labels that a mask shows
+    ".*broadcast_buffers.*deprecated.*",
     ".*barrier.. using the device under current context.*",
 )
 

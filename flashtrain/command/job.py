@@ -93,7 +93,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         hardware = _for_context(hardware)
     if settings.attention.name != "flash":
         hardware = replace(hardware, attention=settings.attention.name)
-    elif hardware.attention != "flash":
+    elif hardware.attention != "flash" and hardware.kind == "cuda":  # on a CPU the kernels say so
         say(f"attention=flash needs an NVIDIA GPU of sm_80 or later and Triton; {_name(hardware)} uses torch's SDPA.")
     if hardware.kind == "cuda" and hardware.precision == "16-mixed" and settings.hardware.precision is None:
         say(f"{_name(hardware)} has no bfloat16 tensor cores: training in float16 with loss scaling.")

@@ -24,4 +24,6 @@ def settings_of(words: Sequence[str]) -> Settings:
     else:
         settings = compose_settings(words)
     check_used(settings, words)
+    if settings.mode in ("train", "plan"):
+        settings.check_inputs()
     return settings

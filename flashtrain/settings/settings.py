@@ -92,6 +92,9 @@ class Settings:
         """The number of groups of devices that read different samples; a group is the devices that share a sequence."""
         return self.trainer.ranks // self.context_degree
 
+    def check_inputs(self) -> None:
+        """Raise UserError, which names all of them, if a training lacks a model or data that only the user can name."""
+
     def check(self) -> None:
         """Raise UserError for the first setting that cannot work, alone or with another."""
         one_of("mode", self.mode, mode_names())

@@ -101,9 +101,14 @@ class TrainingTask(pl.LightningModule):
         return step_loss
 
     def on_train_end(self) -> None:
-        """Average the last loss over all ranks."""
-        if self._last_loss is not None:
-            self._last_loss = self._over_ranks(self._last_loss)
+        """Average the last loss over all ranks, and log it, so that the curve ends at the loss of the summary."""
+        if self._last_loss is None:
+            return
+        self._last_loss = self._over_ranks(self._last_loss)
+        done, every = self.global_step, self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if done == self.trainer.max_steps and done % max(1, every):
+            for logger in self.trainer.loggers:
+                logger.log_metrics({"train_loss": float(self._last_loss)}, step=done - 1)
 
     def _over_ranks(self, losses: Tensor) -> Tensor:
         """The mean over all ranks, of which every one must call this."""

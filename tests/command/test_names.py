@@ -112,6 +112,12 @@ def test_so_is_one_whose_answer_depends_on_the_task_or_on_the_value(words: str, 
     assert answer in refused(*words.split())
 
 
+def test_sft_asks_for_its_model_and_its_data_at_once() -> None:
+    assert refused("recipe=sft").startswith("recipe=sft needs model.path=FOLDER_OR_HUB_NAME and data.path=")
+    assert "model.path" not in refused("recipe=sft", "model.path=x")
+    assert "data.path" not in refused("recipe=sft", "data.path=x")
+
+
 def test_the_versions_are_said_without_importing_torch() -> None:
     watch = "import sys; from flashtrain.__main__ import main; sys.argv[1:] = ['--version']\ntry: main()\n"
     done = subprocess.run(

@@ -59,6 +59,15 @@ class LanguageSettings(TextSettings):
         """The number of devices over which a sequence is sharded; 1 without context parallelism."""
         return (self.context_parallel or self.trainer.ranks) if self.strategy == CONTEXT else 1
 
+    def check_inputs(self) -> None:
+        tokenizer, data, lacking = self.data.tokenizer == "huggingface", self.data, []
+        if tokenizer and self.model.path is None and self.weights is None and "data.tokenizer" not in self.demo:
+            lacking.append("model.path=FOLDER_OR_HUB_NAME")
+        if data.source == "chat" and data.path is None and data.name is None:
+            lacking.append("data.path=CONVERSATIONS.jsonl (or data.name=DATASET)")
+        if lacking:
+            raise UserError(f"recipe={self.recipe} needs {' and '.join(lacking)}.")
+
     def check(self) -> None:
         super().check()
         if self.model.quantize is not None and self.shards_weights:

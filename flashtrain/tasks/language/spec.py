@@ -71,16 +71,16 @@ class LanguageTask(Task):
         }
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
-        first = "" if row["train_loss_first"] is None else f"{row['train_loss_first']:.3f} -> "
+        held_out = "" if row["validation_loss"] is None else f", validation loss {row['validation_loss']:.3f}"
+        first = "" if row["train_loss_first"] is None else f" ({row['train_loss_first']:.3f} at the first)"
         # A run that was ended after its last step, and resumed, trains no more.
-        loss = "" if row["train_loss"] is None else f" loss {first}{row['train_loss']:.3f}"
+        loss = "" if row["train_loss"] is None else f" training loss {row['train_loss']:.3f} at the last step{first}"
         prompt = settings.prompt or settings.data.first_words
         rate = row["tokens_per_second"]
         speed = "" if rate is None else f"{rate:,.0f} tokens/s{measured_words(row)}, "
         say_finished(
             folder,
-            f"finished {row['model']}:{loss}{held_out} after {row['tokens']:,} tokens",
+            f"finished {row['model']}:{loss}{held_out}, after {row['tokens']:,} tokens",
             f"{speed}{row['seconds']:.0f} s for the whole command",
             then=f'mode=generate checkpoint={folder} prompt="{prompt}"',
         )
@@ -91,9 +91,10 @@ class LanguageTask(Task):
             demo.trainer.tokens_per_step = demo.context * max(1, -(-demo.trainer.tokens_per_step // demo.context))
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        tokens = "the file's own tokens" if demo.data.source == "tokens" else f"{demo.data.tokenizer} as tokens"
-        trained = f"{tokens}, {contexts_words(demo)}"
-        return (
-            f"training the recipe's small demo model instead ({trained}). For the recipe in full "
-            f"({full.model.label}, {contexts_words(full)}), {where}"
+        tokens = "the file's own tokens" if demo.data.source == "tokens" else f"tokenizer {demo.data.tokenizer}"
+        trained = (
+            f"training the recipe's small demo model instead ({demo.model.label}, {tokens}, {contexts_words(demo)})"
         )
+        if full.model.name == "huggingface" and full.model.path is None:
+            return f"{trained}, with random weights. To train a model of your own, set model.path=FOLDER_OR_HUB_NAME."
+        return f"{trained}. For the recipe in full ({full.model.label}, {contexts_words(full)}), {where}"

@@ -44,10 +44,10 @@ class MaskedTask(Task):
         }
 
     def say(self, row: dict[str, Any], folder: Path, settings: Settings) -> None:
-        held_out = "" if row["validation_loss"] is None else f" (held-out {row['validation_loss']:.3f})"
+        held_out = "" if row["validation_loss"] is None else f", validation loss {row['validation_loss']:.3f}"
         accuracy = "" if row["validation_accuracy"] is None else f", accuracy {row['validation_accuracy']:.2%} held out"
-        first = "?" if row["train_loss_first"] is None else f"{row['train_loss_first']:.3f}"
-        loss = "" if row["train_loss"] is None else f": loss {first} -> {row['train_loss']:.3f}"
+        first = "" if row["train_loss_first"] is None else f" ({row['train_loss_first']:.3f} at the first)"
+        loss = "" if row["train_loss"] is None else f": training loss {row['train_loss']:.3f} at the last step{first}"
         lines = [f"finished {row['model']}{loss}{held_out}{accuracy}, after {row['tokens']:,} real tokens"]
         if row["seconds_to_target"] is not None:
             lines.append(
