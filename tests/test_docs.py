@@ -25,7 +25,7 @@ from flashtrain.report import __main__ as report
 
 RESULTS = ROOT / "recipes" / "results"
 # Programs that register something of their own, and the words that a page gives them.
-PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimiser", "add a mask")
+PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimizer", "add a mask")
 RUN_HERE = {
     *PROGRAMS,
     "add a mask, its test",
@@ -89,7 +89,7 @@ def test_a_program_that_adds_something_trains_by_the_commands_of_its_page(
     status, folder = tiny_runs.run(marker.replace(" ", "-"), *commands[0])
     assert status == 0
     assert json.loads((folder / "summary.json").read_text())["steps"] == 6
-    if marker == "add an optimiser":
+    if marker == "add an optimizer":
         assert "trained 6 steps" in capsys.readouterr().out
 
 

@@ -29,7 +29,7 @@ def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collecti
 
 @dataclass
 class OptimizerSettings:
-    """The optimiser, which updates the weights (conf/optimizer)."""
+    """The optimizer, which updates the weights (conf/optimizer)."""
 
     name: str = "adamw"  # adamw, lamb, muon, or one that your program registered
     learning_rate: float = 6e-4  # the learning rate at the schedule's peak
