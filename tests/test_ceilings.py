@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 29_925,
-    "flashtrain/command": 1_650,
+    "flashtrain": 30_055,
+    "flashtrain/command": 1_655,
     "flashtrain/data": 5_770,
     "flashtrain/distributed": 3_000,
     "flashtrain/files": 440,
@@ -20,12 +20,12 @@ CEILINGS = {
     "flashtrain/models": 3_470,
     "flashtrain/report": 1_760,
     "flashtrain/run": 495,
-    "flashtrain/settings": 1_100,
-    "flashtrain/tasks": 3_900,
-    "flashtrain/training": 3_460,
+    "flashtrain/settings": 1_105,
+    "flashtrain/tasks": 4_000,
+    "flashtrain/training": 3_475,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_520,
+    "tests": 37_665,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report
 

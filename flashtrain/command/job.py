@@ -37,7 +37,7 @@ from flashtrain.run.fitting import Stopped
 from flashtrain.run.train import failed_row, train
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of
-from flashtrain.training.hardware import Hardware, detect_hardware
+from flashtrain.training.hardware import Hardware, detect_hardware, planned_hardware
 from flashtrain.training.killed_ranks import name_killed_ranks
 from flashtrain.training.out_of_memory import OutOfMemory
 
@@ -59,7 +59,10 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         UserError: the settings cannot be run on this machine.
     """
     say = (lambda *_, **__: None) if quiet else announce.say
-    hardware = detect_hardware(settings.hardware.accelerator)
+    if settings.hardware.plan_for is None:
+        hardware = detect_hardware(settings.hardware.accelerator)
+    else:
+        hardware = planned_hardware(settings.hardware.plan_for, settings.trainer.devices)
     given = override_keys(overrides)
     if not settings.is_demo and _wants_demo(settings, hardware, given):
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"

@@ -28,6 +28,7 @@ _FORM = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]*)=(?P<value>.*)", re.DOTAL
 _POWER_OF_TEN = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
 _BETWEEN_COMMAS = re.compile(r"""'(\\.|[^'\\])*'(?=,|$)|"(\\.|[^"\\])*"(?=,|$)|[^,]+""")
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(")  # Hydra's own words for several values
+_GPUS = re.compile(r"^(hardware\.plan_for=)([1-9]\d*)x(?=\w)", re.IGNORECASE)  # of 8xh100
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _NO_NAME = re.compile(r"null|true|false|[-+.\d].*|", re.IGNORECASE)  # what YAML takes for something else than a text
 
@@ -42,6 +43,8 @@ def plain_words(words: Sequence[str]) -> list[str]:
             hint = meant(flag.lstrip("-").replace("-", "_"), dict.fromkeys(name for name, _, _ in all_settings()))
             hint = hint or "The flags are --help, --version, --multirun and --cfg job."
             raise UserError(f"unknown flag {flag}: settings are name=value, without dashes. {hint}")
+    devices = [f"trainer.devices={gpus[2]}" for word in words if (gpus := _GPUS.match(word))]
+    words = [*(_GPUS.sub(r"\1", word) for word in words), *devices]
     models = [word.partition("=")[2].lower() for word in words if word.startswith(("model=", "model.name="))]
     own = set(models) - {*get_args(Decoder)}
     kept = ("-", "model.size=") if own else ("-",)  # a model of one's own has sizes of its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashtrain.errors import UserError, above, at_least
-from flashtrain.settings.options import Accelerator, ActivationCheckpointing, Attention, Demo, Precision, option
+from flashtrain.settings.options import Accelerator, ActivationCheckpointing, Attention, Demo, Gpu, Precision, option
 
 
 @dataclass
@@ -45,6 +45,8 @@ class HardwareSettings:
     precision: str | None = option(None, Precision)  # 64-true: of whole weights; null: what the device does best
     peak_tflops: float | None = None  # dense peak for MFU; null: from flashtrain's table, or MFU left out
     demo: str = option("auto", Demo)  # auto: where there is no GPU
+    # Of mode=plan: the GPU to plan for in place of this machine's; 8xh100 is h100 with trainer.devices=8.
+    plan_for: str | None = option(None, Gpu)
 
     def check(self) -> None:
         above("hardware.peak_tflops", self.peak_tflops, 0)

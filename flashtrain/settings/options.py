@@ -17,6 +17,7 @@ ActivationCheckpointing = Literal["none", "selective", "full", "auto"]
 Demo = Literal["auto", "always", "never"]
 Logger = Literal["none", "csv", "tensorboard", "wandb"]  # csv: an older name of none, which published commands have
 LoggerMode = Literal["auto", "online", "offline"]
+Gpu = Literal["h100", "h200", "a100-40gb", "a100-80gb", "b200", "l40s", "rtx4090"]
 Precision = Literal["bf16-mixed", "16-mixed", "32-true", "bf16-true", "64-true"]
 # the training
 CheckpointFormat = Literal["auto", "file", "sharded"]

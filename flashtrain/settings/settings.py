@@ -105,6 +105,8 @@ class Settings:
                 check_options(one.name, group)
                 if hasattr(group, "check"):
                     cast(Any, group).check()
+        if self.hardware.plan_for is not None and self.mode != "plan":
+            raise UserError(f"hardware.plan_for={self.hardware.plan_for} is used by mode=plan alone. Add mode=plan.")
         if self.optimizer.name == "lamb" and self.shards_weights:
             raise UserError(
                 "optimizer=lamb cannot train sharded weights. Use trainer.strategy=ddp, or optimizer=adamw."

@@ -11,7 +11,7 @@ from flashtrain.models.feed_forward import GATED
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks.context_run import check_model, exchange_bytes_of
-from flashtrain.training.hardware import Hardware, duration, expected_rate
+from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import FREE_SHARE, GIB, BlockShape, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
     AUTO,
@@ -70,13 +70,14 @@ def choose_micro_batch(
         estimate: returns the memory of a micro-batch with given savings.
 
     Raises:
-        UserError: not even the smallest size fits, and the settings name none.
+        UserError: not even the smallest size fits, the settings name none, and mode is not plan.
     """
+    planned = settings.mode == "plan"
     free, named = room(settings, hardware), isinstance(sizes, int)
     sizes = [sizes] if isinstance(sizes, int) else sizes
     options = memory_options(_candidates(settings, hardware), sizes, free, estimate)
-    chosen = choose_option(options, free)
-    if not chosen.fits and not named and free.device is not None:
+    chosen = choose_option(options, free, planned=planned)
+    if not chosen.fits and not named and not planned and free.device is not None:
         fixed = sum(chosen.estimate.parts()[name] for name in ("weights", "gradients", "optimizer"))
         raise UserError(
             f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB "
@@ -198,31 +199,3 @@ def memory_columns(batching: Batching) -> dict[str, Any]:
         "memory": batching.savings.describe() or "none",
         "memory_estimate_gib": None if needed is None else round(needed.total / GIB, 2),
     }
-
-
-def memory_plan(batching: Batching) -> list[str]:
-    """Return mode=plan's lines on memory: the estimate by use, and every option with ">" before the chosen one."""
-    if batching.estimate is None:
-        return []
-    estimate = batching.estimate
-    further = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
-    held = {**estimate.parts(), **{name: size for name, size in further.items() if size}}
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items())
-    options = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
-    return [f"memory: {estimate.total / GIB:.2f} GiB ({parts})", *(options if len(options) > 1 else [])]
-
-
-def plan_text(
-    lines: Sequence[str], settings: Settings, hardware: Hardware, flops: float, *, at_most: bool = False, how: str = ""
-) -> str:
-    """Return the text of mode=plan: the lines about the training, and its estimated time.
-
-    Args:
-        lines: lines about the training.
-        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an upper bound.
-        how: how the FLOPs are counted, in words.
-    """
-    rate, source = expected_rate(hardware)
-    time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
-    last = f"time: {time} for {flops:.3g} FLOPs{how} ({source}), without start-up and validation"
-    return "\n".join([*lines, last, "nothing was started; leave out mode=plan to train."])

@@ -50,12 +50,25 @@ PEAK_FLOPS: tuple[tuple[str, float], ...] = (
     (r"\bT4\b", 65e12),
 )
 
+# The GPUs that mode=plan can plan for where they are not: name and GiB of memory as PyTorch reports them, and compute
+# capability.
+PLANNED_GPUS: dict[str, tuple[str, float, tuple[int, int]]] = {
+    "h100": ("NVIDIA H100 80GB HBM3", 79.1, (9, 0)),
+    "h200": ("NVIDIA H200", 139.7, (9, 0)),
+    "a100-40gb": ("NVIDIA A100-SXM4-40GB", 39.4, (8, 0)),
+    "a100-80gb": ("NVIDIA A100-SXM4-80GB", 79.1, (8, 0)),
+    "b200": ("NVIDIA B200", 178.3, (10, 0)),
+    "l40s": ("NVIDIA L40S", 44.4, (8, 9)),
+    "rtx4090": ("NVIDIA GeForce RTX 4090", 23.5, (8, 9)),
+}
+
 # The last two are baselines of benchmarks.
 _DISTRIBUTIONS = ("torch", "triton", "pytorch-lightning", "flashtrain", "flash-attn", "flash-attn-4")
 
-# The share of the device's rate that a compiled training step reaches: on an H200 about 0.4 of the dense peak for
-# GPT-2 124M (recipes/results/gpt2-h200.json); on a CPU, half the rate of a large matrix product is a cautious guess.
+# The share of the device's rate that a compiled training step reaches: assumed for GPUs, of which H100s and H200s
+# reached MEASURED_MFU; on a CPU, half the rate of a large matrix product is a cautious guess.
 GPU_EFFICIENCY = 0.4
+MEASURED_MFU = "30% to 57%, recipes/results/gpt2-speed-h200.json and hf-long-two-gpus-h200.json"
 CPU_EFFICIENCY = 0.5
 VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}  # "huggingface": as many as its model has
 
@@ -106,6 +119,13 @@ def detect_hardware(accelerator: str = "auto") -> Hardware:
     if accelerator == "cpu" or not available:
         return _cpu()
     return _gpu()
+
+
+def planned_hardware(gpu: str, count: int) -> Hardware:
+    """Return `count` GPUs that are not here, by a name of PLANNED_GPUS: all of their memory is free."""
+    name, gib, capability = PLANNED_GPUS[gpu]
+    memory, peak = int(gib * 2**30), peak_flops_of(name)
+    return Hardware("cuda", name, count, capability, memory, memory, peak, precision_for(capability), "flash")
 
 
 def peak_flops_of(name: str) -> float | None:
@@ -219,7 +239,9 @@ def versions() -> dict[str, str]:
 def expected_rate(hardware: Hardware) -> tuple[float, str]:
     """Return (FLOP/s that a training step should reach on one device, how that is known, as "at 40% of ...")."""
     if hardware.peak_flops is not None:
-        return GPU_EFFICIENCY * hardware.peak_flops, f"at {GPU_EFFICIENCY:.0%} of the device's peak"
+        peak = f"the peak of {hardware.peak_flops / 1e12:.0f} TFLOP/s"
+        how = f"computed at an assumed {GPU_EFFICIENCY:.0%} of {peak}; measured language models reached {MEASURED_MFU}"
+        return GPU_EFFICIENCY * hardware.peak_flops, how
     device, dtype = hardware.kind, torch.float32 if hardware.kind == "cpu" else torch.float16
     size = 1024 if hardware.kind == "cpu" else 8192
     matrix = torch.randn(size, size, device=device, dtype=dtype)

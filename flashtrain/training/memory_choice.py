@@ -100,15 +100,17 @@ def _with_largest(savings: MemorySavings, sizes: Sequence[int], room: Room, esti
     return MemoryOption(savings, sizes[0], needed, False)
 
 
-def choose_option(options: Sequence[MemoryOption], room: Room) -> MemoryOption:
+def choose_option(options: Sequence[MemoryOption], room: Room, *, planned: bool = False) -> MemoryOption:
     """Return the first option that fits, else the last that fits in host memory: estimates err on the high side.
 
-    Raises UserError if every option needs more host memory than is free.
+    Raises UserError if every option needs more host memory than is free, unless it is `planned` only on a GPU.
     """
     for option in options:
         if option.fits:
             return option
     possible = [option for option in options if room.holds_host(option.estimate)]
+    if not possible and planned and room.host:
+        return options[-1]
     if not possible:
         needed = options[-1].estimate.host
         raise UserError(

@@ -11,10 +11,11 @@ from flashtrain.command.compose import compose_settings
 from flashtrain.data.sequences import SequenceShape
 from flashtrain.models import Bert, Classifier
 from flashtrain.spec import task_of
-from flashtrain.tasks.batching import Batching, memory_plan, memory_words
+from flashtrain.tasks.batching import Batching, memory_words
 from flashtrain.tasks.fine_tuning.prepare import choose_head_batching, encoder_config, make_head
 from flashtrain.tasks.masked_language.batching import check_masked_step, choose_masked_batching
 from flashtrain.tasks.masked_language.plan import bert_config
+from flashtrain.tasks.plan_text import memory_plan
 from flashtrain.training.hardware import Hardware, detect_hardware
 from flashtrain.training.memory import GIB
 from flashtrain_recipes.arena.build import choose_stage_batching, classifier_config

@@ -16,12 +16,13 @@ from flashtrain.models.bert_encoder import BertEncoder
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.spec import TrainedModel, TrainingSetup
 from flashtrain.tasks import FineTuning
-from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, memory_plan, memory_words, plan_text
+from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, memory_words
 from flashtrain.tasks.fine_tuning.splits import make_source
 from flashtrain.tasks.masked_language.batching import bert_estimate
 from flashtrain.tasks.masked_language.plan import bert_config
 from flashtrain.tasks.masked_language.trained import check_context, read_bert, tokenizer_of
 from flashtrain.tasks.optimization import optimizer_builder, schedule_builder, set_steps
+from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import loader_workers, vocabulary_of
 from flashtrain.tasks.training_task import metric
 from flashtrain.training.hardware import Hardware
@@ -193,6 +194,7 @@ def plan_fine_tuning(settings: Settings, hardware: Hardware) -> str:
         describe_training(settings, hardware, model, batching),
         f"texts: {texts:,} of {settings.finetune.data_label}, cut to {settings.context:,} tokens",
         *memory_plan(batching),
+        *fit_lines(settings, hardware, batching, lambda changed: choose_head_batching(changed, hardware, model)),
     ]
     return plan_text(lines, settings, hardware, texts * config.flops([settings.context]), at_most=True)
 

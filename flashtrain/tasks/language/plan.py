@@ -11,9 +11,10 @@ from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
 from flashtrain.tasks.attention_masks import attended_context
-from flashtrain.tasks.batching import Batching, fit_memory, memory_plan, memory_words, plan_text
+from flashtrain.tasks.batching import Batching, fit_memory, memory_words
 from flashtrain.tasks.context_run import context_columns, plan_lines
 from flashtrain.tasks.decoders import make_model
+from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
 
@@ -32,6 +33,16 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     with torch.device("meta"):
         model = build_model(attention=hardware.attention)
     batching = fit_memory(settings, hardware, model)
+
+    def again(changed: Settings) -> Batching:
+        if changed.model == settings.model:
+            return fit_memory(changed, hardware, model)
+        with torch.device("meta"):
+            other = make_model(
+                changed.model, vocab_size=vocab_size, context=changed.context, attention=hardware.attention
+            )
+        return fit_memory(changed, hardware, other)
+
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     lines = [
         describe(settings, hardware, model, batching),
@@ -40,6 +51,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         *describe_mask(settings),
         *plan_lines(settings, hardware.precision, model, batching.micro_batch),
         *memory_plan(batching),
+        *fit_lines(settings, hardware, batching, again),
     ]
     flops = tokens * model.flops_per_token(attended_context(settings.applied_mask, settings.context))
     return plan_text(lines, settings, hardware, flops)

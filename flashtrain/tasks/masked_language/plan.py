@@ -9,9 +9,10 @@ from flashtrain.data.wordpiece import SpecialTokens
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings
-from flashtrain.tasks.batching import Batching, memory_plan, memory_words, plan_text
+from flashtrain.tasks.batching import Batching, memory_words
 from flashtrain.tasks.masked_language.batching import choose_masked_batching
 from flashtrain.tasks.masked_language.trained import read_bert
+from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
 
@@ -40,6 +41,7 @@ def plan_masked(settings: Settings, hardware: Hardware) -> str:
         f"text: {make_source(settings.data).describe()}; tokenizer {settings.data.tokenizer}",
         f"tokens: at most {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *memory_plan(batching),
+        *fit_lines(settings, hardware, batching, lambda changed: choose_masked_batching(changed, hardware, model)),
     ]
     how = f", as if all samples had {settings.context} tokens"
     return plan_text(lines, settings, hardware, flops, at_most=True, how=how)

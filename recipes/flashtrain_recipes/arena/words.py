@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from flashtrain.models.classifier import Classifier
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import measured_words, say_finished
-from flashtrain.tasks.batching import Batching, memory_plan, memory_words
+from flashtrain.tasks.batching import Batching, memory_words
+from flashtrain.tasks.plan_text import fit_lines, last_lines, memory_plan
 from flashtrain.training.hardware import Hardware, duration, expected_rate
 from flashtrain_recipes.arena.build import choose_stage_batching, make_classifier, pixels_read
 from flashtrain_recipes.arena.pathfinder.parameters import contour_words, dashes_in
@@ -133,12 +135,16 @@ def plan_classifier(settings: Settings, hardware: Hardware) -> str:
             f"  {'at most ' if stage.stop_at_accuracy is not None else ''}{samples:,} samples, "
             f"{of_sample / 1e12:.3g} TFLOP each: about {duration(seconds)}",
         ]
-        before, memory = memory, memory_plan(batching)
+        again = partial(_batching_with, stage, hardware, model)
+        before, memory = memory, [*memory_plan(batching), *fit_lines(stage.settings, hardware, batching, again)]
         lines += [f"  {line}" for line in memory if memory != before]
     most = "at most " if any(stage.stop_at_accuracy is not None for stage in stages) else ""
     lines.append(f"time: {most}about {duration(total)} in all ({how}), making the data, start-up and validation apart")
-    lines.append("nothing was started; leave out mode=plan to train.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *last_lines(settings, hardware)])
+
+
+def _batching_with(stage: Stage, hardware: Hardware, model: Classifier, settings: Settings) -> Batching:
+    return choose_stage_batching(replace(stage, settings=settings), hardware, model)
 
 
 def _name(alike: Sequence[Stage]) -> str:

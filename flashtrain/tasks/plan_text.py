@@ -1,0 +1,120 @@
+"""The lines of mode=plan that all tasks share: memory, whether it fits, and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+from flashtrain.errors import UserError
+from flashtrain.settings.settings import Settings
+from flashtrain.spec import task_of
+from flashtrain.tasks.batching import Batching, room
+from flashtrain.training.hardware import Hardware, duration, expected_rate
+from flashtrain.training.memory import FREE_SHARE, GIB
+from flashtrain.training.memory_choice import AUTO
+
+MEASURED_ON = ("H100", "H200")
+DEVICES = (2, 4, 8, 16, 32, 64)
+SHARDING = ("fsdp", "context_parallel")
+
+
+def memory_plan(batching: Batching) -> list[str]:
+    """Return mode=plan's lines on memory: the estimate by use, and every option with ">" before the chosen one."""
+    if batching.estimate is None:
+        return []
+    estimate = batching.estimate
+    further = {"of it exchanged": estimate.exchange, "in host memory": estimate.host}
+    held = {**estimate.parts(), **{name: size for name, size in further.items() if size}}
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items())
+    options = [f"{'>' if option.savings == batching.savings else ' '} {option.line()}" for option in batching.options]
+    return [f"memory: {estimate.total / GIB:.2f} GiB ({parts})", *(options if len(options) > 1 else [])]
+
+
+def fit_lines(
+    settings: Settings, hardware: Hardware, batching: Batching, again: Callable[[Settings], Batching]
+) -> list[str]:
+    """Return mode=plan's lines on a training that does not fit: what it needs, and with which changes it would fit.
+
+    Args:
+        again: returns the batching of changed settings.
+    """
+    free, needed = room(settings, hardware), batching.estimate
+    if batching.fits or needed is None:
+        return []
+    both = not free.holds_host(needed)
+    usable = [f"{FREE_SHARE * size / GIB:.1f}" for size in (free.device, free.host if both else None) if size]
+    needs = f"{needed.total / GIB:.1f} GiB{f' and {needed.host / GIB:.1f} GiB of host memory' if both else ''}"
+    line = f"does not fit: needs {needs}, {' and '.join(usable)} GiB may be used ({FREE_SHARE:.0%} of what is free)"
+    found = [one for kind in _changes(settings, hardware) if (one := _first_fitting(settings, kind, again))]
+    nothing = "No single change of optimizer states, adapter, devices or context makes it fit."
+    return [f"{line}. {'It would fit with any of these:' if found else nothing}", *found]
+
+
+def _first_fitting(
+    settings: Settings, changes: Sequence[dict[str, Any]], again: Callable[[Settings], Batching]
+) -> str | None:
+    """The first of the changes with which the training fits, and the memory that it then needs; None: there is none."""
+    for change in changes:
+        changed = deepcopy(settings)
+        for name, value in change.items():
+            group, _, key = name.rpartition(".")
+            setattr(getattr(changed, group) if group else changed, key, value)
+        try:
+            changed.check()
+            task_of(changed).check(changed)
+            tokens, step = changed.trainer.tokens_per_step, getattr(changed, "context", 1) * changed.data_ranks
+            if tokens % step:
+                change["trainer.tokens_per_step"] = changed.trainer.tokens_per_step = -(-tokens // step) * step
+            task_of(changed).check_step(changed, ())
+            batching = again(changed)
+        except UserError:  # this task or model has no such setting
+            continue
+        if batching.fits and batching.estimate is not None:
+            words = " ".join(f"{name}={'null' if value is None else value}" for name, value in change.items())
+            savings = batching.savings.describe()
+            return f"  {words}: {batching.estimate.total / GIB:.1f} GiB{', with ' if savings else ''}{savings}"
+    return None
+
+
+def _changes(settings: Settings, hardware: Hardware) -> list[list[dict[str, Any]]]:
+    """Kinds of changes that need less memory on a device, each from small to large."""
+    context, fewest = getattr(settings, "context", 1), settings.trainer.devices
+    counts = [count for count in DEVICES if count >= fewest and hardware.kind == "cuda"]
+    return [
+        [{"memory.activation_checkpointing": AUTO, "trainer.micro_batch": None}],
+        [{"masked.token_budget": None}] if hasattr(settings, "masked") else [],
+        [{"optimizer.states": "8bit"}],
+        [{"model.adapter": "lora"}] if hasattr(settings, "model") else [],
+        *([{"trainer.devices": count, "trainer.strategy": name} for count in counts] for name in SHARDING),
+        [{"context": context >> halved} for halved in range(1, context.bit_length() - 7)],
+    ]
+
+
+def plan_text(
+    lines: Sequence[str], settings: Settings, hardware: Hardware, flops: float, *, at_most: bool = False, how: str = ""
+) -> str:
+    """Return the text of mode=plan: the lines about the training, and its estimated time.
+
+    Args:
+        lines: lines about the training.
+        flops: FLOPs of the whole training, on all devices together; `at_most`: they are an upper bound.
+        how: how the FLOPs are counted, in words.
+    """
+    rate, source = expected_rate(hardware)
+    time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
+    last = f"time: {time} for {flops:.3g} FLOPs{how} ({source}), without start-up and validation"
+    return "\n".join([*lines, last, *last_lines(settings, hardware)])
+
+
+def last_lines(settings: Settings, hardware: Hardware) -> list[str]:
+    """Return the last lines of mode=plan: whether flashtrain has run on such a GPU, and how the training starts."""
+    ran = hardware.kind == "cpu" or any(name in hardware.name for name in MEASURED_ON)
+    planned = settings.hardware.plan_for is not None
+    start = (
+        "to train on such a machine, leave out mode=plan and hardware.plan_for"
+        if planned
+        else "leave out mode=plan to train"
+    )
+    computed = [] if ran else [f"computed; flashtrain has run on {' and '.join(MEASURED_ON)} only."]
+    return [*computed, f"nothing was started; {start}."]
