@@ -12,7 +12,7 @@ from flashtrain.settings.options import Accelerator, ActivationCheckpointing, At
 class AttentionSettings:
     """The attention (conf/attention): flash (flashtrain's), sdpa (torch's), standard (computes the S x S matrix)."""
 
-    name: str = option("flash", Attention)
+    name: str = option("flash", Attention)  # flashtrain's kernels, torch's attention, or the S x S matrix in full
 
 
 @dataclass
@@ -41,7 +41,7 @@ class MemorySettings:
 class HardwareSettings:
     """The hardware to run on (conf/hardware). demo=auto trains a recipe's small demo where there is no GPU."""
 
-    accelerator: str = option("auto", Accelerator)
+    accelerator: str = option("auto", Accelerator)  # where the run computes; auto: on GPUs if there are some
     precision: str | None = option(None, Precision)  # 64-true: of whole weights; null: what the device does best
     peak_tflops: float | None = None  # dense peak for MFU; null: from flashtrain's table, or MFU left out
     demo: str = option("auto", Demo)  # auto: where there is no GPU
