@@ -64,6 +64,7 @@ NUMBERS = {
     "trainer.devices=8": "trainer.devices=2",
     "context_parallel=8": "context_parallel=2",
     "context_parallel=4": "context_parallel=2",
+    "hardware.plan_for=8xh100": "hardware.plan_for=2xh100",
     "pathfinder.test_images=5000": "pathfinder.test_images=1",
 }
 
