@@ -181,6 +181,7 @@ def _places() -> dict[str, str]:
     for page in (
         RESULTS / "README.md",
         DOCS / "results" / "benchmarks.md",
+        DOCS / "train" / "memory.md",
         DOCS.parent / "kernels" / "dev" / "OPTIMISATION.md",
     ):
         heading = ""

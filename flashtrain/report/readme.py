@@ -84,6 +84,8 @@ def anchor_of(heading: str) -> str:
 
 
 def _measured(result: ResultFile) -> str:
+    if result.device == "computed":
+        return f"Computed {result.date}, not measured"
     return f"Measured {result.date} on {markdown_text(result.device)}"
 
 
