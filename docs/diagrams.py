@@ -299,6 +299,10 @@ def methods() -> None:
     drawing.save("methods.svg")
 
 
-if __name__ == "__main__":
+def main() -> None:
     for draw in (layers, run, forward, masks_as_data, layouts, methods):
         draw()
+
+
+if __name__ == "__main__":
+    main()

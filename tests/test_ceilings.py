@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_475,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_665,
+    "tests": 37_676,
 }
 RAISES = 370  # of flashtrain: no new guard without a user's report
 

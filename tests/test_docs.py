@@ -251,6 +251,17 @@ def generated() -> Iterator[dict[str, str]]:
         sys.path.remove(str(ROOT / "docs"))
 
 
+def test_the_diagrams_are_what_the_code_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import diagrams
+
+    monkeypatch.setattr(diagrams, "ASSETS", tmp_path)
+    diagrams.main()
+    assert [
+        path.name for path in tmp_path.iterdir() if path.read_text() != (ROOT / "docs/assets" / path.name).read_text()
+    ] == []
+
+
 def test_the_pages_from_the_code_are_what_the_code_gives(generated: dict[str, str]) -> None:
     old = [name for name, text in generated.items() if (ROOT / "docs" / name).read_text(encoding="utf-8") != text]
     assert old == [], "run: python docs/generate.py"
