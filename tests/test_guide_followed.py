@@ -40,6 +40,7 @@ PAGES = (
     "docs/train/runs.md",
     "docs/train/from-weights.md",
     "docs/train/longer-context.md",
+    "docs/train/memory.md",
     "docs/train/several-gpus.md",
     "docs/extend/add-a-mask.md",
     "docs/train/hugging-face.md",
