@@ -290,10 +290,7 @@ def _continued(loaded: TrainedModel, prompt: str, options: Mapping[str, Any]) ->
 
 
 def _in_a_process(words: list[str], folder: Path, *, quiet: bool) -> Stopped | None:
-    """The run as a process of the command's, whose ranks Lightning starts; what a notebook registered is not in it.
-
-    Returns how it was stopped. Raises as `train` does.
-    """
+    """The run as a process of the command's, whose ranks Lightning starts; how it was stopped. Raises as `train`."""
     output = subprocess.DEVNULL if quiet else None
     words = [*words, f"{FOLDER}={quoted(str(folder))}"]
     let_go(folder)  # it is the other process's to hold

@@ -297,8 +297,8 @@ def write_report(folder: Path, row: dict[str, Any] | None = None) -> None:
 
 @contextlib.contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """What is said meanwhile is in the folder's flashtrain.log too, each line with its time, and the traceback of what
-    broke it off. A rank that is not the first has a file of its own, for the latter alone."""
+    """Copy the lines of a `with` block to flashtrain.log, with the time, and the traceback of what ends it."""
+    # A rank that is not the first has a file of its own, for the traceback alone.
     rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "0")
     path = folder / (LOG_FILE if is_first_of_job() else f"flashtrain-rank-{rank}.log")
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)

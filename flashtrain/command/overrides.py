@@ -90,8 +90,8 @@ def _plain(word: str, sweep: bool) -> str:
 
 
 def _as_typed(key: str, text: str) -> str:
-    """A text as Hydra reads it back: `=`, commas and brackets have no meaning in it. What is written in Hydra's own
-    form stays (in quotes, with backslashes, ${...}, null); a prompt is that only in quotes."""
+    """A text as Hydra reads it back: `=`, commas and brackets have no meaning in it."""
+    # What is written in Hydra's own form stays (in quotes, with backslashes, ${...}, null): a prompt only in quotes.
     text = text if key == "prompt" else text.strip()
     of_hydra = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     if key != "prompt":

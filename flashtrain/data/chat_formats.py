@@ -53,6 +53,6 @@ def _sharegpt(given: Any) -> Messages:
 
 def _alpaca(row: Mapping[str, Any]) -> Messages:
     """Read a row as LLaMA-Factory does: instruction and input on a line each, after the pairs of `history`."""
-    asked = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
-    pairs = [*(row.get("history") or ()), (asked, row["output"])]
+    question = "\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    pairs = [*(row.get("history") or ()), (question, row["output"])]
     return [{"role": role, "content": text} for pair in pairs for role, text in zip(SPEAKERS, pair, strict=True)]

@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 # Copies of other packages: their texts would be read twice, and a copy of a held-out package would be trained on.
 VENDORED_FOLDERS = {"_vendor", "vendor", "_vendored", "vendored", "extern", "externals", "third_party"}
-MOST_BYTES = 140_000_000  # about 35M tokens of a BPE trained on them: recipe=gpt2 reads 33M
-MOST_OF_FILE = 200_000  # longer files are mostly tables, and code that was generated
+MAX_BYTES = 140_000_000  # about 35M tokens of a BPE trained on them: recipe=gpt2 reads 33M
+MAX_FILE_BYTES = 200_000  # longer files are mostly tables, and code that was generated
 HELD_OUT_SHARE = 0.015  # of all bytes
-HELD_OUT_MOST = 0.005  # of all bytes in one held-out package, so that several are held out
+HELD_OUT_MAX_SHARE = 0.005  # of all bytes in one held-out package, so that several are held out
 
 
 class SourceFile(NamedTuple):
@@ -42,7 +42,7 @@ class PackagesSource:
     """A TextSource: the Python files of all installed packages and of the standard library, a document each.
 
     Their order is that of names. Vendored copies, long files and those that are not UTF-8 are left out, and of
-    identical files all but the first. Of more than MOST_BYTES, files are drawn by a hash of their names. Some small
+    identical files all but the first. Of more than MAX_BYTES, files are drawn by a hash of their names. Some small
     packages, drawn likewise, are held out whole.
     """
 
@@ -82,9 +82,9 @@ class PackagesSource:
     @cached_property
     def _files(self) -> list[SourceFile]:
         """The files of both splits, in order."""
-        drawn, room = [], MOST_BYTES
+        drawn, room = [], MAX_BYTES
         for file in sorted(self._installed(), key=lambda file: _hash(f"{file.package} {file.path}")):
-            if file.size <= min(MOST_OF_FILE, room):
+            if file.size <= min(MAX_FILE_BYTES, room):
                 room -= file.size
                 drawn.append(file)
         return sorted(drawn)
@@ -95,7 +95,7 @@ class PackagesSource:
         sizes = {package: sum(file.size for file in files) for package, files in packages}
         chosen, room = set(), HELD_OUT_SHARE * sum(sizes.values())
         for package in sorted(sizes, key=_hash):
-            if room > 0 and sizes[package] <= HELD_OUT_MOST * sum(sizes.values()):
+            if room > 0 and sizes[package] <= HELD_OUT_MAX_SHARE * sum(sizes.values()):
                 chosen.add(package)
                 room -= sizes[package]
         return chosen

@@ -39,7 +39,7 @@ def unfinished_or_new(parent: Path, settings: Settings) -> Path:
     """
 
     def choose() -> Path:
-        folder = find_unfinished(parent, settings, take=True)
+        folder = find_unfinished(parent, settings)
         if folder is None:
             say("resume=auto: found no unfinished run with these settings that is not in use, starting a new one.")
             folder = _new(parent)

@@ -16,17 +16,12 @@ from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import LAST, checkpoint_exists
 
 
-def find_unfinished(parent: Path, settings: Settings, *, take: bool = False) -> Path | None:
+def find_unfinished(parent: Path, settings: Settings) -> Path | None:
     """Return the newest folder in `parent` of an unfinished run of the same training, with a last.ckpt; else None.
 
-    Args:
-        parent: the folder of the runs.
-        settings: the settings of the training.
-        take: lock the folder for this process, and skip folders that another process has locked.
+    The folder is locked for this process. Folders that another process has locked are skipped.
     """
     for folder, _ in _of_the_same((path for path in newest_first(parent) if _is_unfinished(path)), settings):
-        if not take:
-            return folder
         if try_hold(folder):
             if _is_unfinished(folder):
                 return folder

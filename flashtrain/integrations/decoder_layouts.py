@@ -16,32 +16,19 @@ WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows
 
 
 class Layout(NamedTuple):
-    """The layout in which transformers stores one kind of decoder: names of tensors and of config.json's entries.
+    """The layout in which transformers stores one kind of decoder: names of tensors and of config.json's entries."""
 
-    Args:
-        architecture: transformers' class.
-        ours: GPT2Config's fields with the values that a model of this kind has.
-        prefix, layer: The prefix of all tensors' names but the head's, and that of a layer's tensors.
-        names: For each of our modules the names of transformers' modules that it joins, in order.
-        sizes: For each size in GPT2Config the name of its entry in config.json.
-        absent: Values to use for entries that config.json leaves out.
-        computation: Accepted values of further entries; the first also applies where the entry is missing.
-        biases: Entries of config.json that say whether layers have biases.
-        transposed: Endings of the names of matrices that are stored as (in, out).
-        ignored: Endings of the names of constants in older files, which are not read.
-    """
-
-    architecture: str
-    ours: dict[str, Any]
-    prefix: str
-    layer: str
-    names: dict[str, tuple[str, ...]]
-    sizes: dict[str, str]
-    absent: dict[str, Any]
-    computation: dict[str, tuple[Any, ...]]
-    biases: tuple[str, ...] = ()
-    transposed: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    architecture: str  # transformers' class
+    ours: dict[str, Any]  # GPT2Config's fields with the values that a model of this kind has
+    prefix: str  # of all tensors' names but the head's
+    layer: str  # the prefix of the names of a layer's tensors
+    names: dict[str, tuple[str, ...]]  # for each of our modules, transformers' modules that it joins, in order
+    sizes: dict[str, str]  # for each size in GPT2Config, the name of its entry in config.json
+    absent: dict[str, Any]  # values to use for entries that config.json leaves out
+    computation: dict[str, tuple[Any, ...]]  # accepted values of further entries; the first where an entry is missing
+    biases: tuple[str, ...] = ()  # entries of config.json that say whether layers have biases
+    transposed: tuple[str, ...] = ()  # endings of the names of matrices that are stored as (in, out)
+    ignored: tuple[str, ...] = ()  # endings of the names of constants in older files, which are not read
 
     def holds(self, config: GPT2Config) -> bool:
         """Return whether this layout can store a model of this configuration."""

@@ -108,20 +108,15 @@ class Layer:
 
 
 class ChunkedFeedForward:
-    """Replaces a feed-forward's forward by one that computes a chunk of tokens at a time and stores only its input.
-
-    Attributes:
-        chunk: The number of tokens in a chunk (None: all tokens at once).
-        routes: Whether the feed-forward has a router whose logits the balancing loss reads.
-    """
+    """Replaces a feed-forward's forward by one that computes a chunk of tokens at a time and stores only its input."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.compute = module, module.forward
         self.by_itself = self.compute  # compiled separately from its layer
         self.plain: dict[bool, bool] = {}  # `_is_plain` by training mode, since the last save_memory
-        self.chunk: int | None = None
+        self.chunk: int | None = None  # the number of tokens in a chunk; None: all tokens at once
         self.whole = True
-        self.routes = False
+        self.routes = False  # whether the feed-forward has a router whose logits the balancing loss reads
         # torch.compile takes a method for the same in every layer; it would recompile for each object.
         module.forward = self.__call__
 

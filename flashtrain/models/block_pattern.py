@@ -96,9 +96,6 @@ class BlockPattern(nn.Module):
         globals: The number of first blocks, which see all blocks and are seen by all.
         side: The side of the square image in pixels, for tiles.
 
-    Attributes:
-        density: The share of the pairs of blocks that see each other.
-
     Raises:
         UserError: A size is not supported.
     """
@@ -126,7 +123,7 @@ class BlockPattern(nn.Module):
         self.register_buffer("order", order, persistent=False)
         self.register_buffer("places", None if order is None else order.argsort(), persistent=False)
         made = block_mask(sees, block_size=block, seqlen_q=length, seqlen_k=length)
-        self.density = made.density()
+        self.density = made.density()  # the share of the pairs of blocks that see each other
         self._block, self._length = block, length
         for field in BlockMask._fields[:4]:
             self.register_buffer(field, getattr(made, field), persistent=False)

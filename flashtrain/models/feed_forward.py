@@ -39,9 +39,6 @@ class FeedForward(nn.Module):
         ffn: Width F inside.
         activation: A name in ACTIVATIONS.
         bias: Whether both layers have biases.
-
-    Attributes:
-        chunk: The number of tokens computed at a time (None: all).
     """
 
     def __init__(self, embed: int, ffn: int, activation: str = "gelu", bias: bool = True) -> None:
@@ -50,7 +47,7 @@ class FeedForward(nn.Module):
         self.gated = activation in GATED
         self.up = nn.Linear(embed, 2 * ffn if self.gated else ffn, bias=bias)  # gated: the gate's rows, the value's
         self.down = nn.Linear(ffn, embed, bias=bias)
-        self.chunk: int | None = None
+        self.chunk: int | None = None  # the number of tokens computed at a time; None: all
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the feed-forward of x (..., E), a tensor (..., E)."""

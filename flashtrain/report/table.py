@@ -99,19 +99,12 @@ def _is(value: Any, text: str) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of rows.
+    """A table of rows."""
 
-    Attributes:
-        columns: keys of the columns, in order.
-        rows: the rows, with values by key.
-        title: text above the table.
-        notes: lines below the table, which name failed rows.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    title: str = ""
-    notes: tuple[str, ...] = ()
+    columns: tuple[str, ...]  # keys of the columns, in order
+    rows: tuple[Row, ...]  # with values by key
+    title: str = ""  # text above the table
+    notes: tuple[str, ...] = ()  # lines below the table, which name failed rows
 
     @property
     def headings(self) -> list[str]:

@@ -22,6 +22,7 @@ LAST = "last.ckpt"  # from which a run resumes
 BEST = "best.ckpt"  # of the best validation, without the optimiser's states
 _PATH_KEYS = ("best_model_path", "kth_best_model_path", "last_model_path")  # of ModelCheckpoint's state
 STATES_OF_8_BITS = "torchao.optim.subclass_8bit.OptimState8bit"
+MODEL = "model."  # begins the names of the weights of a LightningModule's model
 PARTIAL = ".partial"  # ends the name of a file that is still being written
 
 
@@ -135,24 +136,20 @@ def _read_file(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
         return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
 
 
-def weights_in(checkpoint: dict[str, Any], path: str | Path, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Return the model's weights in a checkpoint, by name, without torch.compile's additions to names.
+def weights_in(checkpoint: dict[str, Any], path: str | Path) -> dict[str, torch.Tensor]:
+    """Return the weights of the LightningModule's `model` in a checkpoint, by the model's own names.
 
     Args:
         checkpoint: the result of `read_checkpoint`.
         path: the checkpoint's path, for messages of errors.
-        prefix: beginning of names, such as "model.", the LightningModule's attribute. Only weights whose names begin
-            with it are returned; it is removed from the names.
 
     Raises:
-        UserError: the checkpoint has no weights under the prefix.
+        UserError: the checkpoint has no such weights.
     """
     plain = {name.replace("_orig_mod.", ""): value for name, value in checkpoint.get("state_dict", {}).items()}
-    weights = {name[len(prefix) :]: value for name, value in plain.items() if name.startswith(prefix)}
+    weights = {name.removeprefix(MODEL): value for name, value in plain.items() if name.startswith(MODEL)}
     if not weights:
-        raise UserError(
-            f"{path} has no weights whose names begin with '{prefix}', only {', '.join(list(plain)[:3])} ..."
-        )
+        raise UserError(f"{path} has no weights whose names begin with '{MODEL}', only {', '.join([*plain][:3])} ...")
     return weights
 
 

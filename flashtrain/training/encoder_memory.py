@@ -30,15 +30,10 @@ HEAD_STATES_SAVED = 4  # a head that predicts tokens: input, before and after it
 
 @dataclass(frozen=True)
 class PredictingHead:
-    """A head that predicts tokens or grey levels.
+    """A head that predicts tokens or grey levels."""
 
-    Attributes:
-        rows: rows of its weight matrix, one for each token or grey level.
-        positions: predicted positions of a micro-batch.
-    """
-
-    rows: int
-    positions: int
+    rows: int  # of its weight matrix, one for each token or grey level
+    positions: int  # predicted positions of a micro-batch
 
 
 def estimate_encoder_memory(

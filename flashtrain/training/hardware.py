@@ -75,31 +75,18 @@ VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}  # "huggingface": a
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of device of this machine, as a run uses it.
+    """One kind of device of this machine, as a run uses it."""
 
-    Attributes:
-        kind: "cpu" or "cuda".
-        name: the vendor's name.
-        count: visible GPUs, or the CPU cores that this process may use.
-        capability: a GPU's compute capability, (9, 0) for sm_90; None on a CPU.
-        total_memory_bytes: memory of the GPU that this process uses, or of the machine; None if unknown.
-        free_memory_bytes: the free part of that memory; None if unknown.
-        peak_flops: dense bf16/fp16 tensor-core FLOP/s of one GPU; None if unknown (MFU is then left out).
-        precision: Lightning's name of the precision to train in.
-        attention: the attention to use, "flash" or "sdpa".
-        host_memory_bytes: free main memory, to which a GPU's activations may be offloaded; None if unknown.
-    """
-
-    kind: str
-    name: str
-    count: int
-    capability: tuple[int, int] | None
-    total_memory_bytes: int | None
-    free_memory_bytes: int | None
-    peak_flops: float | None
-    precision: str
-    attention: str
-    host_memory_bytes: int | None = None
+    kind: str  # "cpu" or "cuda"
+    name: str  # the vendor's
+    count: int  # visible GPUs, or the CPU cores that this process may use
+    capability: tuple[int, int] | None  # a GPU's compute capability, (9, 0) for sm_90; None on a CPU
+    total_memory_bytes: int | None  # of the GPU that this process uses, or of the machine; None if unknown
+    free_memory_bytes: int | None  # the free part of that memory; None if unknown
+    peak_flops: float | None  # dense bf16/fp16 tensor-core FLOP/s of one GPU; None if unknown (MFU is then left out)
+    precision: str  # Lightning's name of the precision to train in
+    attention: str  # the attention to use, "flash" or "sdpa"
+    host_memory_bytes: int | None = None  # free main memory, to which activations may be offloaded; None if unknown
 
 
 def detect_hardware(accelerator: str = "auto") -> Hardware:

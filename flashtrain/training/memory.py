@@ -46,48 +46,29 @@ FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
 @dataclass(frozen=True)
 class Growth:
-    """The growth of gradients during a backward if the step begins without any (zero_grad(set_to_none=True)).
+    """The growth of gradients during a backward if the step begins without any (zero_grad(set_to_none=True))."""
 
-    Attributes:
-        layers: number of blocks; in each block's backward an equal part of the other gradients is allocated.
-        head, embedding: bytes of gradients allocated before and after the backward of the blocks.
-        at_embedding: bytes of temporary buffers while the gradients of `embedding` are allocated.
-    """
-
-    layers: int
-    head: int
-    embedding: int
-    at_embedding: int
+    layers: int  # number of blocks; in each block's backward an equal part of the other gradients is allocated
+    head: int  # bytes of gradients allocated before the backward of the blocks
+    embedding: int  # bytes of gradients allocated after the backward of the blocks
+    at_embedding: int  # bytes of temporary buffers while the gradients of `embedding` are allocated
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimated bytes of one device in a training step. `logits`, `block` and `updating` are never live together.
+    """Estimated bytes of one device in a training step. `logits`, `block` and `updating` are never live together."""
 
-    Attributes:
-        weights: the weights, and the half-precision copies of them that matrix products read.
-        gradients: the gradients of all trained weights.
-        optimizer: the optimiser's states and float32 copies of weights.
-        activations: what the forward saves for the backward.
-        logits, block, updating: temporary buffers of the output head with its loss, of one block's backward (its
-            gradients and recomputed activations), and of the optimiser's step.
-        host: pinned main memory for offloaded activations, not in the total.
-        exchange: the part of `block` for data exchanged between devices that share a sequence.
-        other: the CUDA context and a reserve.
-        growth: how gradients grow in the backward; None: all of them are always allocated.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    logits: int
-    other: int = FIXED_BYTES
-    block: int = 0
-    host: int = 0
-    exchange: int = 0
-    updating: int = 0
-    growth: Growth | None = None
+    weights: int  # the weights, and the half-precision copies of them that matrix products read
+    gradients: int  # of all trained weights
+    optimizer: int  # the optimiser's states and float32 copies of weights
+    activations: int  # what the forward saves for the backward
+    logits: int  # temporary buffers of the output head with its loss
+    other: int = FIXED_BYTES  # the CUDA context and a reserve
+    block: int = 0  # temporary buffers of one block's backward: its gradients and recomputed activations
+    host: int = 0  # pinned main memory for offloaded activations, not in the total
+    exchange: int = 0  # the part of `block` for data exchanged between devices that share a sequence
+    updating: int = 0  # temporary buffers of the optimiser's step
+    growth: Growth | None = None  # how gradients grow in the backward; None: all of them are always allocated
 
     @property
     def total(self) -> int:
@@ -124,28 +105,18 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """The sizes of a model's blocks on which its memory depends.
+    """The sizes of a model's blocks on which its memory depends."""
 
-    Attributes:
-        layers: number of blocks.
-        embed, heads, ffn: embedding width E, query heads H, feed-forward width F.
-        gated: whether the feed-forward has two inner matrices (such as SwiGLU).
-        rotary: whether there is RoPE, whose rotated queries and keys are saved in addition to their inputs.
-        residual: type of the residual stream under autocast: "weights" (float32) or "compute" (half precision).
-        dropout: whether the blocks have dropout, whose masks are saved.
-        kv_width, query_width: key/value heads, and query heads, times the head dimension; None: E.
-    """
-
-    layers: int
-    embed: int
-    heads: int
-    ffn: int
-    gated: bool = False
-    rotary: bool = False
-    dropout: bool = False
-    residual: str = "weights"
-    kv_width: int | None = None
-    query_width: int | None = None
+    layers: int  # number of blocks
+    embed: int  # embedding width, E
+    heads: int  # query heads, H
+    ffn: int  # feed-forward width, F
+    gated: bool = False  # whether the feed-forward has two inner matrices (such as SwiGLU)
+    rotary: bool = False  # whether there is RoPE, whose rotated queries and keys are saved in addition to their inputs
+    dropout: bool = False  # whether the blocks have dropout, whose masks are saved
+    residual: str = "weights"  # type of the residual stream under autocast: float32, or "compute": half precision
+    kv_width: int | None = None  # key/value heads times the head dimension; None: E
+    query_width: int | None = None  # query heads times the head dimension; None: E
 
 
 def estimate_memory(

@@ -44,20 +44,15 @@ class SaveOnSignal(pl.Callback):
 
     Args:
         until: a time limit, in seconds as of time.time(), at which the fit ends in the same way; None: no limit.
-
-    Attributes:
-        stopped_by: the signal that ended the fit; None if there was none.
-        out_of_time: whether the time limit ended the fit.
-        stopped_at: the optimiser step at which the fit ended; None if it was not stopped.
     """
 
     def __init__(self, *, until: float | None = None) -> None:
         super().__init__()
         self.until = until
-        self.out_of_time = False
+        self.out_of_time = False  # whether the time limit ended the fit
         self._late: tuple[int, int] | None = None
-        self.stopped_by: signal.Signals | None = None
-        self.stopped_at: int | None = None
+        self.stopped_by: signal.Signals | None = None  # the signal that ended the fit
+        self.stopped_at: int | None = None  # the optimiser step at which the fit ended, if it was stopped
         self._received: signal.Signals | None = None
         self._interrupts = 0
         self._previous: dict[signal.Signals, Any] = {}

@@ -15,6 +15,7 @@ from flashtrain.command import modes
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.folders.run_folder import read_summary
+from flashtrain.folders.run_lock import let_go
 from flashtrain.folders.same_training import find_unfinished
 from flashtrain.training.checkpoints import read_checkpoint
 
@@ -95,6 +96,7 @@ def test_ranks_stop_together_when_time_is_up_and_one_process_goes_on(
     assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["global_step"] == 1
     one_device = compose_settings([*tiny_runs.settings_words(*STEPS), "trainer.strategy=context_parallel"])
     assert find_unfinished(tmp_path / "gpt2", one_device) == folder  # what resume=auto goes on with
+    let_go(folder)
     # At degree 1, and in a folder of its own: the run that stopped stays as it is.
     status, resumed = tiny_runs.run("resumed", *STEPS, f"resume={folder}", "trainer.strategy=context_parallel")
     assert status == 0

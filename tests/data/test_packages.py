@@ -79,7 +79,7 @@ def test_a_copy_of_what_is_held_out_is_not_trained_on(site):
 
 
 def test_of_more_text_than_the_most_files_of_every_package_are_drawn(site, monkeypatch):
-    monkeypatch.setattr(packages, "MOST_BYTES", 60_000)
+    monkeypatch.setattr(packages, "MAX_BYTES", 60_000)
     source = PackagesSource()
     assert source.approximate_bytes() + source.held_out().approximate_bytes() <= 60_000
     assert {file.package for file in source._files} > {"big", "other"}

@@ -57,7 +57,7 @@ def test_last_and_best_are_folders_of_one_whole_checkpoint_each(sharded_ranks) -
 def test_its_weights_are_read_whole_tied_ones_under_both_names(sharded_ranks) -> None:
     gathered = torch.load(sharded_ranks / "two" / "weights.pt", weights_only=True)
     last = sharded_ranks / "two" / "run" / "last.ckpt"
-    saved = weights_in(read_checkpoint(last), last, prefix="model.")
+    saved = weights_in(read_checkpoint(last), last)
     assert gathered.keys() == saved.keys()
     assert all(torch.equal(gathered[name], saved[name]) for name in saved)
     assert torch.equal(saved["head.weight"], saved["embedding.weight"])

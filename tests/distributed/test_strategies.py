@@ -52,7 +52,7 @@ def test_the_gathered_weights_are_whole_on_the_first_rank_and_equal_the_checkpoi
     folder, ranks = trained
     gathered = torch.load(folder / "weights.pt", weights_only=True)
     last = folder / "whole" / "last.ckpt"
-    saved = weights_in(read_checkpoint(last), last, prefix="model.")
+    saved = weights_in(read_checkpoint(last), last)
     assert ranks[0]["gathered"] == sorted(saved)
     assert all(torch.equal(gathered[name], saved[name]) for name in saved)
 

@@ -23,6 +23,7 @@ from flashtrain.folders.run_folder import (
     write_config,
     write_summary,
 )
+from flashtrain.folders.run_lock import let_go
 from flashtrain.folders.same_training import find_same, find_unfinished
 from flashtrain.settings.schema import schema_of
 from flashtrain.settings.settings import Settings
@@ -81,6 +82,7 @@ def test_resume_auto_takes_the_newest_unfinished_run_of_the_same_training(tmp_pa
     leave_run(tmp_path, "2026-01-04_00-00-00", ["seed=5"])
     leave_run(tmp_path, "2026-01-05_00-00-00", [], checkpoint=False)
     assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2"])) == newest
+    let_go(newest)
     assert find_unfinished(tmp_path, compose_settings(["recipe=gpt2", "seed=6"])) is None
     assert find_unfinished(tmp_path / "nowhere", compose_settings(["recipe=gpt2"])) is None
 
@@ -138,6 +140,7 @@ def test_a_run_of_other_settings_is_named_in_one_line_and_passed_over(tmp_path, 
     settings = compose_settings(["recipe=gpt2"])
     with caplog.at_level("INFO"):
         assert find_unfinished(tmp_path, settings) == wanted
+        let_go(wanted)
         assert find_same([other, wanted], settings) == wanted
     lines = [record.message for record in caplog.records]
     assert [line.startswith(f"skipping {other}: ") for line in lines] == [True, True]

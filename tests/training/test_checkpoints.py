@@ -169,6 +169,6 @@ def test_a_full_disk_is_one_line_and_the_previous_file_intact(tmp_path):
 
 def test_the_models_weights_are_read_under_their_own_names():
     state = {"model._orig_mod.w": torch.ones(2), "other.w": torch.zeros(1)}
-    assert list(weights_in({"state_dict": state}, "a.ckpt", prefix="model.")) == ["w"]
-    with pytest.raises(UserError, match=r"no weights whose names begin with 'bert\.'"):
-        weights_in({"state_dict": state}, "a.ckpt", prefix="bert.")
+    assert list(weights_in({"state_dict": state}, "a.ckpt")) == ["w"]
+    with pytest.raises(UserError, match=r"no weights whose names begin with 'model\.', only bert\.w"):
+        weights_in({"state_dict": {"bert.w": torch.ones(2)}}, "a.ckpt")

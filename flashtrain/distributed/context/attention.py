@@ -51,9 +51,6 @@ class SharedAttention:
         dropout: whether the calls drop attention weights.
         softcap: whether the calls bound the scores.
 
-    Attributes:
-        choice: the method, with the reason for it.
-
     Raises:
         UserError: a method that does not fit the number of heads, or a mask that is not of the whole sequence.
     """
@@ -79,7 +76,7 @@ class SharedAttention:
             )
         batch, held, heads, head_dim = q.shape
         sizes = Sizes(group.size, heads, k.shape[2], head_dim, batch * held, q.element_size())
-        self.choice, needed = choose_method(method, sizes), None
+        self.choice, needed = choose_method(method, sizes), None  # the method, with the reason for it
         # Queries of later batches may see more keys and need another method. Its groups are made at the first batch,
         # because all ranks of the job must make them together.
         group.parts(self.choice.heads_degree)

@@ -27,17 +27,11 @@ class Layout:
 
     Every rank holds the same number of tokens, in ascending order, padding last. Padding sees no token, is seen by none
     and has no label.
-
-    Attributes:
-        tokens: (Bl, R, n) int64 on the host: the positions in the sequence of each rank's tokens, ascending; -1 for
-            padding, which comes last.
-        seqlen: the length of the sequence, S.
-        block: the block size in tokens; the layout divides the sequence into blocks of at most this size.
     """
 
-    tokens: Tensor
-    seqlen: int
-    block: int
+    tokens: Tensor  # (Bl, R, n) int64 on the host: the positions in the sequence of each rank's tokens; -1 for padding
+    seqlen: int  # the length of the sequence, S
+    block: int  # tokens of the largest block into which the sequence is divided
 
     @property
     def degree(self) -> int:

@@ -36,11 +36,6 @@ class ContextSequence(ShardedSequence):
         whole: the unsharded tensors (B, S, ...) of the batch, by name.
         counted: the numbers of labels that are not ignored, on this rank and on all R ranks.
         tokens: the number of tokens of the whole batch, B * S.
-
-    Attributes:
-        weight: the factor for this rank's mean loss, such that the mean over ranks is the mean over all labels.
-        is_weighted: whether the step weighted a mean itself, even if only to log it.
-        refuses_own_part: whether attention to only this device's tokens is an error (check_attention).
     """
 
     def __init__(
@@ -57,10 +52,11 @@ class ContextSequence(ShardedSequence):
         self.group = group
         self.method = method
         self.tokens = tokens
+        # The factor for this rank's mean loss, such that the mean over ranks is the mean over all labels.
         self.weight = self._weigh(*(torch.tensor(count, dtype=torch.float64) for count in counted))
         self._without_labels = counted[0] == 0
-        self.refuses_own_part = True
-        self.is_weighted = False
+        self.refuses_own_part = True  # whether attention to only this device's tokens is an error (check_attention)
+        self.is_weighted = False  # whether the step weighted a mean itself, even if only to log it
         # The loss that the step weighted, where that has a graph. Weakly: the graph holds this sequence, and a circle
         # through a graph is never freed, nor what else the graph holds (the model, under FSDP2).
         self._unweighted: weakref.ref[Tensor] | None = None

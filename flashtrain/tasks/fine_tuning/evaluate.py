@@ -35,7 +35,7 @@ def load_fine_tuned(settings: Settings, hardware: Hardware) -> TrainedModel:
     shape, names = saved["flashtrain"]["shape"], {field.name for field in fields(BertConfig)}
     config = BertConfig(**{name: value for name, value in shape.items() if name in names})
     model = make_head(settings, hardware, config, len(shape["labels"]))
-    model.load_state_dict(weights_in(saved, path, prefix="model."))
+    model.load_state_dict(weights_in(saved, path))
     tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).is_dir() else None
     model = model.eval().to(hardware.kind)
     return TrainedModel(model, tokenizer, settings, folder, path, saved["global_step"], shape["labels"])

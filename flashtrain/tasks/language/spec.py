@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from flashtrain.errors import UserError, one_of
 from flashtrain.mode import contexts_words
@@ -13,9 +13,6 @@ from flashtrain.settings import options
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import Task, imported, measured_words, say_finished
 from flashtrain.tasks.language.settings import LanguageSettings
-
-if TYPE_CHECKING:
-    pass
 
 
 class LanguageTask(Task):

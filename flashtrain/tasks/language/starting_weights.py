@@ -44,7 +44,7 @@ def starting_weights(weights: str, model: ModelSettings) -> Weights:
             f"{checkpoint} holds a model of kind {description['name']}. Expected one of: {', '.join(FAMILIES)}."
         )
     config = GPT2Config(**description["shape"])
-    return replace(config, dropout=model.dropout), weights_in(saved, checkpoint, prefix="model.")
+    return replace(config, dropout=model.dropout), weights_in(saved, checkpoint)
 
 
 def weights_at_context(weights: str, model: ModelSettings, context: int) -> Weights:

@@ -32,7 +32,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     """
     folder, path = find_checkpoint(given, prefer=BEST)
     saved, own, tokenizer = read_checkpoint(path), read_settings(folder), load_tokenizer(folder / TOKENIZER)
-    description, state = saved["flashtrain"], weights_in(saved, path, prefix="model.")
+    description, state = saved["flashtrain"], weights_in(saved, path)
     requested = settings or own
     if current_value("model.name", description["name"]) in FAMILIES:
         config = GPT2Config(**description["shape"])

@@ -39,7 +39,7 @@ def read_bert(given: str | Path, settings: Settings, attention: str = "sdpa") ->
         notes, step = saved["flashtrain"], saved["global_step"]
         if notes["name"] != "bert":
             raise UserError(f"{path} holds no BERT. Expected a run with task=masked_language_model.")
-        config, state = BertConfig(**notes["shape"]), weights_in(saved, path, prefix="model.")
+        config, state = BertConfig(**notes["shape"]), weights_in(saved, path)
         tokenizer = load_tokenizer(folder / TOKENIZER)
     else:
         folder = path if path.is_dir() else path.parent

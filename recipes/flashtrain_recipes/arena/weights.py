@@ -44,7 +44,7 @@ def read_classifier(path: str | Path) -> SavedClassifier:
         saved = read_checkpoint(path)
         otherwise = f"{path} holds no classifier: it was not written by a run with task={TASK}."
         notes = {**_of_classifier(saved.get(KEY), otherwise), "step": saved["global_step"]}
-        state = weights_in(saved, path, prefix="model.")
+        state = weights_in(saved, path)
     notes.setdefault("step", 0)
     return SavedClassifier(ClassifierConfig(**notes.pop("shape")), state, notes, path)
 
