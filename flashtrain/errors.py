@@ -44,10 +44,10 @@ def unknown(kind: str, given: str, possible: Iterable[str], *, listed: Iterable[
     return UserError(f"unknown {kind} '{given}'.{hint}{several} {expected}.")
 
 
-def first_line(error: BaseException, longest: int = 300) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an exception's text, without a period at its end; its type if it has no text."""
     words = str(error).strip().split("\n", 1)[0].split()
-    return " ".join(words)[:longest].rstrip(".") or type(error).__name__
+    return " ".join(words)[:300].rstrip(".") or type(error).__name__
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

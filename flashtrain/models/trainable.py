@@ -55,9 +55,8 @@ class Trainable(nn.Module):
     """
 
     balancing_loss: Tensor | None = None  # the routers' part of the latest loss, without its coefficient; logged
-    generates: bool = (
-        False  # whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`
-    )
+    # Whether it generates text: it has new_cache, and its forward takes `cache` and `last_only`.
+    generates: bool = False
     residual: str = "weights"  # dtype of the residual stream under autocast: see GPT2
     savings = MemorySavings()  # of the latest save_memory
 

@@ -21,7 +21,7 @@ class ModelSettings:
 
     name: str = "gpt2"  # the decoder: gpt2, llama, plain, huggingface, or a registered one
     size: str = option("124m", DecoderSize, others=True)  # layers, heads and width of flashtrain's own decoders
-    # How places of tokens are told; null: the family's own.
+    # How positions of tokens are encoded; null: the family's own.
     positions: str | None = option(None, Positions, others=True)
     dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of a block's two branches
     vocab_rows: int | None = None  # rows of the embedding table; null: the vocabulary rounded up to a multiple of 64

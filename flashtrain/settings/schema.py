@@ -59,20 +59,14 @@ def typed_settings(config: DictConfig) -> Settings:
             raise UserError(line)
     try:
         merged = OmegaConf.merge(_structured(schema_of(task)), config)
-        settings = OmegaConf.to_object(merged)
+        return cast(Settings, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise wrong_value(error, task) from error
-    if not isinstance(settings, Settings):
-        raise TypeError(f"expected Settings, built {type(settings).__name__}")
-    return settings
 
 
 def settings_config(settings: Settings) -> DictConfig:
     """Return settings as a configuration that can be changed; a `${...}` in a text stays a text."""
-    config = OmegaConf.merge(_structured(type(settings)), literal(asdict(settings)))
-    if not isinstance(config, DictConfig):
-        raise TypeError(f"expected a DictConfig, built {type(config).__name__}")
-    return config
+    return cast(DictConfig, OmegaConf.merge(_structured(type(settings)), literal(asdict(settings))))
 
 
 @cache

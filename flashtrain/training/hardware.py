@@ -70,7 +70,6 @@ _DISTRIBUTIONS = ("torch", "triton", "pytorch-lightning", "flashtrain", "flash-a
 GPU_EFFICIENCY = 0.4
 MEASURED_MFU = "30% to 57%, recipes/results/gpt2-speed-h200.json and hf-long-two-gpus-h200.json"
 CPU_EFFICIENCY = 0.5
-VOCABULARY = {"bytes": 257, "gpt2": 50257, "huggingface": 0}  # "huggingface": as many as its model has
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class ClassifierSettings:
     embed: int = 128  # width of the classifier
     layers: int = 4  # blocks of the classifier
     heads: int = 2  # attention heads of the classifier
-    positions: str | None = None  # how places are told; null: axial for images, rotary for others
+    positions: str | None = None  # how positions are encoded; null: axial for images, rotary for others
     pooling: str = "max"  # how the outputs of a sequence become one: mean, max or attention
     dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of the classifier's blocks
     grey_bins: int = 256  # classes that masked grey levels are predicted in
