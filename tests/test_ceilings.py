@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_420,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_680,
+    "tests": 37_700,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 

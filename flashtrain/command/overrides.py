@@ -44,7 +44,7 @@ def plain_words(words: Sequence[str]) -> list[str]:
             hint = hint or "The flags are --help, --version, --multirun and --cfg job."
             raise UserError(f"unknown flag {flag}: settings are name=value, without dashes. {hint}")
     devices = [f"trainer.devices={gpus[2]}" for word in words if (gpus := _GPUS.match(word))]
-    words = [*(_GPUS.sub(r"\1", word) for word in words), *devices]
+    words = [*(_GPUS.sub(r"\1", word) for word in words), *(word for word in devices if word not in words)]
     models = [word.partition("=")[2].lower() for word in words if word.startswith(("model=", "model.name="))]
     own = set(models) - {*get_args(Decoder)}
     kept = ("-", "model.size=") if own else ("-",)  # a model of one's own has sizes of its own

@@ -68,7 +68,9 @@ def _is_unfinished(folder: Path) -> bool:
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
     """The settings that two runs of the same training share, on any hardware and with any logger."""
-    trainer = {name: getattr(settings.trainer, name) for name in ("steps", "tokens_per_step")}
+    trainer = {name: getattr(settings.trainer, name) for name in ("steps", "epochs", "tokens_per_step")}
+    if settings.trainer.epochs is not None:
+        del trainer["steps"]  # a run's folder has those that were counted from its data
     same = cast(Any, component("task", settings.task)()).same
     names = ["recipe", "task", "seed", "weights", "is_demo", "optimizer", "schedule", *same]
     return {**{name: _of_training(getattr(settings, name)) for name in names}, "trainer": trainer}

@@ -56,7 +56,8 @@ class ContextSettings(Settings):
         if samples % ranks:
             raise UserError(
                 f"a step of {samples} samples ({tokens} tokens / context {context}) does not divide over {groups}. "
-                f"Set trainer.tokens_per_step to a multiple of {context * ranks}."
+                f"Set trainer.tokens_per_step to a multiple of {context * ranks}, or split each sequence over devices: "
+                f"context_parallel={self.trainer.devices}."
             )
         micro = self.trainer.micro_batch
         if micro is not None and (samples // ranks) % micro:

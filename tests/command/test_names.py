@@ -22,9 +22,9 @@ def refused(*words: str) -> str:
 
 ANSWERS = {
     "accelerator": "Use hardware.accelerator.",
-    "activation_checkpoint.mode": "Use memory.activation_checkpointing.",
+    "activation_checkpoint.mode": "Use memory.activation_checkpointing=full (or auto).",
     "adapter": "Use model.adapter.",
-    "attn_implementation": "Use attention.",
+    "attn_implementation": "Use attention=flash or attention=sdpa.",
     "batch_size": "Use trainer.micro_batch (",
     "bf16": "Use hardware.precision=bf16-mixed.",
     "block_size": "Use context.",
@@ -41,7 +41,7 @@ ANSWERS = {
     "fp16": "Use hardware.precision=16-mixed.",
     "fsdp": "Use trainer.strategy=fsdp.",
     "gradient_accumulation_steps": "Use trainer.tokens_per_step: gradient accumulation follows",
-    "gradient_checkpointing": "Use memory.activation_checkpointing.",
+    "gradient_checkpointing": "Use memory.activation_checkpointing=full (or auto).",
     "learning_rate": "Use optimizer.learning_rate.",
     "load_in_4bit": "Use model.quantize=nf4.",
     "logging_steps": "Use trainer.log_every.",
@@ -66,7 +66,7 @@ ANSWERS = {
     "per_device_train_batch_size": "Use trainer.micro_batch.",
     "precision": "Use hardware.precision.",
     "push_to_hub": "Use mode=export, then upload",
-    "report_to": "Use logger.",
+    "report_to": "Use logger=none, or logger=wandb.",
     "resume_from_checkpoint": "Use resume=auto or resume=RUN.",
     "rope_scaling": "Use model.rope_factor, or",
     "save_steps": "Use trainer.checkpoint_every.",
@@ -83,7 +83,7 @@ ANSWERS = {
     "trainer.precision": "Use hardware.precision.",
     "training.local_batch_size": "Use trainer.micro_batch.",
     "use_peft": "Use model.adapter=lora.",
-    "warmup_ratio": "Use schedule.warmup_steps.",
+    "warmup_ratio": "Use schedule.warmup_steps, a number of steps.",
     "warmup_steps": "Use schedule.warmup_steps.",
     "weight_decay": "Use optimizer.weight_decay.",
 }

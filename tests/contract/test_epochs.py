@@ -43,11 +43,12 @@ def test_the_steps_read_the_data_so_many_times(case: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
-def test_such_a_run_resumes_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("auto", [False, True])
+def test_such_a_run_resumes_exactly(auto: bool, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     settings = settings_of("language", tmp_path / "data", 2)
     folder = interrupted(settings, tmp_path / "stopped", 5, fail, Ended)
-    train(settings, tmp_path / "stopped", resume=folder)
+    train(settings, tmp_path / "stopped", resume="auto" if auto else folder)
     assert_same_run(folder, train({**settings, "trainer.epochs": None, "trainer.steps": 6}, tmp_path / "whole"))
 
 
