@@ -16,6 +16,7 @@ from flashtrain.training.gradient_clipping import clip_gradients, gradient_scale
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.optimizers import adamw
 from flashtrain.training.progress import LineProgress
+from flashtrain.training.signals import EndsOnSigterm
 
 DEFAULT_LEARNING_RATE = 6e-4
 
@@ -153,7 +154,7 @@ def evaluating_trainer(hardware: Hardware) -> pl.Trainer:
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        callbacks=[LineProgress()],
+        callbacks=[LineProgress(), EndsOnSigterm()],
     )
 
 

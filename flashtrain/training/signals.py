@@ -237,3 +237,16 @@ def _silence_lightning(trainer: pl.Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
         loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+class EndsOnSigterm(pl.Callback):
+    """Lets a SIGTERM in an evaluation do what it did before: pytorch-lightning 2.6.6 acts on it in training alone."""
+
+    def __init__(self) -> None:
+        self.handler = signal.getsignal(signal.SIGTERM)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():  # Python sets no handlers in others
+            signal.signal(signal.SIGTERM, self.handler)
+
+    on_test_start = on_validation_start

@@ -43,6 +43,8 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
 
+MANY_EPOCHS = 20  # as nobody trains for on purpose
+
 MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens is null
 
 
@@ -64,7 +66,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     said += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
     if not parts and 0 < data.train_tokens < 0.95 * read:
-        said.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text")
+        fewer = "" if read < MANY_EPOCHS * data.train_tokens else ". Set trainer.epochs=3, or fewer trainer.steps"
+        said.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}")
     if data.validation_tokens:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
