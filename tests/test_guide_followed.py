@@ -92,6 +92,7 @@ def adapted(line: str, own: dict[str, str]) -> tuple[dict[str, str], list[str]] 
         small = {name: value for name, value in TRAINING.items() if "recipe=sft" not in words or name[:4] != "data"}
         small = FINE_TUNING if "recipe=bert-finetune" in words else small
         keys |= {"data.path"} & small.keys() if "data" in keys else set()
+        keys |= {"trainer.steps"} if "trainer.epochs" in keys else set()
         words += [f"{key}={value}" for key, value in small.items() if key not in keys]
         if "recipe=sft" in words and "context" not in keys:
             words.append("context=64")

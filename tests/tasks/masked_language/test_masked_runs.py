@@ -108,7 +108,7 @@ def test_a_next_sentence_head_of_the_weights_is_left_out(tmp_path) -> None:
         (("trainer.strategy=fsdp", "optimizer=lamb"), "cannot train sharded weights"),
         (("masked.mlm_probability=0",), "masked.mlm_probability=0"),
         (("target_accuracy=2",), "target_accuracy=2.0"),
-        (("recipe=gpt2", "target_accuracy=0.5"), "is of task=masked_language_model"),
+        (("recipe=gpt2", "target_accuracy=0.5"), "is a setting of task=masked_language_model"),
         (("weights=nowhere",), "weights=nowhere"),
     ],
 )
