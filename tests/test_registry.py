@@ -77,4 +77,4 @@ def test_gpt2_is_planned_without_the_experiments_beyond_what_they_register() -> 
     loaded = set(names.split())
     benchmarks = {"attention_benchmark", "context_benchmark", "step_benchmark", "harness"}
     rooms = {"arena", "pathfinder", "long_context"} | benchmarks
-    assert loaded <= rooms | {"settings", "names", "parameters", "rules", "spec"}
+    assert loaded <= rooms | {"settings", "benchmark_settings", "names", "parameters", "rules", "spec"}
