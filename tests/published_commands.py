@@ -58,6 +58,7 @@ def published_commands() -> list[str]:
 def _commands(text: str) -> list[str]:
     """What stands behind each `python -m flashtrain` of a text, to where the command ends."""
     found = []
+    text = re.sub(r" *\\\n\s*", " ", text)  # a command may go on in the next line
     for start in _START.finditer(text):
         rest = text[start.end() :].splitlines()[0] if text[start.end() :] else ""
         rest = re.split(r"`|;| # | {2,}#|, where | \(|  ", rest)[0]
