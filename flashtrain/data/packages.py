@@ -8,7 +8,8 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import Distribution, distributions
 from itertools import groupby
@@ -53,7 +54,7 @@ class PackagesSource:
         return "Python source code of the installed packages and the standard library"
 
     def fingerprint(self) -> str:
-        found = (f"{file.package} {file.path} {file.place.stat().st_size} {file.version}" for file in self._files)
+        found = (f"{file.package} {file.path} {file.size} {file.version}" for file in self._files)
         return hashlib.sha256("\n".join((self.split, *sorted(self._held_out), *found)).encode()).hexdigest()
 
     def documents(self) -> Iterator[str]:
@@ -74,7 +75,9 @@ class PackagesSource:
         if self.split != "train" or not self._held_out:
             return None
         log.info("held out: the packages whose names begin with %s", ", ".join(sorted(self._held_out)))
-        return replace(self, split="validation")
+        other = copy(self)  # with what this source has found
+        other.split = "validation"
+        return other
 
     def _reads(self, file: SourceFile) -> bool:
         return (file.package in self._held_out) == (self.split == "validation")

@@ -43,7 +43,7 @@ from flashtrain.training.hardware import Hardware
 from flashtrain.training.throughput import Throughput
 from flashtrain.training.validation import describe_validation
 
-MANY_EPOCHS = 20  # as nobody trains for on purpose
+MANY_EPOCHS = 20  # from so many passes over the text on, a line says how to train for fewer
 
 MAX_VALIDATION_TOKENS = 524_288  # of each validation, where data.validation_tokens is null
 
