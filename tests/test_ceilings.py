@@ -10,22 +10,22 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_000,
-    "flashtrain/command": 1_650,
+    "flashtrain": 30_032,
+    "flashtrain/command": 1_658,
     "flashtrain/data": 5_770,
     "flashtrain/distributed": 2_990,
     "flashtrain/files": 440,
-    "flashtrain/folders": 459,
+    "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,
     "flashtrain/models": 3_450,
     "flashtrain/report": 1_740,
-    "flashtrain/run": 495,
+    "flashtrain/run": 496,
     "flashtrain/settings": 1_100,
     "flashtrain/tasks": 4_010,
     "flashtrain/training": 3_440,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_720,
+    "tests": 37_735,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 

@@ -1,6 +1,6 @@
 """The settings of a mode that works on a trained model: mode=evaluate, generate, export and passkey.
 
-They are the run's own (its config.yaml) with the command line's on top, so no recipe needs to be named. mode=evaluate
+The same holds for resume=RUN without a recipe. They are the run's own (its config.yaml) with the command line's on top, so no recipe needs to be named. mode=evaluate
 and generate also take a model that no run has trained: of model.path, or of weights with a recipe.
 """
 
@@ -15,6 +15,7 @@ from flashtrain.announce import say
 from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, parse_overrides, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
+from flashtrain.mode import is_of_checkpoint
 from flashtrain.settings.schema import settings_config
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of, tasks
@@ -38,13 +39,17 @@ _TEXT = {
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     """Return the checked settings of a trained model's run, with `words` (key=value) on top. Raises UserError."""
     given = {override.get_key_element().lstrip("+~"): override for override in parse_overrides(words)}
-    mode = str(given["mode"].value())
-    if "checkpoint" not in given:
+    mode = str(given["mode"].value()) if "mode" in given else "train"
+    named = "checkpoint" if is_of_checkpoint(mode) else "resume"
+    if named not in given:
         return _settings_of_weights(words, given, mode)
-    folder, _ = find_checkpoint(str(given["checkpoint"].value()), prefer=BEST)
+    folder, _ = find_checkpoint(str(given[named].value()), prefer=BEST, setting=named)
     own = read_settings(folder)
-    config = settings_config(task_of(own).of_checkpoint(own))
+    config = settings_config(task_of(own).of_checkpoint(own) if named == "checkpoint" else own)
     OmegaConf.set_struct(config, True)
+    if named == "resume":
+        config.hardware.demo = "never"  # the run's own model, on whatever machine
+        config.trainer.epochs = None if "trainer.steps" in given else own.trainer.epochs
     if "recipe" in given and str(given["recipe"].value()) != own.recipe:
         raise UserError(
             f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "

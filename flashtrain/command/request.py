@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from flashtrain.command.compose import check_given_once, compose_settings, key_of, parse_overrides
 from flashtrain.command.mode_settings import check_used
+from flashtrain.errors import one_of
 from flashtrain.mode import is_of_checkpoint
-from flashtrain.settings.settings import Settings
+from flashtrain.settings.settings import Settings, mode_names
 
 
 def settings_of(words: Sequence[str]) -> Settings:
@@ -16,8 +17,11 @@ def settings_of(words: Sequence[str]) -> Settings:
     Raises UserError if a word names no setting, its value cannot be used, or the mode does not use the setting.
     """
     check_given_once(words)
-    mode = next((str(one.value()) for one in parse_overrides(words) if key_of(one) == "mode"), "train")
-    if is_of_checkpoint(mode):
+    given = {key_of(one): one.value() for one in parse_overrides(words) if not one.is_sweep_override()}
+    mode = str(given.get("mode", "train"))
+    one_of("mode", mode, mode_names())
+    alone = "recipe" not in given and given.get("resume") not in (None, "auto")  # resume=RUN is enough to go on
+    if is_of_checkpoint(mode) or alone:
         from flashtrain.command.checkpoint_settings import settings_from_checkpoint  # it imports torch
 
         settings = settings_from_checkpoint(words)

@@ -41,7 +41,7 @@ def unfinished_or_new(parent: Path, settings: Settings) -> Path:
     def choose() -> Path:
         folder = find_unfinished(parent, settings)
         if folder is None:
-            say("resume=auto: found no unfinished run with these settings that is not in use, starting a new one.")
+            say("resume=auto: found no free unfinished run with these settings and a checkpoint, starting a new one.")
             folder = _new(parent)
             hold(folder)
         return folder

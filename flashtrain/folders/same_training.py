@@ -15,17 +15,28 @@ from flashtrain.registry import component
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import LAST, checkpoint_exists
 
+_NOT_TRAINED = ("workers", "cache_dir", "evaluation_batch")  # settings of groups that do not affect training
+_PATHS = ("weights", "model.path", "data.path", "data.validation_path", "finetune.path")
+_LISTED = 4  # differing settings that are listed
+
 
 def find_unfinished(parent: Path, settings: Settings) -> Path | None:
     """Return the newest folder in `parent` of an unfinished run of the same training, with a last.ckpt; else None.
 
-    The folder is locked for this process. Folders that another process has locked are skipped.
+    The folder is locked for this process. Folders that another process has locked are skipped. If there is none, a line
+    names the unfinished run that differs in the fewest settings, and these.
     """
-    for folder, _ in _of_the_same((path for path in newest_first(parent) if _is_unfinished(path)), settings):
-        if try_hold(folder):
+    others: dict[int, str] = {}  # number of different settings -> the newest run that differs in so many
+    for folder, there in _readable(path for path in newest_first(parent) if _is_unfinished(path)):
+        if differing := _differing(settings, there):
+            listed = ", ".join([*differing[:_LISTED], *(["..."] if len(differing) > _LISTED else [])])
+            others.setdefault(len(differing), f"{folder}, differs in {listed}")
+        elif try_hold(folder):
             if _is_unfinished(folder):
                 return folder
             let_go(folder)  # it has finished since
+    if others:
+        say(f"resume=auto: the unfinished run with the nearest settings, {others[min(others)]}.")
     return None
 
 
@@ -38,8 +49,9 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
         take: lock the folder for this process, and skip folders that another process has locked.
     """
     wanted = (settings.mode, settings.attention, settings.hardware.precision)
-    for folder, there in _of_the_same((path for path in folders if (path / CONFIG_FILE).is_file()), settings):
-        if (there.mode, there.attention, there.hardware.precision) == wanted and (not take or try_hold(folder)):
+    for folder, there in _readable(path for path in folders if (path / CONFIG_FILE).is_file()):
+        same = (there.mode, there.attention, there.hardware.precision) == wanted and not _differing(settings, there)
+        if same and (not take or try_hold(folder)):
             return folder
     return None
 
@@ -49,17 +61,20 @@ def newest_first(parent: Path) -> list[Path]:
     return sorted((path for path in parent.glob("*") if path.is_dir()), reverse=True)
 
 
-def _of_the_same(folders: Iterable[Path], settings: Settings) -> Iterator[tuple[Path, Settings]]:
-    """The run folders of the same training, with their settings. Unreadable settings are skipped with a line."""
-    wanted = _what_is_trained(settings)
+def _readable(folders: Iterable[Path]) -> Iterator[tuple[Path, Settings]]:
+    """The run folders with their settings. Unreadable settings are skipped with a line."""
     for folder in folders:
         try:
-            there = read_settings(folder)
+            yield folder, read_settings(folder)
         except UserError as error:
             say(f"skipping {folder}: {error}")
-            continue
-        if _what_is_trained(there) == wanted:
-            yield folder, there
+
+
+def _differing(here: Settings, there: Settings) -> list[str]:
+    """The settings in which two runs are not of the same training, each with both values."""
+    ours, theirs = _what_is_trained(here), _what_is_trained(there)
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    return [f"{name} ({theirs.get(name)} there, {ours.get(name)} here)" for name in names]
 
 
 def _is_unfinished(folder: Path) -> bool:
@@ -67,18 +82,23 @@ def _is_unfinished(folder: Path) -> bool:
 
 
 def _what_is_trained(settings: Settings) -> dict[str, Any]:
-    """The settings that two runs of the same training share, on any hardware and with any logger."""
-    trainer = {name: getattr(settings.trainer, name) for name in ("steps", "epochs", "tokens_per_step")}
+    """The settings, by name, that two runs of the same training share, on any hardware and with any logger."""
+    trained = ["trainer.steps", "trainer.epochs", "trainer.tokens_per_step"]
     if settings.trainer.epochs is not None:
-        del trainer["steps"]  # a run's folder has those that were counted from its data
+        trained.remove("trainer.steps")  # a run's folder has those that were counted from its data
     same = cast(Any, component("task", settings.task)()).same
     names = ["recipe", "task", "seed", "weights", "is_demo", "optimizer", "schedule", *same]
-    return {**{name: _of_training(getattr(settings, name)) for name in names}, "trainer": trainer}
+    found = {name: getattr(settings.trainer, name.partition(".")[2]) for name in trained}
+    for name in names:
+        value = getattr(settings, name)
+        if is_dataclass(value):
+            found |= {f"{name}.{own}": one for own, one in vars(value).items() if own not in _NOT_TRAINED}
+        else:
+            found[name] = value
+    return {name: _resolved(value) if name in _PATHS else value for name, value in found.items()}
 
 
-def _of_training(given: Any) -> Any:
-    """A setting, or a group's settings without those that do not affect training."""
-    if not is_dataclass(given):
-        return given
-    others = ("workers", "cache_dir", "evaluation_batch")
-    return {name: value for name, value in vars(given).items() if name not in others}
+def _resolved(path: str | None) -> str | None:
+    """The path in full if it exists: ./text and text are one folder. A name of the hub stays as it is."""
+    found = None if path is None else Path(path).expanduser()
+    return str(found.resolve()) if found is not None and found.exists() else path

@@ -90,7 +90,8 @@ def checkpoint_to_resume(settings: Settings, folder: Path, description: dict[str
             f"{checkpoint} is of step {made:,}, and trainer.steps={steps}: nothing is left to train. "
             f"Set trainer.steps= above {made}, or start a new run without resume=."
         )
-    say(f"resuming from {checkpoint}")
+    longer = ", which had finished" if finished else ""
+    say(f"resuming from {checkpoint}{longer}, at step {made:,} of {steps:,}")
     return checkpoint
 
 

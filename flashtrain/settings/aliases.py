@@ -35,6 +35,8 @@ RENAMED = {
     "hardware.precision=bf16": "hardware.precision=bf16-mixed",
     "hardware.precision=fp16": "hardware.precision=16-mixed",
     "hardware.precision=fp32": "hardware.precision=32-true",
+    "mode=chat": "mode=generate",
+    "mode=sample": "mode=generate",
     "model=modern": "model=llama",
     "model.adapter=qlora": "model.adapter=lora model.quantize=nf4",
     "model.name=modern": "model.name=llama",

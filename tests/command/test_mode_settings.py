@@ -13,6 +13,7 @@ from flashtrain.command.overrides import plain_words
 from flashtrain.command.request import settings_of
 from flashtrain.errors import UserError
 from flashtrain.files.shipped import recipe_files
+from flashtrain.folders.run_folder import read_settings
 from flashtrain.mode import modes
 from flashtrain.settings.schema import all_settings
 from flashtrain.spec import tasks
@@ -132,6 +133,20 @@ def test_a_run_is_not_of_another_recipe(runs: dict[str, Path]) -> None:
     words = ["mode=evaluate", f"checkpoint={runs['language_model']}"]
     assert settings_of([*words, "recipe=gpt2"]).recipe == "gpt2"
     assert "is of recipe=gpt2" in refused(*words, "recipe=bert")
+
+
+def test_a_run_to_go_on_with_needs_no_recipe(runs: dict[str, Path]) -> None:
+    run = runs["language_model"]
+    settings = settings_of([f"resume={run}", "trainer.steps=70"])
+    own = read_settings(run)
+    assert (settings.mode, settings.recipe, settings.resume) == ("train", own.recipe, str(run))
+    assert (settings.context, settings.data, settings.trainer.steps) == (own.context, own.data, 70)
+    assert "no recipe given" in refused("resume=auto")
+
+
+def test_an_unknown_mode_is_named_before_a_missing_recipe() -> None:
+    assert refused("mode=trane", "checkpoint=x").startswith("unknown mode 'trane'. Did you mean 'train'?")
+    assert refused("mode=chat", "checkpoint=x") == "mode=chat: use mode=generate."
 
 
 @pytest.mark.parametrize("recipe", sorted(recipe_files()))

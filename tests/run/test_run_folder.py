@@ -87,6 +87,19 @@ def test_resume_auto_takes_the_newest_unfinished_run_of_the_same_training(tmp_pa
     assert find_unfinished(tmp_path / "nowhere", compose_settings(["recipe=gpt2"])) is None
 
 
+def test_the_nearest_unfinished_run_is_named_with_what_differs(tmp_path, monkeypatch, caplog) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    there = leave_run(tmp_path, "2026-01-01_00-00-00", ["data=files", "data.path=text", "context=512"])
+    leave_run(tmp_path, "2026-01-02_00-00-00", ["seed=5"])
+    words = ["recipe=gpt2", "data=files", f"data.path={tmp_path}/text"]
+    with caplog.at_level("INFO"):
+        assert find_unfinished(tmp_path, compose_settings(words)) is None
+    assert caplog.messages[-1].endswith(f"{there}, differs in context (512 there, 1024 here).")
+    assert find_unfinished(tmp_path, compose_settings([*words, "context=512"])) == there  # however the path is written
+    let_go(there)
+
+
 def test_a_failure_is_noted_of_a_run_under_way_and_of_no_other(tmp_path) -> None:
     write_summary(tmp_path, {"recipe": "gpt2", "status": "running"})
     note_failure(tmp_path, "rank 1 of 2 has died")
