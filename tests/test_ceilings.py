@@ -13,19 +13,19 @@ CEILINGS = {
     "flashtrain": 30_032,
     "flashtrain/command": 1_658,
     "flashtrain/data": 5_770,
-    "flashtrain/distributed": 2_990,
+    "flashtrain/distributed": 2_992,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,
     "flashtrain/models": 3_450,
     "flashtrain/report": 1_740,
     "flashtrain/run": 496,
-    "flashtrain/settings": 1_100,
+    "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_010,
     "flashtrain/training": 3_440,
     "kernels/flashtrain_kernels": 13_500,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_735,
+    "tests": 37_750,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from flashtrain.errors import UserError, at_least, between
@@ -17,6 +18,7 @@ class SequenceSharding:
     degree: int  # devices that share it
     method: str  # trainer.context_parallel_method
     layout: str  # trainer.context_parallel_layout
+    near: int  # of the devices that share a sequence, those of one machine
 
 
 @dataclass
@@ -36,7 +38,8 @@ class ContextSettings(Settings):
         if not self.shares_sequences:
             return None
         method, layout = self.trainer.context_parallel_method, self.trainer.context_parallel_layout
-        return SequenceSharding(self.context, self.context_degree, method, layout)
+        near = math.gcd(self.context_degree, self.trainer.devices)
+        return SequenceSharding(self.context, self.context_degree, method, layout, near)
 
     def check(self) -> None:
         at_least("context", self.context, 1)

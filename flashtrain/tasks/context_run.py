@@ -130,7 +130,8 @@ def _choice(
     from flashtrain.distributed.context.methods import choose_method
     from flashtrain.distributed.context.traffic import Sizes
 
-    return choose_method(sharding.method, Sizes(sharding.degree, heads, kv_heads, head_dim, held, bytes_each))
+    sizes = Sizes(sharding.degree, heads, kv_heads, head_dim, held, bytes_each, sharding.near)
+    return choose_method(sharding.method, sizes)
 
 
 def _size(count: int) -> str:

@@ -75,7 +75,7 @@ class SharedAttention:
                 "flashtrain.models.sharded_sequence.whole(batch, name), not from a rank's own part."
             )
         batch, held, heads, head_dim = q.shape
-        sizes = Sizes(group.size, heads, k.shape[2], head_dim, batch * held, q.element_size())
+        sizes = Sizes(group.size, heads, k.shape[2], head_dim, batch * held, q.element_size(), group.near)
         self.choice, needed = choose_method(method, sizes), None  # the method, with the reason for it
         # Queries of later batches may see more keys and need another method. Its groups are made at the first batch,
         # because all ranks of the job must make them together.

@@ -21,10 +21,13 @@ class ContextGroup:
         group: a torch.distributed process group; None: all ranks.
         data_group: the process group over which labels are summed, of ranks that hold other samples; None: no others.
         device: the device of the small tensors that the ranks compare or sum.
+        near: the number of neighboring ranks that are on one machine; 1: it does not matter.
     """
 
-    def __init__(self, group: Any = None, data_group: Any = None, device: torch.device | str = "cpu") -> None:
-        self.data_group, self.device = data_group, device
+    def __init__(
+        self, group: Any = None, data_group: Any = None, device: torch.device | str = "cpu", near: int = 1
+    ) -> None:
+        self.data_group, self.device, self.near = data_group, device, near
         self.group = dist.group.WORLD if group is None else group
         self.size = dist.get_world_size(self.group)
         self.rank = dist.get_rank(self.group)

@@ -4,7 +4,8 @@ ulysses      every rank computes some of the heads, for all tokens
 all-gather   every rank computes its own queries against all keys, which it gathers some heads at a time; with packed
              documents it gathers only the keys that its queries see
 ring         keys and values go from rank to rank, and partial results are merged: the least memory
-hybrid       ulysses within groups of ranks, rings between them: 12 heads on 8 ranks as groups of 4, rings of 2
+hybrid       ulysses within groups of ranks, rings between them: 12 heads on 8 ranks as groups of 4, rings of 2; on
+             several machines the groups are within one
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
         UserError: the method does not fit the heads.
     """
     heads, degree = sizes.heads, sizes.degree
-    shared = math.gcd(heads, degree)
+    shared = math.gcd(heads, sizes.near if sizes.near > 1 else degree)
     fitting = {ALL_GATHER: (1, f"on {degree} ranks"), RING: (1, f"on {degree} ranks")}
-    if shared == degree:
+    if heads % degree == 0:
         fitting[ULYSSES] = degree, f"{heads} heads over {degree} ranks"
-    elif shared > 1:
+    if 1 < shared < degree:
         fitting[HYBRID] = shared, f"{heads} heads over {shared} ranks x rings of {degree // shared}"
 
     def choice(name: str, why: str = "") -> Choice:

@@ -5,6 +5,7 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -133,7 +134,8 @@ class ContextParallelStrategy(ShardedCheckpoints):
             kind = self.root_device.type
             mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
             data_group = mesh.get_group(DATA) if self.data_ranks > 1 else None
-            self.context = ContextGroup(mesh.get_group(CONTEXT), data_group, self.root_device)
+            near = math.gcd(degree, self.num_processes)  # ranks are numbered machine by machine
+            self.context = ContextGroup(mesh.get_group(CONTEXT), data_group, self.root_device, near)
             self._data_rank = mesh.get_local_rank(DATA)
             # The mesh that modules shard themselves over: all devices, whatever they share.
             self._device_mesh = init_device_mesh(kind, (self.world_size,), mesh_dim_names=(DATA_PARALLEL,))

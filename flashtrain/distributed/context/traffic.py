@@ -17,6 +17,7 @@ class Sizes(NamedTuple):
     head_dim: int  # D, the head dimension
     held: int = 1  # n, the tokens that a rank holds, over all rows of the batch
     bytes_each: int = 2  # of an element of q, k and v
+    near: int = 1  # neighboring ranks of the R that are on one machine; 1: it does not matter
 
 
 class Traffic(NamedTuple):
@@ -42,7 +43,7 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
     """
     # The backward sends all of it again, and the gradients back, those of keys and values in float32 if they are summed
     # on the way.
-    degree, heads, kv_heads, head_dim, held, bytes_each = sizes
+    degree, heads, kv_heads, head_dim, held, bytes_each, _ = sizes
     token = head_dim * bytes_each
     gradient = head_dim * GRADIENT_BYTES
     if gathers:

@@ -66,6 +66,16 @@ def test_what_does_not_fit_is_refused_with_what_would(method, degree, message):
         choose_method(method, Sizes(degree, 12, 12, 64))
 
 
+@pytest.mark.parametrize(
+    ("degree", "near", "heads_degree"),
+    [(4, 2, 2), (8, 4, 4), (8, 2, 2), (8, 8, 4), (8, 1, 4)],  # 8 ranks that are on one machine, or on 8, are 4 x 2
+)
+def test_hybrid_divides_heads_within_a_machine(degree, near, heads_degree):
+    choice = choose_method("hybrid", Sizes(degree, 12, 12, 64, near=near))
+    assert (choice.heads_degree, choice.method) == (heads_degree, "hybrid")
+    assert choice.why == f"requested, 12 heads over {heads_degree} ranks x rings of {degree // heads_degree}"
+
+
 def test_traffic_is_what_is_sent():
     sizes = Sizes(degree=4, heads=8, kv_heads=2, head_dim=16, held=100, bytes_each=2)
     one = 100 * 16 * 2  # a head of the tokens held
