@@ -66,3 +66,38 @@ def test_the_signature_tells_one_cu_seqlens_from_two_as_hoppers_dropout_serves_t
     signed = launch_cache.signature([q, one, one])
     assert signed == launch_cache.signature([q, other, other])
     assert signed != launch_cache.signature([q, one, other])
+
+
+def test_tensors_like_earlier_ones_have_the_signature_that_signing_gives():
+    def forms():
+        x, one, other = torch.zeros(2, 8, 2, 8), torch.zeros(9, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
+        return [
+            [x, x, x], [x, x.clone(), x], [x, x.clone(), x.clone()], [x.clone().requires_grad_(), x, x],
+            [x.transpose(1, 2), x, x], [x.half(), x, x], [x[:1], x, x], [x.flatten()[1:17].view(1, 1, 2, 8), x, x],
+            [x, one, one], [x, one, one.view(9)], [x, one, other], [x, one, one[:8]],
+        ]  # fmt: skip
+
+    wanted = []
+    for tensors in forms():
+        launch_cache._RECENT.clear()
+        wanted.append(launch_cache.signature(tensors))
+    assert len(set(wanted)) == 8  # the first four are alike, and so are the ninth and the tenth
+    for earlier in forms():
+        launch_cache._RECENT.clear()
+        launch_cache.signature(earlier)
+        assert [launch_cache.signature(tensors) for tensors in forms()] == wanted
+
+
+def test_special_tensors_have_no_signature_after_plain_ones_either():
+    x = torch.zeros(2, 8, 2, 8)
+    for _ in range(2):
+        assert launch_cache.signature([x, x, x]) is not None
+
+    class Other(torch.Tensor):
+        pass
+
+    for special in (x.as_subclass(Other), torch._neg_view(x), x.to_sparse(), x.to("meta"), None, [x]):
+        assert launch_cache.signature([special, x, x]) is None
+    seen = []
+    torch.vmap(lambda each: (seen.append(launch_cache.signature([each, x, x])), each)[1])(x[None])
+    assert seen == [None]
