@@ -116,7 +116,7 @@ class _Eager(torch.autograd.Function):
             results = _results(known, given, signature(given))
         if wants_bias:
             return (None, None, *results, *rest[1:])
-        return (None, None, *results[:-1], *rest)
+        return (None, None, *results[:count], *rest)  # operators return an empty one for the bias
 
 
 # Function.apply looks for transforms first, which a signature says there are none of.

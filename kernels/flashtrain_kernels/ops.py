@@ -107,10 +107,13 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
         tensors, (out, lse, bias_gradient, *packed) = inputs[:count], inputs[count:]
         options = unpack(packed)
         results = tuple(empty(x) for x in tensors)
-        dbias = _empty_bias_gradient(tensors[0], options, bias_gradient)
-        targets = (*apart(results), dbias if bias_gradient else None)
-        backward(*apart(tensors), options, Gradients(dout, dlse, out, lse, *targets))
-        return (*results, dbias)
+        dbias = empty(options.bias) if bias_gradient and options.bias is not None else None
+        backward(*apart(tensors), options, Gradients(dout, dlse, out, lse, *apart(results), dbias))
+        return results if dbias is None else (*results, dbias)
+
+    def operator_backward(*inputs: Any) -> tuple[Tensor, ...]:
+        results = _run(backward_op, inputs)  # an operator cannot return None
+        return results if len(results) > count else (*results, _no_bias_gradient(results[0]))
 
     def fake_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         q = apart(inputs[:count])[0]
@@ -119,8 +122,8 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
 
     def fake_backward(dout: Tensor, dlse: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
         tensors, (_, _, bias_gradient, *packed) = inputs[:count], inputs[count:]
-        dbias = _empty_bias_gradient(tensors[0], unpack(packed), bias_gradient)
-        return (*(empty(x) for x in tensors), dbias)
+        bias = unpack(packed).bias if bias_gradient else None
+        return (*(empty(x) for x in tensors), _no_bias_gradient(tensors[0]) if bias is None else empty(bias))
 
     torch.library.register_fake(of_forward)(fake_forward)
     torch.library.register_fake(of_backward)(fake_backward)
@@ -129,7 +132,7 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     backward_op = getattr(operators, f"backward{suffix}").default
     COMPUTES[forward_op], COMPUTES[backward_op] = compute_forward, compute_backward
     torch.library.impl(of_forward, _DEVICES, lambda *inputs: _run(forward_op, inputs))
-    torch.library.impl(of_backward, _DEVICES, lambda *inputs: _run(backward_op, inputs))
+    torch.library.impl(of_backward, _DEVICES, operator_backward)
 
     @register_flop_formula(forward_op.overloadpacket)
     def forward_flops(*inputs: Any, out_val: Any = None, **kwargs: Any) -> int:
@@ -142,11 +145,8 @@ def _register(suffix: str, names: tuple[str, ...]) -> tuple[Any, Any]:
     return forward_op, backward_op
 
 
-def _empty_bias_gradient(like: Tensor, options: Options, wanted: bool) -> Tensor:
-    """An operator cannot return None: without a gradient for the bias, an empty tensor."""
-    if not wanted or options.bias is None:
-        return like.new_empty((0,))
-    return empty(options.bias)
+def _no_bias_gradient(like: Tensor) -> Tensor:
+    return like.new_empty((0,))
 
 
 # A forward multiplies each visible pair twice (QK^T, PV), a backward five times, 2 D operations each. What a Mask or a

@@ -85,8 +85,9 @@ def _forward(function: Callable, join_sink: Callable, *inputs: Any) -> tuple[Ten
 
 def _backward(function: Callable, kernels: bool, *inputs: Any) -> tuple[Tensor, ...]:
     *tensors, sink, out, lse, wants_bias = inputs[:-_OPTIONS]
-    *gradients, dbias = function(*tensors, out, lse, wants_bias, *inputs[-_OPTIONS:])
-    return (*gradients, _gradient(tensors[0], tensors[1], out, lse, sink, kernels), dbias)
+    gradients = function(*tensors, out, lse, wants_bias, *inputs[-_OPTIONS:])
+    count = len(tensors) - 2
+    return (*gradients[:count], _gradient(tensors[0], tensors[1], out, lse, sink, kernels), *gradients[count:])
 
 
 def _register(forward_op: Any) -> Any:

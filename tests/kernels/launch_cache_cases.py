@@ -287,6 +287,54 @@ def test_checkpointing_recomputes_by_a_replay_what_was_computed_without_one(repl
     assert replays
 
 
+def turned_copy(x):
+    """A copy of other strides."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize("pack", [turned_copy, lambda x: x.double(), lambda x: x], ids=["strides", "dtype", "none"])
+@pytest.mark.parametrize("which", ["all", "one"])
+def test_hooks_may_replace_the_saved_tensors_of_a_call_that_is_known(which, pack, replays):
+    def unpack(x):
+        return x.float()
+
+    inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+    dout = torch.randn(1, 20, 2, 16)
+    wanted = torch.autograd.grad(fk.reference.attention(*inputs), inputs, dout)
+    for hooked in (False, False, False, True, False, True, True, True):
+        if hooked and which == "all":
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                out = fk.flash_attn_func(*inputs)
+        else:
+            out = fk.flash_attn_func(*inputs)
+            if hooked:
+                out.grad_fn._raw_saved_tensors[1].register_hooks(pack, unpack)
+        got = torch.autograd.grad(out, inputs, dout)
+        for one, exact in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one, exact, atol=2e-5, rtol=2e-5)
+    assert len(replays) >= 6
+
+
+def test_data_that_lies_otherwise_in_the_backward_is_read_as_it_lies():
+    for turn in range(6):
+        inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+        dout = torch.randn(1, 20, 2, 16)
+        wanted = torch.autograd.grad(fk.reference.attention(*inputs), inputs, dout)
+        out = fk.flash_attn_func(*inputs)
+        if turn > 2:
+            inputs[1].data = turned_copy(inputs[1].data)
+        for one, exact in zip(torch.autograd.grad(out, inputs, dout), wanted, strict=True):
+            torch.testing.assert_close(one, exact, atol=2e-5, rtol=2e-5)
+
+
+def test_without_a_bias_no_gradient_of_one_is_allocated():
+    inputs = [torch.randn(1, 20, 2, 16, requires_grad=True) for _ in range(3)]
+    for _ in range(3):
+        torch.autograd.grad(fk.flash_attn_func(*inputs), inputs, torch.ones(1, 20, 2, 16))
+    counts = [len(x.results) for x in eager._KNOWN.values() if type(x) is launch_cache.CachedLaunches]
+    assert sorted(counts) == [2, 3]  # out, lse; dq, dk, dv
+
+
 def test_autocast_is_heeded_by_a_call_that_is_known_without_it_and_the_other_way_round():
     x, y = torch.randn(1, 20, 2, 16), torch.randn(1, 1, 20, 16)
     for _ in range(4):
