@@ -23,9 +23,9 @@ CEILINGS = {
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_010,
     "flashtrain/training": 3_440,
-    "kernels/flashtrain_kernels": 13_500,
+    "kernels/flashtrain_kernels": 13_550,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_750,
+    "tests": 37_840,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 
