@@ -23,9 +23,9 @@ CEILINGS = {
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_010,
     "flashtrain/training": 3_440,
-    "kernels/flashtrain_kernels": 13_550,
+    "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_840,
+    "tests": 37_890,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 

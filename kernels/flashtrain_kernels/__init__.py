@@ -4,7 +4,7 @@
     flash_attn_varlen_func, ..._qkvpacked_, ..._kvpacked_       sequences packed into one row, (T, H, D)
     flash_attn_with_kvcache                                     a few new tokens over a cache, forward only
     scaled_dot_product_attention                                torch's signature, (..., H, S, D)
-    merge_attention                                             merge results over parts of the keys
+    merge_attention, merge_attention_into                       merge results over parts of the keys
     attention_forward, attention_backward                       forward and backward over a part of the keys
     pad_input, unpad_input                                      convert padded batches to packed rows and back
     masks, block_mask                                           which query sees which key, as data
@@ -34,7 +34,7 @@ from .loss_head import LINEAR_CROSS_ENTROPY, linear_cross_entropy
 from .masks import BlockMask, Documents, Mask, block_mask, block_sparse, documents_from_cu_seqlens, documents_from_ids
 from .ops import FORWARD, FORWARD_KVPACKED, FORWARD_QKVPACKED, FORWARDS
 from .padding import pad_input, unpad_input
-from .partial import attention_backward, attention_forward, merge_attention
+from .partial import attention_backward, attention_forward, merge_attention, merge_attention_into
 from .sdpa import scaled_dot_product_attention
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "linear_cross_entropy",
     "masks",
     "merge_attention",
+    "merge_attention_into",
     "pad_input",
     "reference",
     "scaled_dot_product_attention",

@@ -2,6 +2,7 @@
 
     out, lse = attention_forward(q, k_part, v_part, mask=part)             for each part of the keys
     merge_attention([...])                                                 -> out and lse over all keys
+    merge_attention_into(out, lse, part_out, part_lse)                     the same for two of them, in place
     dq, dk, dv = attention_backward(dout, q, k_part, v_part, out, lse, mask=part)
 
 B batch, S sequence (Sq queries, Sk keys), H query heads, K key/value heads, D head dimension, T packed tokens.
@@ -13,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import dispatch
 from .arguments import check_tensors, sizes_of
 from .attend import Requested, options_of
 from .checks import FLOATING, check_device, check_dtype, check_shape
 from .forms import BATCH
+from .launch_cache import on_device
 from .masks import Mask
 from .ops import BACKWARD, FORWARD
 from .options import Packed, pack
@@ -135,6 +138,32 @@ def merge_attention(partials: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, 
         value = torch.where(_like_out(part == -torch.inf), 0.0, out.to(exact))
         merged = merged + _like_out(weight) * value
     return merged.to(dtype), lse
+
+
+@torch.no_grad()
+def merge_attention_into(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+    """Merge attention over further keys into (out, lse) in place: merge_attention of two parts, without autograd.
+
+    On a GPU one kernel does it, which touches only the rows that see a key of the part.
+
+    Args:
+        out: (B, S, H, D), at least float32, what is computed in; its last stride is 1.
+        lse: (B, H, S) of the same dtype, with last stride 1; -inf, and out 0, in rows that have seen no key yet.
+        part_out, part_lse: the part, from `attention_forward`; out is 0 and lse -inf in rows that see none of its keys.
+    """
+    if dispatch.runs_kernels(out.device):
+        from .backends.portable.merge import merge_launch  # Triton is imported only where it is used
+
+        with on_device(out.device):
+            merge_launch(out, lse, part_out, part_lse).run()
+        return
+    highest = torch.maximum(lse, part_lse)
+    highest.masked_fill_(highest == -torch.inf, 0.0)  # -inf - -inf would be NaN
+    weights = torch.exp(torch.stack((lse, part_lse)) - highest)
+    total = weights.sum(0)
+    lse.copy_(highest + torch.log(total))
+    before, added = weights / total.masked_fill_(total == 0, 1.0)
+    out.mul_(_like_out(before)).addcmul_(_like_out(added), part_out)
 
 
 def _like_out(x: Tensor) -> Tensor:

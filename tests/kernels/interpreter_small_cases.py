@@ -1,5 +1,6 @@
 """The small kernels in Triton's interpreter, run by test_portable.py in a process of its own: they build the plans and
-fill the masks that PyTorch's implementations do, number for number, and give torch's cross-entropy. By hand:
+fill the masks that PyTorch's implementations do, number for number, give torch's cross-entropy, and merge parts of an
+attention. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/kernels/interpreter_small_cases.py
 """
@@ -11,7 +12,7 @@ from mask_cases import TWELVE
 from mask_operator_cases import CASES, CU_SEQLENS, IDS, given
 from plan_checks import BLOCKS, check_plan, planned_masks
 
-from flashtrain_kernels import linear_cross_entropy, masks
+from flashtrain_kernels import linear_cross_entropy, masks, merge_attention, merge_attention_into
 from flashtrain_kernels.backends.portable import mask_rows
 from flashtrain_kernels.backends.portable import plan as portable
 from flashtrain_kernels.masks import rows
@@ -125,3 +126,23 @@ def test_the_kernel_is_torchs_cross_entropy(tokens, rows, vocab_size, chunk):
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     wanted = torch.autograd.grad(theirs, (hidden, weight))
     torch.testing.assert_close(torch.autograd.grad(ours, (hidden, weight)), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("head_dim", [16, 24])
+def test_merging_in_place_is_merging_in_float64_and_leaves_rows_alone_that_see_nothing(head_dim, dtype):
+    out, part = (torch.randn(2, 45, 3, head_dim, dtype=dtype) for _ in range(2))
+    lse, part_lse = (3 * torch.randn(2, 3, 45, dtype=dtype) for _ in range(2))
+    lse[:, :, ::5], part_lse[:, :, ::3] = -torch.inf, -torch.inf  # some rows see nothing of both
+    out.transpose(1, 2)[:, :, ::5] = 0
+    part.transpose(1, 2)[:, :, ::3] = torch.nan  # not read
+    before, rows = out.clone(), slice(8, 41)
+    wanted, total = merge_attention(
+        [(x[:, rows].double(), y[:, :, rows].double()) for x, y in ((out, lse), (part, part_lse))]
+    )
+    merge_attention_into(out[:, rows], lse[:, :, rows], part[:, rows], part_lse[:, :, rows].contiguous())
+    torch.testing.assert_close(out[:, rows].double(), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse[:, :, rows].double(), total, rtol=1e-5, atol=1e-6)
+    unseen = torch.arange(45) % 3 == 0
+    unseen[: rows.start], unseen[rows.stop :] = True, True
+    assert torch.equal(out[:, unseen], before[:, unseen])

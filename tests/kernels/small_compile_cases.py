@@ -1,5 +1,5 @@
-"""Compile the small kernels (plans, masks, the loss head, a cache of keys) for GPUs that need not be there, and print
-what each uses as JSON.
+"""Compile the small kernels (plans, masks, the loss head, merging, a cache of keys) for GPUs that need not be there,
+and print what each uses as JSON.
 
 Run as a program, because a compile for a wrong target may abort its process: python small_compile_cases.py 80 90
 """
@@ -21,6 +21,7 @@ from flashtrain_kernels.backends.portable.mask_rows import (
     document_rows_launches,
     packed_rows_launch,
 )
+from flashtrain_kernels.backends.portable.merge import merge_launch
 from flashtrain_kernels.backends.portable.plan import plan_launches
 from flashtrain_kernels.masks.operators import TWO_INTERVALS
 from flashtrain_kernels.masks.plan import empty_tables
@@ -52,6 +53,14 @@ def losses() -> Iterator[Launch]:
             yield softmax_rows_launch(empty(100, 50304, dtype=dtype), labels, losses, 50257, -100, gradient)
 
 
+def merging() -> Iterator[Launch]:
+    lse = empty(2, 8, 1000, dtype=FLOAT)
+    for head_dim in (64, 96, 128, 256):
+        part = empty(2, 500, 8, head_dim, dtype=HALF)
+        out = empty(2, 1000, 8, head_dim, dtype=FLOAT)[:, 500:]
+        yield merge_launch(out, lse[:, :, 500:], part, empty(2, 8, 500, dtype=FLOAT))
+
+
 # Sq queries, H query heads, K key/value heads, D head dimension, page rows (0: none), R, left, right, softcap.
 CACHES = [
     (1, 32, 8, 128, 0, 0, -1, -1, 0.0),
@@ -77,7 +86,7 @@ def caches() -> Iterator[Launch]:
         )  # fmt: skip
 
 
-KERNELS = {"plans": plans, "masks": masks, "losses": losses, "caches": caches}
+KERNELS = {"plans": plans, "masks": masks, "losses": losses, "merging": merging, "caches": caches}
 
 if __name__ == "__main__":
     for capability in map(int, sys.argv[1:]):

@@ -196,3 +196,20 @@ def test_two_hundred_runs_give_the_same_bits_but_for_the_hopper_kernels_dq(case,
         again = ours(case, inputs)
         for name, value in first.items():
             assert_same(again[name], value, added=path == "hopper" and name == "dq")
+
+
+@pytest.mark.parametrize("head_dim", [64, 72, 128, 256])
+def test_parts_of_the_keys_merged_in_place_are_float64s(head_dim):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, size, 4, head_dim, dtype=BF16, device=DEVICE) for size in (700, 900, 900))
+    # Aligned to the last query: the first 250 queries see nothing of the second half.
+    halves = (slice(0, 450), (-1, -1)), (slice(450, 900), (-1, 0))
+    parts = [fk.attention_forward(q, k[:, keys], v[:, keys], window_size=window) for keys, window in halves]
+    wanted, total = fk.merge_attention([(out.double(), lse.double()) for out, lse in parts])
+    out, lse = parts[0][0].float(), parts[0][1]
+    rows = slice(100, 700)
+    before = out[:, :100].clone()
+    fk.merge_attention_into(out[:, rows], lse[:, :, rows], parts[1][0][:, rows], parts[1][1][:, :, rows])
+    torch.testing.assert_close(out[:, rows].double(), wanted[:, rows], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse[:, :, rows].double(), total[:, :, rows], rtol=1e-6, atol=1e-6)
+    assert torch.equal(out[:, :100], before)

@@ -42,6 +42,15 @@ def test_merging_in_steps_and_of_packed_shapes_is_merging_at_once():
     torch.testing.assert_close(packed, (out[0], lse[0]))
 
 
+def test_merging_in_place_is_merging():
+    q, k, v = tensors(seqlen_k=4)  # six queries, four keys: below the causal mask the first two see nothing
+    merged, *rest = (fk.attention_forward(q, k, v, window_size=window) for window in ((-1, 0), (1, 0), (-1, -1)))
+    for further in rest:
+        wanted = fk.merge_attention([merged, further])
+        fk.merge_attention_into(*merged, *further)
+        torch.testing.assert_close(merged, wanted)
+
+
 def test_parts_that_saw_nothing_contribute_nothing_whatever_they_hold():
     q, k, v = tensors()
     real = fk.flash_attn_func(q, k, v, return_lse=True)

@@ -17,6 +17,7 @@ from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import Part
 from flashtrain.distributed.context.transfers import Transfer
+from flashtrain_kernels import merge_attention_into
 
 _KEYS, _GRADIENTS = 1, 2  # tags: both streams are under way between the same two ranks at once
 
@@ -55,7 +56,7 @@ class Ring:
             if merged is None:
                 merged = out.to(summing_dtype(out.dtype)), lse
             else:
-                merged = _merge(*merged, out, lse)
+                merge_attention_into(*merged, out, lse)
             del out  # before the next part's is made
             if coming is not None:
                 held = coming.result()
@@ -105,16 +106,3 @@ class Ring:
             ]
         )
         return Transfer(received, x, works)
-
-
-def _merge(merged: Tensor, lse: Tensor, out: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-    """flashtrain_kernels.merge_attention of (merged, lse) and (out, part), in the memory of merged (B, m, H, D)."""
-    # No other tensor as large is made: six would be more than all else that a layer's attention needs. A row that sees
-    # nothing of a part is 0 in it, with a log-sum-exp of -inf.
-    highest = torch.maximum(lse, part)
-    highest.masked_fill_(highest == -torch.inf, 0.0)  # -inf - -inf would be NaN
-    weights = torch.exp(torch.stack((lse, part)) - highest)
-    total = weights.sum(0)
-    before, added = (weights / total.masked_fill(total == 0, 1.0)).transpose(2, 3)[..., None]
-    merged.mul_(before).addcmul_(added, out)
-    return merged, highest + torch.log(total)
