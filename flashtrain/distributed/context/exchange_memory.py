@@ -44,8 +44,11 @@ def exchange_bytes(choice: Choice) -> int:
         pieces = len(pieces_of(own, own))
         peak = peak if pieces == 1 else max(3 * back, (4 * there + 3 * back) // pieces + back)
     else:
-        # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming.
+        # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming. Of
+        # half of the heads, where there are two, the gradients over a rank's own keys.
         ring = 3 * numbers * bytes_each + 2 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
+        own = math.lcm(kv_heads, choice.heads_degree) // choice.heads_degree
+        ring += (queries + numbers) * bytes_each // len(pieces_of(own, own, 2))
         peak = max(peak, ring + 2 * there)
     return whole + peak
 

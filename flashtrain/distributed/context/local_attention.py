@@ -5,8 +5,9 @@ Shapes: B batch, m queries and p keys on this rank, H query heads, K key/value h
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,6 +69,16 @@ class Scores:
         return slice(self.first_head, self.first_head + lse.shape[1])
 
 
+class Gradients(NamedTuple):
+    """The gradients of one kernel call, which add up over the calls of a part."""
+
+    queries: slice  # of this rank's queries
+    keys: slice
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tuple[Tensor, Tensor]:
     """Compute the attention of this rank's queries to the keys that it has.
 
@@ -80,18 +91,22 @@ def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tupl
     Returns:
         (out (B, m, H, D), log-sum-exp (B, H, m)); out is 0 and the log-sum-exp -inf for queries that see no key.
     """
-    if isinstance(part, Mask):
-        return attention_forward(q, k, v, mask=part, **scores.options, **scores.dropped)
-    if len(part) == 1 and part[0].queries == slice(0, q.shape[1]):
-        keys, window = part[0][1:]
-        return attention_forward(q, k[:, :keys], v[:, :keys], window_size=window, **scores.options)
+    calls = forward_calls(q, k, v, part, scores)
+    if isinstance(part, Mask) or (len(part) == 1 and part[0].queries == slice(0, q.shape[1])):
+        return next(calls)[1:]
     out = torch.zeros_like(q)
     lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=summing_dtype(q.dtype))
-    for own, keys, window in part:
-        out[:, own], lse[:, :, own] = attention_forward(
-            q[:, own], k[:, :keys], v[:, :keys], window_size=window, **scores.options
-        )
+    for own, some, rows in calls:
+        out[:, own], lse[:, :, own] = some, rows
     return out, lse
+
+
+def forward_calls(
+    q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Yield (queries, out and log-sum-exp of these queries) of each kernel call of `forward`; arguments as there."""
+    for own, keys, options in _calls(part, scores):
+        yield own, *attention_forward(q[:, own], k[:, keys], v[:, keys], **options)
 
 
 def backward(
@@ -104,18 +119,34 @@ def backward(
         q, k, v, part, scores: as in `forward`.
         out, lse: the output and the log-sum-exp of these queries over ALL keys, those of other ranks included.
     """
-    if isinstance(part, Mask):
-        return attention_backward(dout, q, k, v, out, lse, mask=part, **scores.options, **scores.dropped)
-    if len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1]):
-        return attention_backward(dout, q, k, v, out, lse, window_size=part[0].window, **scores.options)
+    calls = backward_calls(dout, q, k, v, out, lse, part, scores)
+    if isinstance(part, Mask) or (len(part) == 1 and part[0][:2] == (slice(0, q.shape[1]), k.shape[1])):
+        return next(calls)[2:]
     dq = torch.zeros_like(q)
     dk, dv = (torch.zeros(x.shape, dtype=summing_dtype(x.dtype), device=x.device) for x in (k, v))
-    for own, keys, window in part:
-        rows = dout[:, own], q[:, own], k[:, :keys], v[:, :keys], out[:, own], lse[:, :, own].contiguous()
-        dq[:, own], to_keys, to_values = attention_backward(*rows, window_size=window, **scores.options)
-        dk[:, :keys] += to_keys
-        dv[:, :keys] += to_values
+    for own, keys, to_queries, to_keys, to_values in calls:
+        dq[:, own] = to_queries
+        dk[:, keys] += to_keys
+        dv[:, keys] += to_values
     return dq, dk, dv
+
+
+def backward_calls(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scores: Scores
+) -> Iterator[Gradients]:
+    """Yield the gradients of each kernel call of `backward`; arguments as there."""
+    for own, keys, options in _calls(part, scores):
+        rows = dout[:, own], q[:, own], k[:, keys], v[:, keys], out[:, own], lse[:, :, own].contiguous()
+        yield Gradients(own, keys, *attention_backward(*rows, **options))
+
+
+def _calls(part: Part, scores: Scores) -> Iterator[tuple[slice, slice, dict[str, Any]]]:
+    """(queries, keys, the kernels' keyword arguments) of each call."""
+    if isinstance(part, Mask):
+        yield slice(None), slice(None), {"mask": part, **scores.options, **scores.dropped}
+        return
+    for own, keys, window in part:
+        yield own, slice(keys), {"window_size": window, **scores.options}
 
 
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -54,7 +54,5 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
     around = held * 2 * copies  # a ring passes on the tokens of the ranks that divide the heads, a share of the heads
     steps = degree // heads_degree - 1
     forward = away * (2 * heads + 2 * copies) * token + steps * around * token
-    backward = away * (4 * heads + 4 * copies) * token
-    if steps:
-        backward += steps * around * token + (steps + 1) * around * gradient
+    backward = away * (4 * heads + 4 * copies) * token + steps * around * (token + gradient)
     return Traffic(int(forward), int(backward))

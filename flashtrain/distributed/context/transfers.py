@@ -32,17 +32,17 @@ class Transfer:
     """A communication that is under way.
 
     Args:
-        received: the tensor that the communication fills.
-        sent: the tensor that it reads, which must stay in memory until the communication is over.
+        received: the tensor or tensors that the communication fills.
+        sent: what it reads, which must stay in memory until the communication is over.
         works: torch.distributed's work handles.
         finish: makes the result from `received`; None: `received` is the result.
     """
 
     def __init__(
-        self, received: Tensor, sent: Tensor, works: Sequence[Any], finish: Callable[[Tensor], Any] | None = None
+        self, received: Any, sent: Any, works: Sequence[Any], finish: Callable[[Tensor], Any] | None = None
     ) -> None:
         self._received = received
-        self._waiting: tuple[Tensor, Sequence[Any]] | None = (sent, works)
+        self._waiting: tuple[Any, Sequence[Any]] | None = (sent, works)
         self._finish = finish
 
     def wait(self) -> None:

@@ -50,8 +50,8 @@ class Attention(NamedTuple):
 class ContextBaseline(Baseline):
     """An implementation of attention over several devices, with one layout of the sequence.
 
-    It must compute by the functions of flashtrain.distributed.context.local_attention: these are replaced by functions
-    that return zeros when communication is timed alone.
+    It must compute by the functions of flashtrain.distributed.context.local_attention: when communication is timed
+    alone, the kernels that they call are replaced by functions that return zeros.
     """
 
     name: str

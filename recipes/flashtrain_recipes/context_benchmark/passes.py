@@ -81,12 +81,12 @@ class Passes:
 @contextmanager
 def only_communicating() -> Iterator[None]:
     """Replace the kernels inside a `with` block by functions that return zeros, so that only communication is timed."""
-    before = local_attention.forward, local_attention.backward
-    local_attention.forward, local_attention.backward = _forward, _backward
+    before = local_attention.attention_forward, local_attention.attention_backward
+    local_attention.attention_forward, local_attention.attention_backward = _forward, _backward
     try:
         yield
     finally:
-        local_attention.forward, local_attention.backward = before
+        local_attention.attention_forward, local_attention.attention_backward = before
 
 
 def _forward(q: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

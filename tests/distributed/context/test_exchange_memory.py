@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from flashtrain.distributed.context import local_attention, ring
 from flashtrain.distributed.context.exchange_memory import exchange_bytes
 from flashtrain.distributed.context.local_attention import Scores
+from flashtrain.distributed.context.local_mask import FULL, BandCall
 from flashtrain.distributed.context.methods import AUTO, METHODS, choose_method
 from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.transfers import Transfer
@@ -33,12 +34,12 @@ def test_it_is_proportional_to_the_tokens_held(method):
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that tensors made within it held at once."""
+    """The most bytes that tensors made within it held at once; views of `given` are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, *given: torch.Tensor) -> None:
         super().__init__()
         self.held = self.most = 0
-        self.known: set[int] = set()
+        self.known = {x.untyped_storage()._cdata for x in given}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -60,22 +61,25 @@ class Peak(TorchDispatchMode):
 def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int, monkeypatch) -> None:
     """Three ranks as one sees them: what it receives is as large as what it sends. The kernel gives zeros."""
 
-    def of_kernel(*tensors: Any) -> Any:
-        if tensors[0] is dout:
+    def of_kernel(*tensors: Any, **_: Any) -> Any:
+        if len(tensors) > 3:
             return [torch.zeros_like(x) for x in tensors[1:4]]
         return torch.zeros_like(q), torch.zeros(lse.shape)
 
-    monkeypatch.setattr(ring.Ring, "_send_on", lambda _, x, tag: Transfer(torch.zeros_like(x), x, []))
-    monkeypatch.setattr(local_attention, "forward", of_kernel)
-    monkeypatch.setattr(local_attention, "backward", of_kernel)
+    def sent_on(_: Any, tensors: list[torch.Tensor], tag: int) -> Transfer:
+        return Transfer([torch.zeros_like(x) for x in tensors], tensors, [])
+
+    monkeypatch.setattr(ring.Ring, "_send_on", sent_on)
+    monkeypatch.setattr(local_attention, "attention_forward", of_kernel)
+    monkeypatch.setattr(local_attention, "attention_backward", of_kernel)
     monkeypatch.setattr(ring.dist, "get_rank", lambda group: 0)
     q, out, dout = (torch.zeros(1, 2048, 16, 64, dtype=torch.bfloat16) for _ in range(3))
     k, v = (torch.zeros(1, 2048, kv_heads, 64, dtype=torch.bfloat16) for _ in range(2))
     lse = torch.zeros(1, 16, 2048)
-    three = ring.Ring(None, [[]] * 3)
-    with Peak() as forward:
+    three = ring.Ring(None, [(BandCall(slice(0, 2048), 2048, FULL),)] * 3)
+    with Peak(q, k, v) as forward:
         three.forward(q, k, v, Scores(0.1))
-    with Peak() as backward:
+    with Peak(dout, q, k, v, out, lse) as backward:
         three.backward(dout, q, k, v, out, lse, Scores(0.1))
     of_layer = q.nbytes  # dQ as the kernel gives it, which is counted with the layer
     estimated = needed("ring", 2048, 3, kv_heads=kv_heads) + of_layer

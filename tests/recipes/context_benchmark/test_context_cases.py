@@ -73,13 +73,13 @@ def test_ulysses_computes_alike_in_every_layout_and_is_measured_in_one() -> None
 def test_communicating_alone_leaves_the_kernels_out_and_puts_them_back() -> None:
     q, k = torch.randn(1, 6, 4, 8), torch.randn(1, 6, 2, 8)
     mask, scores = masks.causal(6), local_attention.Scores(0.3)
-    real = local_attention.forward, local_attention.backward
+    real = local_attention.attention_forward, local_attention.attention_backward
     with only_communicating():
         out, lse = local_attention.forward(q, k, k, mask, scores)
         dq, dk, _ = local_attention.backward(q, q, k, k, out, lse, mask, scores)
     assert (out.shape, lse.shape, dq.shape, dk.shape) == (q.shape, (1, 4, 6), q.shape, k.shape)
     assert not out.any()
-    assert (local_attention.forward, local_attention.backward) == real
+    assert (local_attention.attention_forward, local_attention.attention_backward) == real
     assert local_attention.forward(q, k, k, mask, scores)[0].any()
 
 
