@@ -23,13 +23,23 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 def put(target: Tensor, index: Tensor, x: Tensor) -> None:
     """Write the tokens of x (B, p, ...) into target (B, m, ...) at the indices (Bl, p); both have the same dtype."""
-    words, written = _words(target), _words(x)
-    if words is target or written is x:
-        words, written = target, x
+    words, written = _both(target, x)
     if index.shape[0] == 1:
         words.index_copy_(1, index[0], written)
     else:
         words[torch.arange(x.shape[0], device=x.device)[:, None], index] = written
+
+
+def copy(target: Tensor, x: Tensor) -> None:
+    """Write x into target, of the same shape and dtype, both with any strides."""
+    words, written = _both(target, x)
+    words.copy_(written)
+
+
+def take_into(target: Tensor, x: Tensor, index: Tensor) -> None:
+    """Write the tokens of x (m, ...) at the indices (p,) into target (p, ...), with any strides and x's dtype."""
+    words, read = _both(target, x)
+    torch.index_select(read, 0, index, out=words)
 
 
 def ascending(tokens: Tensor) -> Tensor:
@@ -42,6 +52,12 @@ def inverse(order: Tensor, length: int) -> Tensor:
     places = torch.full((order.shape[0], length), -1, dtype=torch.int64, device=order.device)
     index = torch.arange(order.shape[1], device=order.device).expand(order.shape[0], -1)
     return places.scatter_(1, order, index)
+
+
+def _both(target: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as words, or both as they are."""
+    words, written = _words(target), _words(x)
+    return (target, x) if words is target or written is x else (words, written)
 
 
 def _words(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.indexing import ascending, inverse, take
+from flashtrain.distributed.context.indexing import ascending, copy, inverse, take, take_into
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks
@@ -40,24 +40,26 @@ class Ulysses:
 
     def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, heads_degree: int) -> None:
         self.degree = heads_degree
-        self.padded = layout.padding > 0
         self.group, ring_group = group.parts(heads_degree)
         device = local_masks.device
-        rings = group.size // heads_degree
         mine = group.rank // heads_degree
-        if rings == 1:
+        if heads_degree == group.size:
             # All tokens come together: in the sequence's own order, without padding, under the mask itself.
-            self.order: Tensor | None = layout.places.to(device)
-            self.back: Tensor | None = inverse(self.order, layout.degree * layout.held)
+            order = layout.places
             self.ring = Ring(None, [local_masks.part(None, None)])
-            return
-        tokens = [ranks.flatten(1) for ranks in layout.tokens.split(heads_degree, 1)]  # (Bl, U * n) of each ring index
-        order = ascending(tokens[mine])
-        together = heads_degree > 1
-        self.order = order.to(device) if together else None
-        self.back = inverse(order, order.shape[1]).to(device) if together else None
-        held = [each.gather(1, ascending(each)).to(device) for each in tokens]
-        self.ring = Ring(ring_group, [local_masks.part(held[mine], keys) for keys in held])
+        else:
+            tokens = [ranks.flatten(1) for ranks in layout.tokens.split(heads_degree, 1)]  # (Bl, U * n) a ring index
+            order = ascending(tokens[mine])
+            held = [each.gather(1, ascending(each)).to(device) for each in tokens]
+            self.ring = Ring(ring_group, [local_masks.part(held[mine], keys) for keys in held])
+        # For each token (B, m) its index among those that arrive, (U, B, n), and the other way round.
+        rows = torch.arange(local_masks.batch)[:, None]
+        arrived = (order // layout.held * len(rows) + rows) * layout.held + order % layout.held
+        places = inverse(order, heads_degree * layout.held).unflatten(1, (heads_degree, -1)).movedim(1, 0)
+        self.order = arrived.flatten().to(device)
+        self.back = (places.clamp(min=0) + rows * order.shape[1]).flatten().to(device)
+        padding = (places < 0).expand(-1, len(rows), -1).flatten().nonzero()[:, 0]
+        self.padding = padding.to(device) if len(padding) else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Return (out (B, n, H, D) of this rank's tokens, log-sum-exp (B, H / U, m) of the heads that it computes).
@@ -115,41 +117,49 @@ class Ulysses:
     def _to_heads(self, piece: Piece, q: Tensor, k: Tensor, v: Tensor, *like_q: Tensor) -> Transfer:
         """Start exchanging this rank's tokens of all heads (B, n, heads, D) for all tokens of a piece of its heads."""
         chosen = [(q, piece.queries), (k, piece.keys), (v, piece.keys), *((x, piece.queries) for x in like_q)]
-        apart = [x.unflatten(2, (self.degree, -1))[:, :, :, heads] for x, heads in chosen]
-        counts = [x.shape[3] for x in apart]
-        return self._exchange(torch.cat(apart, 3).movedim(2, 0), partial(self._of_heads, counts))
+        counts = [heads.stop - heads.start for _, heads in chosen]
+        sent = q.new_empty((self.degree, *q.shape[:2], sum(counts), q.shape[3]))
+        for target, (x, heads) in zip(sent.split(counts, 3), chosen, strict=True):
+            copy(target, x.unflatten(2, (self.degree, -1))[:, :, :, heads].movedim(2, 0))
+        return self._exchange(sent, partial(self._of_heads, counts))
 
     def _of_heads(self, counts: list[int], received: Tensor) -> Sequence[Tensor]:
         """The tensors (B, m, heads of the piece, D), tokens ascending, of received (U, B, n, heads of all, D)."""
-        joined = received.movedim(0, 1).flatten(1, 2)
-        if self.order is not None:
-            joined = take(joined, self.order)
-        return joined.split(counts, 2)
+        joined = take(received.flatten(0, 2)[None], self.order[None])
+        return joined.view(received.shape[1], -1, *received.shape[3:]).split(counts, 2)
 
     def _leave(self, leaving: list[Transfer], *tensors: Tensor) -> None:
         """Start the way back of tensors (B, m, heads of a piece, D), after that of the pieces before."""
         if leaving:
             leaving[-1].wait()  # it left while this piece was computed: what was sent is no longer needed
-        joined = torch.cat(tensors, 2) if len(tensors) > 1 else tensors[0]
-        if self.back is not None:
-            joined = take(joined, self.back.clamp(min=0))
-            if self.padded:
-                joined = joined.masked_fill((self.back < 0)[..., None, None], 0)
-        parts = joined.unflatten(1, (self.degree, -1)).movedim(1, 0)
         counts = [x.shape[2] for x in tensors]
+        sent = tensors[0].new_empty((len(self.back), sum(counts), tensors[0].shape[3]))
+        for target, x in zip(sent.split(counts, 1), tensors, strict=True):
+            take_into(target, x.flatten(0, 1), self.back)
+        if self.padding is not None:
+            sent.index_fill_(0, self.padding, 0)
+        parts = sent.view(self.degree, tensors[0].shape[0], -1, *sent.shape[1:])
         leaving.append(self._exchange(parts, lambda received: received.split(counts, 3)))
 
     def _of_tokens(self, transfers: list[Transfer]) -> list[Tensor]:
         """The tensors (B, n, heads, D) of all pieces together."""
-        found = [transfer.result() for transfer in transfers]
-        return [torch.cat(parts, 3).movedim(0, 2).flatten(2, 3) for parts in zip(*found, strict=True)]
+        return [_joined(parts) for parts in zip(*(transfer.result() for transfer in transfers), strict=True)]
 
-    def _exchange(self, x: Tensor, finish: Callable[[Tensor], object]) -> Transfer:
-        """Start an exchange of x (U, ...): part u goes to rank u; part u of what is received comes from it."""
-        sent = x.contiguous()
+    def _exchange(self, sent: Tensor, finish: Callable[[Tensor], object]) -> Transfer:
+        """Start an exchange of sent (U, ...): part u goes to rank u; part u of what is received comes from it."""
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=self.group, async_op=True)
         return Transfer(received, sent, [work], finish)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The tensor (B, n, heads, D) of parts (U, B, n, heads of a piece, D)."""
+    counts = [part.shape[3] for part in parts]
+    degree, batch, held, _, width = parts[0].shape
+    whole = parts[0].new_empty((batch, held, degree, sum(counts), width))
+    for target, part in zip(whole.split(counts, 3), parts, strict=True):
+        copy(target, part.movedim(0, 2))
+    return whole.flatten(2, 3)
 
 
 def _summed(gradient: Tensor, heads: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashtrain.distributed.context.indexing import ascending, inverse, put, take
+from flashtrain.distributed.context.indexing import ascending, copy, inverse, put, take, take_into
 
 B, M, HEADS, D = 2, 11, 3, 8
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32)
@@ -43,6 +43,21 @@ class TestIndexing:
         target, x = states(dtype, B, M, 2, width), states(dtype, B, 4, width, 2).transpose(2, 3)
         put(target, index, x)
         assert torch.equal(plain(target, index), x)
+
+    def test_copying_between_any_strides(self, dtype, index, width):
+        target, x = states(dtype, B, M, 4, width), states(dtype, M, B, 2, width)
+        for part in (x.transpose(0, 1), states(dtype, B, width, M, 2).permute(0, 2, 3, 1)):
+            expected = target.clone()
+            expected[:, :, 1:3] = part
+            copy(target[:, :, 1:3], part)
+            assert torch.equal(target, expected)
+
+    def test_taking_into_a_part_of_a_tensor(self, dtype, index, width):
+        target, x = states(dtype, 4, 5, width), states(dtype, M, 2, width)
+        expected = target.clone()
+        expected[:, 3:] = x[index[0]]
+        take_into(target[:, 3:], x, index[0])
+        assert torch.equal(target, expected)
 
 
 def test_gradients_flow_through_what_is_taken():
