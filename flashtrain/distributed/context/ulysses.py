@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,10 @@ from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks
 from flashtrain.distributed.context.ring import Ring
-from flashtrain.distributed.context.transfers import Piece, Transfer, overlapped, pieces_of
+from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer, overlapped, pieces_of
+
+# Rows of queries, all heads counted, that a piece has at least: 512 tiles of 128, four for each of 132 multiprocessors.
+PIECE_ROWS = 1 << 16
 
 
 class Ulysses:
@@ -70,9 +74,9 @@ class Ulysses:
             return self.ring.forward(q, k, v, scores)
         k, v = self._repeated(k, v)
         leaving: list[Transfer] = []
-        lses = []
-        for piece, own in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v)):
-            own_q, own_k, own_v = own
+        lses, keys = [], (k, v)
+        for piece, (own_q, *came) in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v)):
+            own_k, own_v = keys = came if came[0].shape[2] else keys
             of_heads = scores.from_head(self._first_head(q) + piece.queries.start)
             out, lse = self.ring.forward(own_q, own_k, own_v, of_heads)
             self._leave(leaving, out)
@@ -88,13 +92,21 @@ class Ulysses:
         kv_heads = k.shape[2]
         k, v = self._repeated(k, v)
         leaving: list[Transfer] = []
+        pieces, keys = self._pieces(q, k), (k, v)
+        shared = not pieces[-1].keys.stop
+        sums: list[Tensor] = []  # of the gradients of a key head that all pieces read
         # Exchanged anew instead of being saved: it costs a fraction of the computing, and no memory between the passes.
-        for piece, own in overlapped(self._pieces(q, k), lambda piece: self._to_heads(piece, q, k, v, out, dout)):
-            own_q, own_k, own_v, own_out, own_dout = own
+        for piece, own in overlapped(pieces, lambda piece: self._to_heads(piece, q, k, v, out, dout)):
+            own_q, *came, own_out, own_dout = own
+            own_k, own_v = keys = came if came[0].shape[2] else keys
             of_heads = scores.from_head(self._first_head(q) + piece.queries.start)
             rows = lse[:, piece.queries].contiguous()
-            gradients = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, of_heads)
-            self._leave(leaving, *gradients)
+            dq, *to_keys = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, of_heads)
+            if shared:
+                parts = [x.to(summing_dtype(x.dtype)) for x in to_keys]
+                sums = list(map(torch.add, sums, parts)) if sums else parts
+                to_keys = [(x if piece is pieces[-1] else x[:, :, :0]).to(k.dtype) for x in sums]
+            self._leave(leaving, dq, *to_keys)
         dq, dk, dv = self._of_tokens(leaving)
         return dq, _summed(dk, kv_heads), _summed(dv, kv_heads)
 
@@ -103,7 +115,13 @@ class Ulysses:
         heads, kv_heads = q.shape[2] // self.degree, k.shape[2] // self.degree
         if self.ring.size > 1:
             return [Piece(slice(0, kv_heads), slice(0, heads))]
-        return pieces_of(heads, kv_heads)
+        limit = max(1, min(MAX_PIECES, heads * self.degree * q.shape[:2].numel() // PIECE_ROWS))
+        if kv_heads > 1:
+            return pieces_of(heads, kv_heads, limit)
+        # The one key head comes with the first query heads; the others have no keys of their own.
+        count = min(heads, limit)
+        ends = [heads * index // count for index in range(count + 1)]
+        return [Piece(slice(0, int(first == 0)), slice(first, past)) for first, past in pairwise(ends)]
 
     def _first_head(self, q: Tensor) -> int:
         return dist.get_rank(self.group) * (q.shape[2] // self.degree)

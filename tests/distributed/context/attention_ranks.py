@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from flashtrain.distributed.context import all_gather
+from flashtrain.distributed.context import all_gather, ulysses
 from flashtrain.distributed.context.attention import SharedAttention
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layouts import LAYOUTS
@@ -25,6 +25,7 @@ LENGTH = 45  # odd: no degree and no block divides it
 SEED = 11
 SOFTCAP = 1.5
 HEADS = {"MHA": 1, "GQA": 2, "MQA": None}  # query heads a key head
+WIDE = (10, 2)  # query heads and key heads
 
 
 def mask_of(name: str) -> Mask:
@@ -96,8 +97,14 @@ def cases() -> Iterator[Case]:
             yield Case(method, "causal document", "GQA", degree=2)
             yield Case(method, "causal", degree=2, dropout=0.3)  # several heads a rank, which go in pieces
             yield Case(method, "causal document", degree=2)
+            yield Case(method, "causal", "MQA", degree=2)
     for mask in ("causal document", "causal window"):
         yield Case("all-gather", mask, "GQA", whole=True)
+    # A rank has five query heads and one key head: pieces that share it.
+    for mask in ("causal", "causal document"):
+        yield Case("ulysses", mask, "wide", degree=2)
+        yield Case("ulysses", mask, "wide", degree=2, whole=True)
+        yield Case("ulysses", mask, "wide", degree=2, dropout=0.3, capped=True)
 
 
 @cache
@@ -130,10 +137,10 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     """How far this rank's output and gradients are from one process's."""
     mask = mask_of(case.mask)
     heads = 6 if case.method == "hybrid" else 4
-    kv_heads = heads // (HEADS[case.heads] or heads)
+    heads, kv_heads = WIDE if case.heads == "wide" else (heads, heads // (HEADS[case.heads] or heads))
     (*whole, sinks, dout), (*exact, to_sinks) = one_process(case.mask, heads, kv_heads, case.dropout, case.capped)
     layout = LAYOUTS[case.layout](mask, case.degree)
-    all_gather.PIECE_BYTES = 1 << 28 if case.whole else 1
+    all_gather.PIECE_BYTES = ulysses.PIECE_ROWS = 1 << 28 if case.whole else 1
     mine = [layout.shard(x, group.rank).requires_grad_() for x in whole]
     sink = sinks.clone().requires_grad_()
     capped = {"softcap": SOFTCAP, "sinks": sink} if case.capped else {}
