@@ -1,8 +1,8 @@
 """The memory that communication takes on one rank.
 
 The estimate counts the buffers of ulysses.py, ring.py and all_gather.py. It is within 10% of the traced peaks of four
-gloo ranks on a CPU (MHA and GQA, without the kernels' own memory and gloo's copies; ulysses that exchanges its heads in
-several parts was not measured).
+gloo ranks on a CPU (MHA and GQA, without the kernels' own memory and gloo's copies; of ulysses, where it exchanges all
+heads at once).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from flashtrain.distributed.context.methods import ALL_GATHER, Choice
 from flashtrain.distributed.context.traffic import GRADIENT_BYTES, Sizes
 from flashtrain.distributed.context.transfers import pieces_of
+from flashtrain.distributed.context.ulysses import head_pieces
 
 MASK_BYTES = 4 * (7 + 5)  # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens
 SUM_BYTES = 4  # the gradients of a ring's queries are summed in float32
@@ -41,8 +42,11 @@ def exchange_bytes(choice: Choice) -> int:
     if choice.heads_degree == degree:
         # Each rank's own heads go in pieces: one at hand, one coming, and of those that left what came in return.
         own = math.lcm(kv_heads, degree) // degree
-        pieces = len(pieces_of(own, own))
+        *others, last = head_pieces(heads // degree, own, held * degree)
+        pieces = len(others) + 1
         peak = peak if pieces == 1 else max(3 * back, (4 * there + 3 * back) // pieces + back)
+        if not last.keys.stop:  # the first piece stays, whose keys and values all read; their gradients are summed
+            peak += there // pieces + numbers * GRADIENT_BYTES
     else:
         # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming. Of
         # half of the heads, where there are two, the gradients over a rank's own keys.

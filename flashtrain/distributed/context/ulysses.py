@@ -29,6 +29,22 @@ from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer
 PIECE_ROWS = 1 << 16
 
 
+def head_pieces(heads: int, kv_heads: int, tokens: int) -> list[Piece]:
+    """Divide a rank's own heads into pieces: by key/value heads or, where it has one, by the query heads that share it.
+
+    Args:
+        heads, kv_heads: the rank's own numbers of query and key/value heads.
+        tokens: the tokens that it computes, over all rows of the batch.
+    """
+    limit = max(1, min(MAX_PIECES, heads * tokens // PIECE_ROWS))
+    if kv_heads > 1:
+        return pieces_of(heads, kv_heads, limit)
+    # The one key head comes with the first query heads; the other pieces have no keys of their own.
+    count = min(heads, limit)
+    ends = [heads * index // count for index in range(count + 1)]
+    return [Piece(slice(0, int(first == 0)), slice(first, past)) for first, past in pairwise(ends)]
+
+
 class Ulysses:
     """Context parallelism by ulysses, ring, or hybrid: heads divided over ranks, rings between those groups.
 
@@ -103,8 +119,8 @@ class Ulysses:
             rows = lse[:, piece.queries].contiguous()
             dq, *to_keys = self.ring.backward(own_dout, own_q, own_k, own_v, own_out, rows, of_heads)
             if shared:
-                parts = [x.to(summing_dtype(x.dtype)) for x in to_keys]
-                sums = list(map(torch.add, sums, parts)) if sums else parts
+                sums = sums or [torch.zeros_like(x, dtype=summing_dtype(x.dtype)) for x in to_keys]
+                sums = [total.add_(x) for total, x in zip(sums, to_keys, strict=True)]
                 to_keys = [(x if piece is pieces[-1] else x[:, :, :0]).to(k.dtype) for x in sums]
             self._leave(leaving, dq, *to_keys)
         dq, dk, dv = self._of_tokens(leaving)
@@ -115,13 +131,7 @@ class Ulysses:
         heads, kv_heads = q.shape[2] // self.degree, k.shape[2] // self.degree
         if self.ring.size > 1:
             return [Piece(slice(0, kv_heads), slice(0, heads))]
-        limit = max(1, min(MAX_PIECES, heads * self.degree * q.shape[:2].numel() // PIECE_ROWS))
-        if kv_heads > 1:
-            return pieces_of(heads, kv_heads, limit)
-        # The one key head comes with the first query heads; the others have no keys of their own.
-        count = min(heads, limit)
-        ends = [heads * index // count for index in range(count + 1)]
-        return [Piece(slice(0, int(first == 0)), slice(first, past)) for first, past in pairwise(ends)]
+        return head_pieces(heads, kv_heads, self.degree * q.shape[:2].numel())
 
     def _first_head(self, q: Tensor) -> int:
         return dist.get_rank(self.group) * (q.shape[2] // self.degree)
