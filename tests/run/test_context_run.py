@@ -86,7 +86,7 @@ def test_the_plan_names_the_mesh_the_way_its_reason_the_layout_and_what_is_sent(
     assert any(line.startswith("devices: 1 (data) x 8 (context); weights, gradients") for line in lines)
     assert any(line.startswith("context-parallel method: hybrid: 12 heads over 4 ranks x rings of 2") for line in lines)
     assert any(
-        "a device sends 960.00 MiB forward and 3.00 GiB backward for each of 12 layers" in line for line in lines
+        "a device sends 960.00 MiB forward and 2.25 GiB backward for each of 12 layers" in line for line in lines
     )
     (layout,) = [line for line in lines if line.startswith("layout: balanced, 131,072 tokens a device")]
     assert "attends 1.00 times the mean" in layout
