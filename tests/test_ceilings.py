@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_098,
+    "flashtrain": 30_146,
     "flashtrain/command": 1_658,
     "flashtrain/data": 5_770,
     "flashtrain/distributed": 3_087,
@@ -21,11 +21,11 @@ CEILINGS = {
     "flashtrain/report": 1_740,
     "flashtrain/run": 496,
     "flashtrain/settings": 1_103,
-    "flashtrain/tasks": 4_010,
-    "flashtrain/training": 3_440,
+    "flashtrain/tasks": 4_038,
+    "flashtrain/training": 3_442,
     "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_911,
+    "tests": 37_947,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 

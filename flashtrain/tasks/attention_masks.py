@@ -58,12 +58,22 @@ def attended_context(settings: MaskSettings, context: int) -> int:
     """Return the context length at which FLOPs are counted under this mask.
 
     A token of a causal sequence of this length sees as many tokens, on average, as a token of one document of
-    `context` tokens sees under the mask. The documents' lengths are not known before they are read.
+    `context` tokens sees under the mask. The documents' lengths are not known before they are read: `causal_length`
+    takes them from a batch's mask.
     """
     make = make_mask(settings, packed=False)
     if make is None:
         return context
+    mask = row_mask(make, context, torch.device("cpu"))
+    return context if mask is None else max(1, round(causal_length(mask).item()))
+
+
+def causal_length(mask: Mask) -> Tensor:
+    """Return the length of the causal sequences whose tokens see as many keys, on average, as under this mask.
+
+    A scalar on the mask's device: nothing waits for the device.
+    """
     from flashtrain.distributed.context.work import visible_keys
 
-    mask = row_mask(make, context, torch.device("cpu"))
-    return context if mask is None else max(1, round(2 * visible_keys(mask).double().mean().item() - 1))
+    seen = visible_keys(mask)
+    return 2 * seen.sum() / seen.numel() - 1

@@ -39,6 +39,7 @@ class LineProgress(ProgressBar):
         self._rate: float | None = None
         self._printed_step, self._printed_time = 0, 0.0
         self._validation_began = self._validation_printed = 0.0
+        self._paused: float | None = None  # since when a validation runs or a checkpoint is saved
 
     def disable(self) -> None:
         """Stop printing. Lightning calls this on every rank but the first."""
@@ -48,13 +49,16 @@ class LineProgress(ProgressBar):
         self._steps.start(trainer)
         self._losses.clear()
         self._first_step = self._printed_step = trainer.global_step
-        self._printed_time = time.perf_counter()
+        self._printed_time, self._paused = time.perf_counter(), None
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         # Read here: when the step has ended, the schedule has already set the next one's.
         self._rate = trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None
+        if self._paused is not None:  # the time left follows from the time of the steps alone
+            self._printed_time += time.perf_counter() - self._paused
+            self._paused = None
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -87,8 +91,14 @@ class LineProgress(ProgressBar):
         self.print(*parts)
         self._printed_step, self._printed_time = step, now
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._paused = self._paused or time.perf_counter()
+
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validation_began = self._validation_printed = time.perf_counter()
+        self._paused = self._paused or self._validation_began
 
     def on_validation_batch_end(
         self,

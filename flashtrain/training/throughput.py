@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -31,7 +32,8 @@ class Throughput(pl.Callback):
 
     Args:
         flops_per_token: model FLOPs of one token's forward and backward (a model's `flops_per_token()`), counted from
-            the architecture: torch's counter sees nothing inside a custom op. None: no model_tflops and no mfu.
+            the architecture: torch's counter sees nothing inside a custom op. A function is called whenever they are
+            logged, for batches that differ. None: no model_tflops and no mfu.
         tokens_per_step: tokens of one optimiser step over all devices. None: count each micro-batch's "real_tokens"
             (without padding), or else its "tokens", times the devices. Sequences that devices share
             (ContextParallelStrategy) are counted once.
@@ -42,7 +44,7 @@ class Throughput(pl.Callback):
 
     def __init__(
         self,
-        flops_per_token: float | None = None,
+        flops_per_token: float | Callable[[], float] | None = None,
         tokens_per_step: int | None = None,
         peak_flops: float | None = None,
         warmup_steps: int | None = None,
@@ -173,7 +175,8 @@ class Throughput(pl.Callback):
         tokens_per_second = tokens / seconds if tokens and seconds > 0 else None
         flops = None
         if tokens_per_second is not None and self.flops_per_token is not None:
-            flops = tokens_per_second * self.flops_per_token / self._devices
+            each = self.flops_per_token() if callable(self.flops_per_token) else self.flops_per_token
+            flops = tokens_per_second * each / self._devices
         return {
             "tokens_per_second": tokens_per_second,
             "model_tflops": None if flops is None else flops / 1e12,

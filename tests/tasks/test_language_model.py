@@ -42,6 +42,14 @@ def test_with_a_document_mask_a_packed_row_is_scored_as_its_documents_alone(atte
     assert task.first_loss == pytest.approx((2 * first + 4 * second) / 6, abs=1e-5)
 
 
+def test_flops_are_those_of_the_documents_in_a_packed_row():
+    model = GPT2(GPT2Config.of_size("demo", vocab_size=7, context=8), attention="sdpa")
+    task = train_one_step(model, document_mask=True)
+    keys = (1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 8  # that a token sees, on average
+    assert task.mean_length == round(2 * keys - 1) == 4
+    assert train_one_step(model, document_mask=False).mean_length is None
+
+
 SAVINGS = [MemorySavings(), MemorySavings("selective"), MemorySavings("full"), MemorySavings("full", offload=True)]
 
 

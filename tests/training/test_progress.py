@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from tiny_training import TinyData, TinyTask, tiny_trainer
 
+from flashtrain.training.checkpoint_callbacks import SaveLast
 from flashtrain.training.progress import LineProgress
 from flashtrain.training.throughput import Throughput
 
@@ -56,6 +58,24 @@ def test_a_rank_that_shows_nothing_keeps_no_losses(tmp_path):
     progress = Disabled(every_n_steps=1)
     fit(tmp_path, progress, max_steps=3)
     assert not progress._losses
+
+
+def test_the_time_left_is_that_of_the_steps_without_validation_and_checkpoints(tmp_path, capsys, passing):
+    class Slow(pl.Callback):
+        def on_before_optimizer_step(self, *_):
+            passing(1)
+
+        def on_validation_batch_start(self, *_):
+            passing(100)
+
+        def on_save_checkpoint(self, *_):
+            passing(100)
+
+    options = {"limit_val_batches": 1, "val_check_interval": 2, "max_steps": 7}
+    saving = SaveLast(tmp_path, every_n_steps=3)
+    tiny_trainer(tmp_path, LineProgress(every_n_steps=1), Slow(), saving, **options).fit(TinyTask(), TinyData())
+    left = [line.split()[-2] for line in step_lines(capsys) if re.search(r"lr .* left$", line)]
+    assert left == [f"0:00:0{seconds}" for seconds in (5, 4, 3, 2, 1, 0)]
 
 
 def test_a_validation_gets_its_line(tmp_path, capsys):

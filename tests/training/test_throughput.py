@@ -66,6 +66,14 @@ def test_everything_is_logged_at_the_log_interval(tmp_path):
     assert float(logged["model_tflops"]) == pytest.approx(float(logged["mfu"]), rel=1e-5)
 
 
+def test_flops_of_batches_that_differ_are_taken_whenever_they_are_logged(tmp_path):
+    each = iter([1e6, 2e6, 4e6])
+    throughput = Throughput(lambda: next(each), peak_flops=1e12)
+    fitted(tmp_path, throughput, max_steps=2, log_every_n_steps=1)
+    summary = throughput.summary()
+    assert summary["mfu"] == pytest.approx(summary["tokens_per_second"] * 4e6 / 1e12)
+
+
 def test_mfu_is_left_out_where_the_peak_is_unknown(tmp_path):
     throughput = Throughput(flops_per_token=1e6)
     trainer = fitted(tmp_path, throughput, max_steps=4)

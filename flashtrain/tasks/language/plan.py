@@ -54,7 +54,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
         *fit_lines(settings, hardware, batching, again),
     ]
     flops = tokens * model.flops_per_token(attended_context(settings.applied_mask, settings.context))
-    return plan_text(lines, settings, hardware, flops)
+    return plan_text(lines, settings, hardware, flops, at_most=settings.applied_mask.documents)
 
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
@@ -72,12 +72,17 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     )
 
 
-def describe_mask(settings: Settings) -> list[str]:
-    """Return a line on the mask and on how FLOPs are counted under it; [] for the causal mask."""
+def describe_mask(settings: Settings, *, read: bool = False) -> list[str]:
+    """Return a line on the mask and on how FLOPs are counted under it; [] for the causal mask.
+
+    Args:
+        read: whether the documents are read, so that their lengths get known.
+    """
     label = settings.mask_label
     if label == "causal":
         return []
     seen = attended_context(settings.applied_mask, settings.context)
     counted = "FLOPs count all of a row" if seen == settings.context else f"FLOPs count rows as of {seen:,} tokens"
-    documents = ", whatever documents it is packed of" if settings.applied_mask.documents else ""
-    return [f"mask {label}: {counted}{documents}"]
+    if settings.applied_mask.documents:
+        counted = "MFU counts each document by itself" if read else f"{counted}, also where it holds several documents"
+    return [f"mask {label}: {counted}"]

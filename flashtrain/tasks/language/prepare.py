@@ -61,7 +61,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     batching = fit_memory(settings, hardware, model)
     data.batch_size, data.accumulate = batching.micro_batch, batching.accumulate
     description = describe_model(model, settings, vocab_size=vocab_size)
-    said = [data.describe(), *epochs, describe(settings, hardware, model, batching), *describe_mask(settings)]
+    said = [data.describe(), *epochs, describe(settings, hardware, model, batching)]
+    said += describe_mask(settings, read=True)
     parts = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
     said += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
@@ -72,8 +73,13 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         requested, every = settings.data.validation_tokens, settings.trainer.validate_every
         said.append(describe_validation(data.held_out_samples, requested, every, "data.validation_tokens"))
     task = make_task(settings, hardware, model, description)
-    flops = model.flops_per_token(attended_context(settings.applied_mask, settings.context))
-    throughput = Throughput(flops, settings.trainer.tokens_per_step, peak_flops=hardware.peak_flops)
+    row_length = attended_context(settings.applied_mask, settings.context)
+    throughput = Throughput(
+        # Of packed documents only their own tokens' pairs are computed.
+        lambda: model.flops_per_token(task.mean_length or row_length),
+        settings.trainer.tokens_per_step,
+        peak_flops=hardware.peak_flops,
+    )
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
         # Losses in nats a token, memory in GiB, time in seconds.

@@ -16,6 +16,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.generation import MaskMaker
 from flashtrain.models.sharded_sequence import mean_over_context, whole
 from flashtrain.models.trainable import Trainable, as_trainable
+from flashtrain.tasks.attention_masks import causal_length
 from flashtrain.tasks.training_task import TrainingTask, replayed
 from flashtrain_kernels import Mask, masks
 
@@ -61,6 +62,7 @@ class LanguageModel(TrainingTask):
         self._replays = compile and cuda_graphs
         self._loss: Callable[..., Tensor] = model.loss
         self._shard_mesh_seen = False
+        self._mean_length, self._packed_batches = torch.zeros(()), 0  # see mean_length
 
     def configure_model(self) -> None:
         """Shard the weights if the strategy brings a device mesh (FSDP2), then compile."""
@@ -87,6 +89,14 @@ class LanguageModel(TrainingTask):
                 fullgraph=not self._shard_mesh_seen,
                 mode="reduce-overhead" if self._replays else None,
             )
+
+    @property
+    def mean_length(self) -> int | None:
+        """The context at which FLOPs are those of the packed documents trained on here so far; None: not packed.
+
+        Reading it waits for the device.
+        """
+        return max(1, round(self._mean_length.item())) if self._packed_batches else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (B, S, vocabulary rows) of tokens (B, S)."""
@@ -134,6 +144,10 @@ class LanguageModel(TrainingTask):
         if self.document_mask or self.mask is not None:
             # The mask is of the whole sequence, also where devices share it.
             mask = self._mask(whole(batch, "documents"), whole(batch, "positions"))
+        if self.document_mask and self.training and mask is not None:
+            self._packed_batches += 1
+            mean = self._mean_length.to(mask.queries.device)
+            self._mean_length = mean + (causal_length(mask) - mean) / self._packed_batches
         if not self._replays:
             return mean_over_context(self._loss(batch["tokens"], batch["labels"], positions=positions, mask=mask))
         return replayed(self._loss, batch["tokens"], batch["labels"], positions=positions, mask=mask)
