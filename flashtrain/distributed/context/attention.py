@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores
 from flashtrain.distributed.context.local_mask import LocalMasks
 from flashtrain.distributed.context.methods import ALL_GATHER, AUTO, choose_method, gather_needed
-from flashtrain.distributed.context.traffic import Sizes
+from flashtrain.distributed.context.traffic import Sizes, traffic
 from flashtrain.distributed.context.ulysses import Ulysses
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import save_output_of
@@ -91,6 +92,8 @@ class SharedAttention:
             self.method = AllGather(layout, group, local_masks)
         else:
             self.method = Ulysses(layout, group, local_masks, self.choice.heads_degree)
+            sent = traffic(sizes, self.choice.heads_degree, gathers=False, share=self.method.ring.share)
+            self.choice = replace(self.choice, traffic=sent)
         self.number = next(_numbers)
         _prepared[self.number] = self
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,16 +69,6 @@ class Scores:
         return slice(self.first_head, self.first_head + lse.shape[1])
 
 
-class Gradients(NamedTuple):
-    """The gradients of one kernel call, which add up over the calls of a part."""
-
-    queries: slice  # of this rank's queries
-    keys: slice
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-
-
 def forward(q: Tensor, k: Tensor, v: Tensor, part: Part, scores: Scores) -> tuple[Tensor, Tensor]:
     """Compute the attention of this rank's queries to the keys that it has.
 
@@ -133,11 +123,11 @@ def backward(
 
 def backward_calls(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scores: Scores
-) -> Iterator[Gradients]:
-    """Yield the gradients of each kernel call of `backward`; arguments as there."""
+) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+    """Yield (queries, keys, their dq, dk and dv) of each kernel call of `backward`; arguments as there."""
     for own, keys, options in _calls(part, scores):
         rows = dout[:, own], q[:, own], k[:, keys], v[:, keys], out[:, own], lse[:, :, own].contiguous()
-        yield Gradients(own, keys, *attention_backward(*rows, **options))
+        yield own, keys, *attention_backward(*rows, **options)
 
 
 def _calls(part: Part, scores: Scores) -> Iterator[tuple[slice, slice, dict[str, Any]]]:

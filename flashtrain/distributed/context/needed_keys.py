@@ -5,7 +5,7 @@ Shapes: S sequence, R ranks (the degree), n tokens a rank holds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, Mask
 
 # [rank][other]: ascending indices, below n, into the part of the other rank.
 Needed = Sequence[Sequence[np.ndarray]]
+_INTERVALS = (LOW, HIGH), (LOW2, HIGH2)  # a mask of 5 rows has the first alone
 
 
 def needed_keys(layout: Layout, mask: Mask) -> Needed:
@@ -27,16 +28,12 @@ def needed_keys(layout: Layout, mask: Mask) -> Needed:
         result[rank][other]: ascending indices, among the n tokens of rank `other`, of the keys that any query of `rank`
         sees in any row of the batch. Empty where both are the same rank.
     """
-    rows = mask.queries.cpu().numpy()
-    intervals = [(LOW, HIGH), (LOW2, HIGH2)][: 1 if len(rows) == 5 else 2]
     needed = np.zeros((layout.degree, layout.degree, layout.held), dtype=bool)
-    for row in range(max(layout.tokens.shape[0], rows.shape[1])):
-        of_mask = rows[:, row if rows.shape[1] > 1 else 0]
-        tokens = layout.tokens[row if layout.tokens.shape[0] > 1 else 0].numpy()
+    for of_mask, tokens in _rows(layout, mask):
         for rank in range(layout.degree):
             mine = tokens[rank][tokens[rank] >= 0]
             edges = np.zeros(mask.seqlen_k + 1, dtype=np.int64)
-            for low, high in intervals:
+            for low, high in _INTERVALS[: len(of_mask) // 2 - 1]:
                 first = of_mask[low, mine].clip(0, mask.seqlen_k)
                 past = np.maximum(first, of_mask[high, mine].clip(0, mask.seqlen_k))
                 edges += np.bincount(first, minlength=len(edges)) - np.bincount(past, minlength=len(edges))
@@ -44,6 +41,27 @@ def needed_keys(layout: Layout, mask: Mask) -> Needed:
             needed[rank] |= (tokens >= 0) & seen[tokens.clip(0)]
     needed[range(layout.degree), range(layout.degree)] = False
     return [[np.flatnonzero(places) for places in of_rank] for of_rank in needed]
+
+
+def outward_queries(layout: Layout, mask: Mask, rank: int) -> np.ndarray:
+    """Find the queries of a rank that see a key of another rank, in any row of the batch: ascending indices below n."""
+    found = np.zeros(layout.held, dtype=bool)
+    for of_mask, tokens in _rows(layout, mask):
+        own, real = tokens[rank].clip(0), tokens[rank] >= 0
+        others = np.ones(mask.seqlen_k + 1, dtype=np.int64)
+        others[0], others[own[real] + 1] = 0, 0
+        before = others.cumsum()  # how many of the other ranks' tokens lie before each position
+        for low, high in _INTERVALS[: len(of_mask) // 2 - 1]:
+            first, past = (of_mask[bound, own].clip(0, mask.seqlen_k) for bound in (low, high))
+            found |= real & (before[past] > before[first])
+    return np.flatnonzero(found)
+
+
+def _rows(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (Mask.queries (5 or 7, S), the ranks' tokens (R, n)) of each row of the batch, on the host."""
+    rows, tokens = mask.queries.cpu().numpy(), layout.tokens.numpy()
+    for row in range(max(len(tokens), rows.shape[1])):
+        yield rows[:, row % rows.shape[1]], tokens[row % len(tokens)]
 
 
 def fetched_share(needed: Needed, held: int) -> float:

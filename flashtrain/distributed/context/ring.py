@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from flashtrain.distributed.context import local_attention
-from flashtrain.distributed.context.local_attention import Gradients, Scores, summing_dtype
-from flashtrain.distributed.context.local_mask import Part
+from flashtrain.distributed.context.indexing import put, take
+from flashtrain.distributed.context.layout import Layout
+from flashtrain.distributed.context.layouts import PLAIN
+from flashtrain.distributed.context.local_attention import Scores, summing_dtype
+from flashtrain.distributed.context.local_mask import LocalMasks, Part
+from flashtrain.distributed.context.methods import MAX_FETCHED
+from flashtrain.distributed.context.needed_keys import needed_keys, outward_queries
 from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
 from flashtrain_kernels import merge_attention_into
 
@@ -33,31 +39,66 @@ class Ring:
     Args:
         group: the process group; None for one rank.
         parts: parts[j] is what this rank's queries see of the keys that rank j of the ring holds.
+        moving: moving[j] are the indices (1, p) of those tokens of rank j whose keys travel, and which parts[j] of
+            another rank is about; None: all.
+        rows: the indices (1, r) of the queries that parts of other ranks' keys are about; None: all.
     """
 
-    def __init__(self, group: Any, parts: Sequence[Part]) -> None:
+    def __init__(
+        self, group: Any, parts: Sequence[Part], moving: Sequence[Tensor] | None = None, rows: Tensor | None = None
+    ) -> None:
         self.group = group
-        self.parts = parts
+        self.parts, self.moving, self.rows = parts, moving, rows
         self.size = len(parts)
         self.rank = dist.get_rank(group) if self.size > 1 else 0
+        self.share = 1.0  # of the keys of all ranks that the busiest one passes on, those that travel
+
+    @classmethod
+    def under(cls, local_masks: LocalMasks, layout: Layout, group: Any) -> Ring:
+        """Make the ring under a mask: only keys that other ranks see travel, if they are few. layout: of the ring."""
+        mask, device, rank = local_masks.mask, local_masks.device, dist.get_rank(group)
+        held = layout.tokens.to(device).unbind(1)
+        if mask.band in PLAIN:  # nearly all keys are seen
+            return cls(group, [local_masks.part(held[rank], keys) for keys in held])
+        needed = needed_keys(layout, mask)
+        seen = [np.unique(np.concatenate(of_ranks)) for of_ranks in zip(*needed, strict=True)]
+        if max(map(len, seen)) > MAX_FETCHED * layout.held:
+            return cls(group, [local_masks.part(held[rank], keys) for keys in held])
+        moving = [torch.from_numpy(places)[None].to(device) for places in seen]
+        rows = torch.from_numpy(outward_queries(layout, mask, rank))[None].to(device)
+        parts = [
+            local_masks.part(held[rank][:, rows[0]], keys[:, places[0]]) if len(own) else ()
+            for keys, places, own in zip(held, moving, needed[rank], strict=True)
+        ]
+        parts[rank] = local_masks.part(held[rank], held[rank])
+        ring, counts = cls(group, parts, moving, rows), [len(places) for places in seen]
+        ring.share = (sum(counts) - min(counts)) / ((ring.size - 1) * layout.held)  # those of all ranks but one
+        return ring
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Return (out (B, m, H, D), log-sum-exp (B, H, m)) of this rank's queries over all keys of the ring.
 
         q is (B, m, H, D), k and v are (B, m, K, D); scores: scale, dropout and other options.
         """
-        coming = self._send_on([k.contiguous(), v.contiguous()], _KEYS) if self.size > 1 else None
+        if self.size == 1:
+            return scores.with_sinks(*local_attention.forward(q, k, v, self.parts[0], scores))
+        coming: Transfer | None = self._send_keys(k, v)
         out, lse = local_attention.forward(q, k, v, self.parts[self.rank], scores)
-        merged = out if coming is None else out.to(summing_dtype(out.dtype))
-        del out  # before the next part's is made
+        q, merged = _taken(q, self.rows), _taken(out, self.rows).to(summing_dtype(out.dtype))
+        total = lse if self.rows is None else lse.index_select(2, self.rows[0])
+        if self.rows is None:
+            out = merged  # before the next part's is made
         for step in range(1, self.size):
             assert coming is not None
             keys, values = coming.result()
-            coming = self._send_on([keys, values], _KEYS) if step + 1 < self.size else None
-            for own, some, rows in local_attention.forward_calls(q, keys, values, self._part(step), scores):
-                merge_attention_into(merged[:, own], lse[:, :, own], some, rows)
-        out, lse = scores.with_sinks(merged, lse)
-        return out.to(q.dtype), lse
+            coming = self._send_on([keys, values], step, _KEYS) if step + 1 < self.size else None
+            for own, more, rows in local_attention.forward_calls(q, keys, values, self._part(step), scores):
+                merge_attention_into(merged[:, own], total[:, :, own], more, rows)
+        if self.rows is not None:
+            put(out, self.rows, merged.to(out.dtype))
+            lse.index_copy_(2, self.rows[0], total)
+        out, lse = scores.with_sinks(out, lse)
+        return out.to(k.dtype), lse
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
@@ -73,53 +114,71 @@ class Ring:
             own_scores = scores.from_head(scores.first_head + rows.start)
             return local_attention.backward(*of_heads, self.parts[self.rank], own_scores)
 
-        coming: Transfer | None = self._send_on([k.contiguous(), v.contiguous()], _KEYS)
+        coming: Transfer | None = self._send_keys(k, v)
         first, *rest = pieces_of(q.shape[2], k.shape[2], limit=2)
         own = [of_own_keys(first)]
+        some_dout, some_q, some_out = (_taken(x, self.rows) for x in (dout, q, out))
+        some_lse = lse if self.rows is None else lse.index_select(2, self.rows[0])
         dtype = summing_dtype(q.dtype)
-        dq = torch.zeros(q.shape, dtype=dtype, device=q.device)
+        dq = torch.zeros(some_q.shape, dtype=dtype, device=q.device)
         travelling: Transfer | None = None
         for step in range(1, self.size):
             assert coming is not None
             keys, values = coming.result()
-            coming = self._send_on([keys, values], _KEYS) if step + 1 < self.size else None
-            found = list(local_attention.backward_calls(dout, q, keys, values, out, lse, self._part(step), scores))
+            coming = self._send_on([keys, values], step, _KEYS) if step + 1 < self.size else None
+            rows = some_dout, some_q, keys, values, some_out, some_lse
+            found = list(local_attention.backward_calls(*rows, self._part(step), scores))
             # What the ranks before added for the same keys, to which this one's gradients are added where they lie.
             none = (torch.zeros_like(x, dtype=dtype) for x in (keys, values))
             dk, dv = none if travelling is None else travelling.result()
             _add(found, dq, dk, dv)
-            travelling = self._send_on([dk, dv], _GRADIENTS)
-            del keys, values, found, dk, dv  # before the next part's are made; what is being sent stays
+            travelling = self._send_on([dk, dv], step, _GRADIENTS)
+            del keys, values, rows, found, dk, dv  # before the next part's are made; what is being sent stays
         own += map(of_own_keys, rest)
         assert travelling is not None
         dk, dv = travelling.result()
-        dq, dk, dv = (
-            x.add_(torch.cat(parts, 2)).to(q.dtype)
-            for x, parts in zip((dq, dk, dv), zip(*own, strict=True), strict=True)
-        )
-        return dq, dk, dv
+        moved = None if self.moving is None else self.moving[self.rank]
+        to_q, to_k, to_v = zip(*own, strict=True)
+        return _sum(to_q, dq, self.rows), _sum(to_k, dk, moved).to(k.dtype), _sum(to_v, dv, moved).to(v.dtype)
 
     def _part(self, step: int) -> Part:
         """Keys come from the rank before: at step s those of rank r - s are here."""
         return self.parts[(self.rank - step) % self.size]
 
-    def _send_on(self, tensors: list[Tensor], first_tag: int) -> Transfer:
-        """Start sending tensors to the next rank and receiving their likes from the one before."""
-        received = [torch.empty_like(x) for x in tensors]
+    def _send_keys(self, k: Tensor, v: Tensor) -> Transfer:
+        """Start sending what travels of this rank's keys and values."""
+        moved = None if self.moving is None else self.moving[self.rank]
+        return self._send_on([_taken(x, moved).contiguous() for x in (k, v)], 0, _KEYS)
+
+    def _send_on(self, tensors: list[Tensor], step: int, first_tag: int) -> Transfer:
+        """Start sending tensors of step s to the next rank and receiving their likes from the one before."""
         after, before = ((self.rank + hop) % self.size for hop in (1, -1))
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(act, x, group=self.group, tag=first_tag + number, group_peer=peer)
-                for act, peer, moved in ((dist.isend, after, tensors), (dist.irecv, before, received))
-                for number, x in enumerate(moved)
-            ]
-        )
-        return Transfer(received, tensors, works)
+        count = tensors[0].shape[1] if self.moving is None else self.moving[before - step].shape[1]
+        received = [x.new_empty((x.shape[0], count, *x.shape[2:])) for x in tensors]
+        operations = [
+            dist.P2POp(act, x, group=self.group, tag=first_tag + number, group_peer=peer)
+            for act, peer, moved in ((dist.isend, after, tensors), (dist.irecv, before, received))
+            for number, x in enumerate(moved)
+            if x.numel()
+        ]
+        return Transfer(received, tensors, dist.batch_isend_irecv(operations) if operations else [])
 
 
-def _add(found: Sequence[Gradients], dq: Tensor, dk: Tensor, dv: Tensor) -> None:
+def _taken(x: Tensor, index: Tensor | None) -> Tensor:
+    return x if index is None else take(x, index)
+
+
+def _add(found: list[tuple[slice, slice, Tensor, Tensor, Tensor]], dq: Tensor, dk: Tensor, dv: Tensor) -> None:
     """Add the gradients of kernel calls to the sums."""
-    for one in found:
-        dq[:, one.queries] += one.dq
-        dk[:, one.keys] += one.dk
-        dv[:, one.keys] += one.dv
+    for queries, keys, *parts in found:
+        for x, where, part in zip((dq, dk, dv), (queries, keys, keys), parts, strict=True):
+            x[:, where] += part
+
+
+def _sum(parts: tuple[Tensor, ...], more: Tensor, index: Tensor | None) -> Tensor:
+    """The parts of some heads each, joined, and added to them what there is `more` of the tokens at index."""
+    own = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    if index is None:
+        return more.add_(own).to(own.dtype)
+    put(own, index, take(own, index).add(more).to(own.dtype))
+    return own

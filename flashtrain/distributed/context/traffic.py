@@ -32,7 +32,7 @@ class Traffic(NamedTuple):
         return self.forward + self.backward
 
 
-def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
+def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool, share: float = 1.0) -> Traffic:
     """Compute how many bytes one rank sends for a layer.
 
     Args:
@@ -40,6 +40,7 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
         heads_degree: how many ranks divide the heads: for ulysses `degree`, for a ring 1, for hybrid between (rings of
             degree / heads_degree ranks).
         gathers: whether all keys and values are gathered (all-gather); heads_degree is then ignored.
+        share: of the keys and values, those that go around the ring.
     """
     # The backward sends all of it again, and the gradients back, those of keys and values in float32 if they are summed
     # on the way.
@@ -51,7 +52,9 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool) -> Traffic:
         return Traffic(others * token, others * (token + gradient))
     copies = math.lcm(kv_heads, heads_degree)  # key/value heads that are repeated so that every rank gets some
     away = held * (heads_degree - 1) / heads_degree
-    around = held * 2 * copies  # a ring passes on the tokens of the ranks that divide the heads, a share of the heads
+    around = (
+        share * held * 2 * copies
+    )  # a ring passes on the tokens of the ranks that divide the heads, a share of the heads
     steps = degree // heads_degree - 1
     forward = away * (2 * heads + 2 * copies) * token + steps * around * token
     backward = away * (4 * heads + 4 * copies) * token + steps * around * (token + gradient)

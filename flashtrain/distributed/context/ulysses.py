@@ -70,8 +70,8 @@ class Ulysses:
         else:
             tokens = [ranks.flatten(1) for ranks in layout.tokens.split(heads_degree, 1)]  # (Bl, U * n) a ring index
             order = ascending(tokens[mine])
-            held = [each.gather(1, ascending(each)).to(device) for each in tokens]
-            self.ring = Ring(ring_group, [local_masks.part(held[mine], keys) for keys in held])
+            held = torch.stack([each.gather(1, ascending(each)) for each in tokens], 1)
+            self.ring = Ring.under(local_masks, Layout(held, layout.seqlen, layout.block), ring_group)
         # For each token (B, m) its index among those that arrive, (U, B, n), and the other way round.
         rows = torch.arange(local_masks.batch)[:, None]
         arrived = (order // layout.held * len(rows) + rows) * layout.held + order % layout.held

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrain.distributed.context.layouts import LAYOUTS, balanced, contiguous
-from flashtrain.distributed.context.needed_keys import fetched_share, needed_keys
+from flashtrain.distributed.context.needed_keys import fetched_share, needed_keys, outward_queries
 from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 from flashtrain_kernels import masks
 
@@ -100,6 +100,21 @@ def test_what_a_rank_needs_from_others_is_counted():
     assert needed[2][1].tolist() == [13, 14, 15]  # of the 16 that rank 1 holds
     assert [len(places) for places in needed[2]] == [0, 3, 0, 0]
     assert fetched_share(needed, 16) == 3 / 48
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+def test_queries_that_see_other_ranks_keys_are_those_of_the_mask(name):
+    ids = torch.cat((documents([5, 1, 9, 12], 27), documents([20, 7], 27)))
+    for mask in (masks.document(ids, causal=True), masks.global_window(27, 2, (3, 0), causal=True), masks.full(27)):
+        layout, seen = LAYOUTS[name](mask, 4), mask.dense()
+        rows = max(len(seen), len(layout.tokens))
+        for rank in range(4):
+            wanted = set()
+            for of_mask, tokens in zip(seen.expand(rows, -1, -1), layout.tokens.expand(rows, -1, -1), strict=True):
+                own = tokens[rank][tokens[rank] >= 0]
+                others = torch.ones(27, dtype=torch.bool).index_fill(0, own, False)
+                wanted |= set(of_mask[own][:, others].any(1).nonzero()[:, 0].tolist())
+            assert outward_queries(layout, mask, rank).tolist() == sorted(wanted)
 
 
 @settings(max_examples=60)

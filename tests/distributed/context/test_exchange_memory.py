@@ -66,7 +66,7 @@ def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int
             return [torch.zeros_like(x) for x in tensors[1:4]]
         return torch.zeros_like(q), torch.zeros(lse.shape)
 
-    def sent_on(_: Any, tensors: list[torch.Tensor], tag: int) -> Transfer:
+    def sent_on(_: Any, tensors: list[torch.Tensor], step: int, tag: int) -> Transfer:
         return Transfer([torch.zeros_like(x) for x in tensors], tensors, [])
 
     monkeypatch.setattr(ring.Ring, "_send_on", sent_on)

@@ -84,5 +84,6 @@ def test_traffic_is_what_is_sent():
     assert traffic(sizes, 1, gathers=False).forward == 3 * 2 * 2 * one
     assert traffic(sizes, 1, gathers=True).forward == 3 * 2 * 2 * one
     # Gradients of other ranks' keys and values are float32.
+    assert traffic(sizes, 1, gathers=False, share=0.25).forward == 3 / 4 * 2 * 2 * one
     assert traffic(sizes, 1, gathers=False).backward == (3 * 2 * 2 + 3 * 2 * 2 * 2) * one
     assert traffic(sizes, 1, gathers=True).backward == (3 * 2 * 2 + 3 * 2 * 2 * 2) * one
