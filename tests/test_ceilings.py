@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_219,
+    "flashtrain": 30_228,
     "flashtrain/command": 1_658,
     "flashtrain/data": 5_770,
     "flashtrain/distributed": 3_160,
@@ -21,8 +21,8 @@ CEILINGS = {
     "flashtrain/report": 1_740,
     "flashtrain/run": 496,
     "flashtrain/settings": 1_103,
-    "flashtrain/tasks": 4_038,
-    "flashtrain/training": 3_442,
+    "flashtrain/tasks": 4_041,
+    "flashtrain/training": 3_448,
     "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
     "tests": 37_971,

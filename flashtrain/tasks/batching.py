@@ -108,6 +108,8 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
     tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
     sharded, parameters, sharding = settings.shards_weights, model.parameter_count(), settings.sharding
+    dense = hardware.attention == "sdpa" and settings.applied_mask.documents
+    attention = "masked" if dense else hardware.attention
     blocks = BlockShape(
         shape.layers,
         shape.embed,
@@ -135,12 +137,13 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             precision=hardware.precision,
             compiled=compiles(settings, hardware),
             chunks_by_autograd=getattr(shape, "pieces_by_autograd", False),
-            attention=hardware.attention,
+            attention=attention,
             master_weights=settings.optimizer.master_weights and not sharded,
             shards=ranks if sharded else 1,
             context_degree=settings.context_degree,
             exchange=exchange_bytes_of(sharding, hardware.precision, shape, micro_batch),
             gradients_stay=micro_batch < samples or (ranks > 1 and not sharded),
+            kernels=hardware.kind == "cuda",
         )
 
     return estimate

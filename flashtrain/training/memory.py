@@ -29,7 +29,9 @@ ADAMW_STATES = 2  # first and second moment, each in the precision of the weight
 # Tensors of width F that one block saves for its backward:
 FFN_TENSORS_SAVED = 2  # before and after the activation function
 EAGER_EXTRA = 1.35  # without torch.compile intermediate results of norms, activation and casts are saved too
-STANDARD_BYTES_PER_SCORE = 8  # S x S attention: float32 scores and softmax, and their half-precision copies
+# S x S attention: float32 scores and softmax, and their half-precision copies, of each head. "masked": torch's SDPA
+# with a mask of documents, which is stored once for all heads, in float32 and for a moment as booleans.
+STANDARD_BYTES_PER_SCORE, MASK_BYTES_PER_SCORE = 8, 5
 # Gradients that are live at the same time in one block's backward, in units of E (or F) per token:
 RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input before they are added
 FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
@@ -63,7 +65,7 @@ class MemoryEstimate:
     optimizer: int  # the optimiser's states and float32 copies of weights
     activations: int  # what the forward saves for the backward
     logits: int  # temporary buffers of the output head with its loss
-    other: int = FIXED_BYTES  # the CUDA context and a reserve
+    other: int = FIXED_BYTES  # libraries (the CUDA context) and a reserve
     block: int = 0  # temporary buffers of one block's backward: its gradients and recomputed activations
     host: int = 0  # pinned main memory for offloaded activations, not in the total
     exchange: int = 0  # the part of `block` for data exchanged between devices that share a sequence
@@ -84,7 +86,7 @@ class MemoryEstimate:
             "optimizer": self.optimizer,
             "activations": activations,
             "temporary buffers": temporary,
-            "CUDA context and reserve": self.other,
+            "libraries and reserve": self.other,
         }
 
     def _moments(self) -> list[tuple[int, int, int]]:
@@ -140,6 +142,7 @@ def estimate_memory(
     exchange: int = 0,
     gradients_stay: bool = False,
     chunks_by_autograd: bool = False,
+    kernels: bool = True,
 ) -> MemoryEstimate:
     """Estimate the memory of one training step of a decoder with AdamW, in bytes on one device.
 
@@ -154,7 +157,7 @@ def estimate_memory(
         states: how the optimiser's moments are stored: "full", "8bit", or "host" (in main memory).
         precision: a key of PRECISIONS.
         compiled: whether torch.compile fuses the blocks' operations.
-        attention: "standard" adds its S x S matrices.
+        attention: "standard" adds its S x S matrices, "masked" the S x S mask.
         master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
         shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
         context_degree: devices that share each sequence.
@@ -162,6 +165,7 @@ def estimate_memory(
         gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's buckets); otherwise a step
             begins without any, as TrainingTask's does.
         chunks_by_autograd: whether autograd, not our operator, differentiates feed-forward chunks.
+        kernels: whether a kernel writes the gradients of the logits over them; torch makes two copies (on a CPU).
     """
     weight, copy, activation = PRECISIONS[precision]
     layers, embed, gated = shape.layers, shape.embed, shape.gated
@@ -191,7 +195,8 @@ def estimate_memory(
     # The loss's forward also computes the gradients of the head's weights (in float32) and inputs. The former is then
     # copied to the weights' type, if that is another one, and scaled in the backward.
     gradient = computed if shards > 1 else weight
-    logits = max(head_tokens * vocab_rows * activation + head * 4, head * ((4 if gradient < 4 else 0) + gradient))
+    of_logits = head_tokens * vocab_rows * activation * (1 if kernels else 3)
+    logits = max(of_logits + head * 4, head * ((4 if gradient < 4 else 0) + gradient))
     logits = max(logits, 2 * head * gradient) + HEAD_STATES * tokens * embed * activation
     masters = master_weights and weight < 4
     each_state = {"full": 4 if masters else weight, "8bit": 1, "host": 0}[states]
@@ -273,7 +278,8 @@ def block_bytes(
     qkv = (query + 2 * kv_width + shape.rotary * (query + kv_width)) * activation
     attended = query * activation + 4 * shape.heads  # output and float32 LSE
     normalized = embed * activation
-    scores = shape.heads * max_seqlen * STANDARD_BYTES_PER_SCORE if attention == "standard" else 0
+    of_scores = {"standard": shape.heads * STANDARD_BYTES_PER_SCORE, "masked": MASK_BYTES_PER_SCORE}
+    scores = max_seqlen * of_scores.get(attention, 0)
     wide = 0.0 if chunk else ffn_saved * ffn * activation * extra
     attention_half = (normalized + qkv + attended) * extra + dropped + scores
     ffn_half = (stream + normalized) * extra + dropped + wide

@@ -46,6 +46,14 @@ def test_long_contexts_that_compute_again_are_estimated_above_what_was_measured(
     assert measured_gib < found.total / GIB < 1.07 * measured_gib
 
 
+def test_on_a_cpu_the_mask_of_documents_and_copies_of_the_logits_are_counted():
+    options = {"micro_batch": 4, "precision": "32-true", "compiled": False, "loss_chunk": 4096}
+    plain, masked = (GPT2_124M(attention=name, **options) for name in ("sdpa", "masked"))
+    assert masked.activations - plain.activations == 12 * 5 * 4 * 1024**2  # a float32 mask and booleans in each layer
+    of_torch = GPT2_124M(attention="sdpa", kernels=False, **options)
+    assert of_torch.logits - plain.logits == 2 * 4 * 4096 * 50304
+
+
 def test_what_is_compiled_and_computed_again_needs_no_copies_of_all_weights():
     parameters, head = 124_475_904, 50304 * 768
     eager = (GPT2_124M(micro_batch=1, checkpointing=kind, compiled=False).weights for kind in ("none", "full"))
