@@ -116,8 +116,8 @@ def backward(
     dk, dv = (torch.zeros(x.shape, dtype=summing_dtype(x.dtype), device=x.device) for x in (k, v))
     for own, keys, to_queries, to_keys, to_values in calls:
         dq[:, own] = to_queries
-        dk[:, keys] += to_keys
-        dv[:, keys] += to_values
+        dk[:, keys].add_(to_keys)
+        dv[:, keys].add_(to_values)
     return dq, dk, dv
 
 

@@ -172,7 +172,7 @@ def _add(found: list[tuple[slice, slice, Tensor, Tensor, Tensor]], dq: Tensor, d
     """Add the gradients of kernel calls to the sums."""
     for queries, keys, *parts in found:
         for x, where, part in zip((dq, dk, dv), (queries, keys, keys), parts, strict=True):
-            x[:, where] += part
+            x[:, where].add_(part)
 
 
 def _sum(parts: tuple[Tensor, ...], more: Tensor, index: Tensor | None) -> Tensor:
