@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 sys.path.insert(0, str(Path(__file__).parent / "context"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ranks import launch_once
+from ranks import launch_once, of_ranks
 
 
 def launched(script: str, part: str = ".") -> Any:
@@ -34,27 +33,16 @@ huggingface_ranks = launched("huggingface_training.py", "exact")  # which huggin
 strategy_ranks = launched("context/strategy_ranks.py")
 
 
-class Launch:
-    """What the ranks of one job of strategy_ranks.py reported, their exit codes and what they printed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.codes: list[int] = json.loads((folder / "codes.json").read_text())
-        self.verdicts = sorted(path.read_text() for path in folder.glob("*.verdict"))  # of watchdogs
-        self.outputs = [(folder / f"{rank}.out").read_text() for rank in range(len(self.codes))]
-        files = [folder / f"{rank}.json" for rank in range(len(self.codes))]
-        assert all(file.is_file() for file in files), "\n\n".join(self.outputs)[-6000:]
-        self._found = [json.loads(file.read_text()) for file in files]
-
-    def found(self, what: str) -> list[Any]:
-        """Each rank's."""
-        return [of_rank[what] for of_rank in self._found]
+def by_name(ranks: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """What ranks reported: under each name what each of them found."""
+    return {name: [of_rank[name] for of_rank in ranks] for name in ranks[0]}
 
 
 @pytest.fixture(scope="session")
-def four(strategy_ranks: Path) -> Launch:
-    return Launch(strategy_ranks / "four")
+def four(strategy_ranks: Path) -> dict[str, list[Any]]:
+    return by_name(of_ranks(strategy_ranks / "four", 4))
 
 
 @pytest.fixture(scope="session")
-def two(strategy_ranks: Path) -> Launch:
-    return Launch(strategy_ranks / "two")
+def two(strategy_ranks: Path) -> dict[str, list[Any]]:
+    return by_name(of_ranks(strategy_ranks / "two", 2))

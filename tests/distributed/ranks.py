@@ -6,12 +6,12 @@ Their imports take longer than what they do: a script has them done, and forks t
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,11 @@ def fork(ranks: int, function: Callable[..., None], folder: Path, *arguments: An
 
     What they print is in FOLDER/RANK.out, their exit codes in FOLDER/codes.json.
     """
+    wait(start(ranks, function, folder, *arguments), folder)
+
+
+def start(ranks: int, function: Callable[..., None], folder: Path, *arguments: Any) -> list[ForkProcess]:
+    """The ranks of `fork`, for `wait`: meanwhile others may be forked."""
     folder.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -62,12 +67,13 @@ def fork(ranks: int, function: Callable[..., None], folder: Path, *arguments: An
         "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": "test",
     }
-    forking = multiprocessing.get_context("fork")
-    processes = [
-        forking.Process(target=_rank, args=(rank, shared, function, folder, arguments)) for rank in range(ranks)
-    ]
+    processes = [ForkProcess(target=_rank, args=(rank, shared, function, folder, arguments)) for rank in range(ranks)]
     for process in processes:
         process.start()
+    return processes
+
+
+def wait(processes: list[ForkProcess], folder: Path) -> None:
     for process in processes:
         process.join(600)
         if process.is_alive():

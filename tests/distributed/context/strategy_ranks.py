@@ -1,6 +1,6 @@
 """A plain Lightning script, without Hydra, that gloo ranks run for test_context_strategy.py; and what it must equal.
 
-python strategy_ranks.py FOLDER SCENARIO      as torchrun would; each rank writes FOLDER/RANK.json
+python strategy_ranks.py FOLDER      forks the ranks as torchrun would; each writes FOLDER/NAME/RANK.json
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import attention_ranks
 import pytorch_lightning as pl
 import torch
-from ranks import fork, report
+from ranks import end, fork, report, start, wait
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
@@ -261,6 +261,7 @@ class Trouble(pl.Callback):
 
 def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) -> None:
     """Training that cannot end well."""
+    quiet()
     task = PlainTask()
     verdict = (folder / f"{os.environ['RANK']}.verdict").write_text
     watched = flashtrain.ContextParallelStrategy(timeout_seconds=20, on_failure=verdict)
@@ -311,7 +312,7 @@ def strategy(degree: int | None = None, **options: Any) -> flashtrain.ContextPar
 
 
 def four(folder: Path) -> None:
-    """What each of four ranks does, FOLDER/RANK.json, and then hangs."""
+    """What each of four ranks does, FOLDER/RANK.json."""
     quiet()
     found: dict[str, Any] = {"twenty": twenty_steps(folder, devices=4, strategy=strategy(method="ulysses"))}
     # Two data ranks with a row each are one process with both.
@@ -323,11 +324,11 @@ def four(folder: Path) -> None:
     found["begun"] = begun(folder, 3, devices=4, strategy=strategy(4))
     found["attention"] = attention_ranks.found()
     report(folder, found)
-    trouble(folder, 2, partial(time.sleep, 600), devices=4)
+    end()
 
 
 def two(folder: Path, checkpoint: Path) -> None:
-    """What each of two ranks does, FOLDER/RANK.json, until the second one dies."""
+    """What each of two ranks does, FOLDER/RANK.json."""
     quiet()
     found: dict[str, Any] = {"resumed": resumed(folder, 6, checkpoint, devices=2, strategy=strategy(2))}
     found["twenty"] = twenty_steps(folder, devices=2, strategy=strategy())
@@ -337,6 +338,14 @@ def two(folder: Path, checkpoint: Path) -> None:
     found["by hand"] = [by_hand(folder, how, devices=2, strategy=strategy()) for how in HOW]
     found["unshared"], found["unshared_by_hand"] = unshared(folder)
     report(folder, found)
+    end()
+
+
+def stuck(folder: Path) -> None:
+    trouble(folder, 2, partial(time.sleep, 600), devices=4)
+
+
+def dead(folder: Path) -> None:
     trouble(folder, 1, partial(os._exit, 7), devices=2)
 
 
@@ -347,7 +356,7 @@ def quiet() -> None:
 
 
 def import_what_ranks_need() -> None:
-    """What each of the six would import again: checkpoints, and models of transformers."""
+    """What every rank would import again: checkpoints, and models of transformers."""
     import safetensors.torch  # noqa: F401
     import torch.distributed.checkpoint
 
@@ -358,8 +367,12 @@ def import_what_ranks_need() -> None:
 
 def main(folder: Path) -> None:
     import_what_ranks_need()
-    for function, ranks, arguments in ((four, 4, ()), (two, 2, (folder / "four" / "begun.ckpt",))):
-        fork(ranks, function, folder / function.__name__, *arguments)
+    # What cannot end well waits for 20 seconds, in which the others have the processor.
+    troubled = {f.__name__: start(ranks, f, folder / f.__name__) for ranks, f in ((4, stuck), (2, dead))}
+    fork(4, four, folder / "four")
+    fork(2, two, folder / "two", folder / "four" / "begun.ckpt")
+    for name, processes in troubled.items():
+        wait(processes, folder / name)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ HELD, SEQUENCE, ROWS = 12, 24, 3
 @pytest.mark.parametrize("name", UNSHARED)
 def test_a_model_whose_attention_is_its_own_is_refused_at_its_first_step(two, name):
     """On both ranks: no step is taken."""
-    for said in (rank[name] for rank in two.found("unshared")):
+    for said in (rank[name] for rank in two["unshared"]):
         assert said.startswith("0 steps: ")
         assert "own device's part" in said
     if name == "a layer of a Llama on our attention":
@@ -37,13 +37,13 @@ def test_a_model_whose_attention_is_its_own_is_refused_at_its_first_step(two, na
 
 
 def test_one_without_attention_is_refused_in_validation_too_and_trains_where_told_so(two):
-    for rank in two.found("unshared"):
+    for rank in two["unshared"]:
         assert "a validation step in which no attention is shared by the 2 devices" in rank["validated"]
         assert all(map(math.isfinite, rank["unchecked"]))
 
 
 def test_a_step_that_steps_its_optimiser_itself_is_refused_before_it_does(two):
-    for refused, steps, shared in two.found("unshared_by_hand"):
+    for refused, steps, shared in two["unshared_by_hand"]:
         assert "0 steps: a training step in which no attention is shared" in refused
         assert steps == 0
         assert shared == "2 steps"

@@ -1,9 +1,11 @@
 """A plain Lightning script under ContextParallelStrategy trains as one process does; ranks that fail are named.
 
-What four and two gloo ranks do is in strategy_ranks.py; both are launched once (conftest.py).
+What gloo ranks do is in strategy_ranks.py, which is started once (conftest.py).
 """
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pytest
@@ -26,20 +28,18 @@ def mean(ranks, key):
     return np.mean([rank[key] for rank in ranks], axis=0)
 
 
-@pytest.mark.integration  # it asks for what ranks found
-@pytest.mark.parametrize("ranks", ["four", "two"])
-def test_a_plain_script_has_one_process_loss_curve(request, tmp_path, ranks):
-    found = request.getfixturevalue(ranks).found("twenty")
+def test_a_plain_script_has_one_process_loss_curve(four, two, tmp_path):
     expected = twenty_steps(tmp_path)
-    assert len(expected["losses"]) == 40  # twenty optimiser steps of two batches, clipped
-    np.testing.assert_allclose(mean(found, "losses"), expected["losses"], rtol=1e-12)
-    assert [rank["validation"] for rank in found] == pytest.approx([expected["validation"]] * len(found), rel=1e-12)
+    assert len(expected["losses"]) == 40  # twenty optimizer steps of two batches, clipped
+    for found in (four["twenty"], two["twenty"]):
+        np.testing.assert_allclose(mean(found, "losses"), expected["losses"], rtol=1e-12)
+        assert [rank["validation"] for rank in found] == pytest.approx([expected["validation"]] * len(found), rel=1e-12)
 
 
 @pytest.mark.parametrize("case", ["dp2 x cp2", "selective", "full"])
 def test_gradients_of_the_whole_model_are_one_process_gradients(four, tmp_path, case):
     """dp2 x cp2 with one row a data rank, whose rows have different numbers of labels; checkpointing on four ranks."""
-    found = four.found(case)
+    found = four[case]
     expected = whole_model(tmp_path, 2)
     np.testing.assert_allclose(mean(found, "losses"), expected["losses"], rtol=1e-12)
     for rank in found:
@@ -48,37 +48,39 @@ def test_gradients_of_the_whole_model_are_one_process_gradients(four, tmp_path, 
 
 def test_a_checkpoint_of_degree_four_goes_on_at_degree_two(four, two, tmp_path):
     expected = begun(tmp_path, 6)
-    np.testing.assert_allclose(np.mean(four.found("begun"), axis=0), expected[:3], rtol=1e-12)
-    np.testing.assert_allclose(np.mean(two.found("resumed"), axis=0), expected[3:], rtol=1e-12)
+    np.testing.assert_allclose(np.mean(four["begun"], axis=0), expected[:3], rtol=1e-12)
+    np.testing.assert_allclose(np.mean(two["resumed"], axis=0), expected[3:], rtol=1e-12)
 
 
 def test_our_language_model_logs_what_one_process_logs(two, tmp_path):
     expected = our_task(tmp_path)
-    for rank in two.found("our task"):
+    for rank in two["our task"]:
         assert rank == pytest.approx(expected, rel=1e-5)  # Lightning keeps logged numbers in float32
 
 
 def test_nothing_of_a_step_is_left_after_it(two):
-    assert two.found("left") == [[], []]  # four steps of a task that logs the mean of its loss
+    assert two["left"] == [[], []]  # four steps of a task that logs the mean of its loss
 
 
 def test_a_step_that_steps_its_optimiser_itself_need_not_weight_its_loss(two, tmp_path):
     expected = strategy_ranks.by_hand(tmp_path, "leaves")
-    for of_rank in two.found("by hand"):
+    for of_rank in two["by hand"]:
         for found in of_rank:
             assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_stuck_rank_ends_the_job_and_is_named(four):
-    assert four.codes == [EXIT_CODE] * 4
-    assert all("rank 2 of 4 is stuck at a batch" in output for output in four.outputs)
-    assert len(four.verdicts) == 4
-    assert all("rank 2 of 4 is stuck" in line for line in four.verdicts)
+def test_a_stuck_rank_ends_the_job_and_is_named(strategy_ranks):
+    folder = strategy_ranks / "stuck"
+    assert json.loads((folder / "codes.json").read_text()) == [EXIT_CODE] * 4
+    for rank in range(4):
+        assert "rank 2 of 4 is stuck at a batch" in (folder / f"{rank}.out").read_text()
+        assert "rank 2 of 4 is stuck" in (folder / f"{rank}.verdict").read_text()
 
 
-def test_a_dead_rank_ends_the_job_and_is_named(two):
-    assert two.codes == [EXIT_CODE, 7]
-    assert "rank 1 of 2 has died or hangs at" in two.outputs[0]
+def test_a_dead_rank_ends_the_job_and_is_named(strategy_ranks):
+    folder = strategy_ranks / "dead"
+    assert json.loads((folder / "codes.json").read_text()) == [EXIT_CODE, 7]
+    assert "rank 1 of 2 has died or hangs at" in (folder / "0.out").read_text()
 
 
 @pytest.mark.parametrize(("option", "name"), [("layout", "zig-zag"), ("method", "rign")])

@@ -14,7 +14,7 @@ def test_every_case_is_exact_on_every_rank(four, method):
         f"{case}: rank {rank}: {what} is off by {error:.1e}"
         for case in cases()
         if case.method == method
-        for rank, of_rank in enumerate(four.found("attention"))
+        for rank, of_rank in enumerate(four["attention"])
         for what, error in of_rank[str(case)].items()
         if not error <= EXACT  # NaN is wrong too
     ]
