@@ -1,4 +1,4 @@
-"""Commands as a reader types them, in a fork of this process, and what none of them may do."""
+"""Commands as a reader types them, in a fork of this process, and what none of them may do. Jobs are forks, too."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def import_what_commands_need() -> None:
     settings_of(["recipe=gpt2"])  # Hydra's plugins, and all settings that are registered
 
 
+def job(_: object, words: Sequence[str]) -> int:
+    """In the place of JobProcesses.run: a fork of the command, which prints what it printed."""
+    status, output = run(words, {})
+    print(output)
+    return status
+
+
 def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """`python -m flashtrain` with these words: in a fork of this process, which has imported what takes seconds."""
     import_what_commands_need()
@@ -62,7 +69,9 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]
         status = 70
         try:
             from flashtrain.__main__ import main
+            from flashtrain.run.job_process import JobProcesses
 
+            JobProcesses.run = job
             main()
             status = 0
         except SystemExit as end:

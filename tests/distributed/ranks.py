@@ -50,36 +50,29 @@ def fork(ranks: int, function: Callable[..., None], folder: Path, *arguments: An
 
     What they print is in FOLDER/RANK.out, their exit codes in FOLDER/codes.json.
     """
-    wait(start(ranks, function, folder, *arguments), folder)
+    start(ranks, function, folder, *arguments)()
 
 
-def start(ranks: int, function: Callable[..., None], folder: Path, *arguments: Any) -> list[ForkProcess]:
-    """The ranks of `fork`, for `wait`: meanwhile others may be forked."""
+def start(ranks: int, function: Callable[..., None], folder: Path, *arguments: Any) -> Callable[[], None]:
+    """As `fork`, without the waiting for their end: that is what it gives."""
     folder.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "GROUP_RANK": "0",
-        "TORCHELASTIC_RUN_ID": "test",
-    }
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    shared |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
     processes = [ForkProcess(target=_rank, args=(rank, shared, function, folder, arguments)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    return processes
 
+    def wait() -> None:
+        for process in processes:
+            process.join(600)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        (folder / "codes.json").write_text(json.dumps([process.exitcode or 0 for process in processes]))
 
-def wait(processes: list[ForkProcess], folder: Path) -> None:
-    for process in processes:
-        process.join(600)
-        if process.is_alive():
-            process.kill()
-            process.join()
-    (folder / "codes.json").write_text(json.dumps([process.exitcode or 0 for process in processes]))
+    return wait
 
 
 def _rank(rank: int, shared: dict[str, str], function: Callable[..., None], folder: Path, arguments: tuple) -> None:

@@ -9,23 +9,19 @@ from child_process import assert_passes_in_the_interpreter, compiled_rows
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
-# The features in parts, because together they are slow on a slow machine.
+# The features in parts, because together they are slow on a slow machine. A process for what is quick.
 @pytest.mark.interpreter
 @pytest.mark.parametrize(
-    ("cases", "part"),
+    ("files", "part"),
     [
         pytest.param("interpreter_cases", "every_two", marks=pytest.mark.slow),
-        ("interpreter_cases", "every_feature"),
-        ("interpreter_cases", "not every"),
-        ("interpreter_hopper_cases", ""),
-        ("interpreter_kvcache_cases", ""),
-        pytest.param("interpreter_packed_cases", "", marks=pytest.mark.slow),
-        ("interpreter_small_cases", ""),
+        ("interpreter_cases", "not every_two"),
+        ("interpreter_hopper_cases interpreter_kvcache_cases interpreter_packed_cases interpreter_small_cases", ""),
         ("launch_cache_cases", ""),
     ],
 )
-def test_the_kernels_are_right_in_the_interpreter(cases, part):
-    assert_passes_in_the_interpreter(f"{cases}.py", "-k", part)
+def test_the_kernels_are_right_in_the_interpreter(files, part):
+    assert_passes_in_the_interpreter(files, part)
 
 
 # Compiling all that is compiled for sm_90 takes two minutes of a core. For other GPUs .ci/run compiles them, with two

@@ -13,6 +13,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import transformers
+from forked_commands import run
 from tiny_runs import TINY, TinyRuns
 
 from flashtrain import registry
@@ -113,15 +114,16 @@ class SignalAt(pl.Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("model.adapter=lora", "model.adapter_rank=4")], ids=["full", "lora"])
-def test_two_devices_share_each_sequence_and_learn_what_one_does(words: tuple[str, ...], runs: TinyRuns) -> None:
+def test_two_devices_share_each_sequence_and_learn_what_one_does(
+    words: tuple[str, ...], runs: TinyRuns, tmp_path: Path
+) -> None:
     kind = "lora" if words else "full"
     words = (*words, "data.document_mask=true", "trainer.compile=false", "hardware.precision=32-true")
     status, one = runs.run(f"one-device-{kind}", *words)
     assert status == 0
-    both = ("trainer.devices=2", "context_parallel=2", f"output={runs.folder / f'two-{kind}'}")
-    ended = runs.command(*words, *both)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (two,) = (runs.folder / f"two-{kind}" / "hf").iterdir()
+    two = tmp_path / "two"
+    both = ("trainer.devices=2", "context_parallel=2", f"hydra.run.dir={two}")
+    run(runs.settings_words(*words, *both), tmp_path / "printed", ranks=2)
     assert summary(two)["train_loss"] == pytest.approx(summary(one)["train_loss"], rel=1e-5)
     assert summary(two)["validation_loss"] == pytest.approx(summary(one)["validation_loss"], rel=1e-5)
     mine, theirs = state(one), state(two)

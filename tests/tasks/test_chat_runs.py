@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from chat_folders import CHATML, save_tokenizer_folder, write_sums
+from forked_commands import run
 from tiny_runs import TINY, TinyRuns, made_once
 
 from flashtrain.command import modes
@@ -109,12 +110,11 @@ def test_conversations_must_be_somewhere(runs, word, message):
 @pytest.mark.parametrize(
     "devices", ["trainer.devices=2", "trainer.devices=2 context_parallel=2", "trainer.devices=4 context_parallel=2"]
 )
-def test_several_devices_train_as_one_does(runs, finished, devices):
+def test_several_devices_train_as_one_does(runs, finished, devices, tmp_path):
     """Their losses are those of one, each step's over the labels of all, and so are the losses on what is held out."""
-    name = devices.replace(" ", "-").replace("=", "-")
-    done = runs.command(*devices.split(), "trainer.micro_batch=1", f"hydra.run.dir={runs.folder / name}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    one, several = (logged_losses(folder) for folder in (finished, runs.folder / name))
+    words = runs.settings_words(*devices.split(), "trainer.micro_batch=1", f"hydra.run.dir={tmp_path / 'run'}")
+    run(words, tmp_path / "printed", ranks=int(devices.split()[0][-1]))
+    one, several = (logged_losses(folder) for folder in (finished, tmp_path / "run"))
     assert several == pytest.approx(one, rel=1e-4)
 
 

@@ -1,7 +1,4 @@
-"""What each of four gloo ranks does for test_exact_attention.py: every case, one after the other.
-
-python attention_ranks.py FOLDER      writes FOLDER/RANK.json: {case: {what: largest error} or a message}
-"""
+"""What each of four gloo ranks does for test_exact_attention.py: every case, one after the other."""
 
 from __future__ import annotations
 

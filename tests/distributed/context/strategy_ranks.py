@@ -20,7 +20,7 @@ from typing import Any
 import attention_ranks
 import pytorch_lightning as pl
 import torch
-from ranks import end, fork, report, start, wait
+from ranks import end, fork, report, start
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
@@ -259,13 +259,14 @@ class Trouble(pl.Callback):
             self.act()
 
 
-def trouble(folder: Path, rank: int, act: Callable[[], None], **options: Any) -> None:
+def trouble(folder: Path, rank: int, act: Callable[[], None]) -> None:
     """Training that cannot end well."""
     quiet()
-    task = PlainTask()
     verdict = (folder / f"{os.environ['RANK']}.verdict").write_text
     watched = flashtrain.ContextParallelStrategy(timeout_seconds=20, on_failure=verdict)
-    trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, **options).fit(task, Loaders(80))
+    devices = int(os.environ["WORLD_SIZE"])
+    fit = trainer(folder, max_steps=9, callbacks=[Trouble(rank, act)], strategy=watched, devices=devices)
+    fit.fit(PlainTask(), Loaders(80))
 
 
 def our_task(folder: Path, **options: Any) -> dict[str, Any]:
@@ -341,14 +342,6 @@ def two(folder: Path, checkpoint: Path) -> None:
     end()
 
 
-def stuck(folder: Path) -> None:
-    trouble(folder, 2, partial(time.sleep, 600), devices=4)
-
-
-def dead(folder: Path) -> None:
-    trouble(folder, 1, partial(os._exit, 7), devices=2)
-
-
 def quiet() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -368,11 +361,12 @@ def import_what_ranks_need() -> None:
 def main(folder: Path) -> None:
     import_what_ranks_need()
     # What cannot end well waits for 20 seconds, in which the others have the processor.
-    troubled = {f.__name__: start(ranks, f, folder / f.__name__) for ranks, f in ((4, stuck), (2, dead))}
+    ends = [start(4, trouble, folder / "stuck", 2, partial(time.sleep, 600))]
+    ends.append(start(2, trouble, folder / "dead", 1, partial(os._exit, 7)))
     fork(4, four, folder / "four")
     fork(2, two, folder / "two", folder / "four" / "begun.ckpt")
-    for name, processes in troubled.items():
-        wait(processes, folder / name)
+    for wait in ends:
+        wait()
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import json
 
 import pytest
 import torch
+from forked_commands import run
 from tiny_runs import TinyRuns
 
 from flashtrain.training.checkpoints import read_checkpoint
 
 
-@pytest.mark.slow  # of each task the command on two processes
+@pytest.mark.slow  # the command on two processes
 def test_two_ranks_train_both_stages_as_one_process_does_and_end_the_first_one_early(
     curriculum: TinyRuns, tmp_path
 ) -> None:
@@ -26,9 +27,9 @@ def test_two_ranks_train_both_stages_as_one_process_does_and_end_the_first_one_e
         "classifier.grey_bins=0",
         stages,
     )
-    done = curriculum.command(*plain, "trainer.devices=2", "trainer.strategy=ddp", f"output={tmp_path}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = tmp_path.glob("pathx/*/")
+    folder = tmp_path / "two"
+    two = ("trainer.devices=2", "trainer.strategy=ddp", f"hydra.run.dir={folder}")
+    run(curriculum.settings_words(*plain, *two), tmp_path / "printed", ranks=2)
     status, alone = curriculum.run("alone", *plain)
     assert status == 0
     found, expected = (read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (folder, alone))

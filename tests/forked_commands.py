@@ -10,15 +10,17 @@ import sys
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
-from contract_runs import Settings
-
+Settings = dict[str, Any] | list[str]  # by name, or the command's words
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["pytorch_lightning", "flashtrain.__main__", "flashtrain.command.job"])
 
 
 def words_of(settings: Settings) -> list[str]:
     """The settings as the command line has them: those whose value is a name, a number or a path."""
+    if isinstance(settings, list):
+        return settings
     return [f"{key}={value if isinstance(value, str | Path) else json.dumps(value)}" for key, value in settings.items()]
 
 
@@ -31,15 +33,12 @@ def start(settings: Settings, output: Path, ranks: int = 1, temporary: Path | No
     if ranks > 1:  # as torchrun has it
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
-        shared |= {"TORCHELASTIC_RUN_ID": "contract"}
+            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "GROUP_RANK": "0"}
+        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "contract"}
     processes = []
     for rank in range(ranks):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        process = _FORKS.Process(
-            target=_command, args=(words_of(settings), {**shared, **own}, output / f"printed-{rank}")
-        )
+        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else shared
+        process = _FORKS.Process(target=_command, args=(words_of(settings), own, output / f"printed-{rank}"))
         process.start()
         processes.append(process)
     return processes
