@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_228,
+    "flashtrain": 30_230,
     "flashtrain/command": 1_658,
     "flashtrain/data": 5_770,
-    "flashtrain/distributed": 3_160,
+    "flashtrain/distributed": 3_162,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,

@@ -49,10 +49,10 @@ def exchange_bytes(choice: Choice) -> int:
             peak += there // pieces + numbers * GRADIENT_BYTES
     else:
         # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming. Of
-        # half of the heads, where there are two, the gradients over a rank's own keys.
+        # half of the heads the gradients over a rank's own keys.
         ring = 3 * numbers * bytes_each + 2 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
         own = math.lcm(kv_heads, choice.heads_degree) // choice.heads_degree
-        ring += (queries + numbers) * bytes_each // len(pieces_of(own, own, 2))
+        ring += (queries + numbers) * bytes_each * ((own + 1) // 2) // own
         peak = max(peak, ring + 2 * there)
     return whole + peak
 

@@ -22,7 +22,7 @@ from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks, Part
 from flashtrain.distributed.context.methods import MAX_FETCHED
 from flashtrain.distributed.context.needed_keys import needed_keys, outward_queries
-from flashtrain.distributed.context.transfers import Piece, Transfer, pieces_of
+from flashtrain.distributed.context.transfers import Transfer
 from flashtrain_kernels import merge_attention_into
 
 _KEYS, _GRADIENTS = 1, 3  # first tags, of two each: both streams are under way between the same two ranks at once
@@ -107,16 +107,17 @@ class Ring:
         scores.add_sink_gradients(dout, out, lse)
         if self.size == 1:
             return local_attention.backward(dout, q, k, v, out, lse, self.parts[0], scores)
+        kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
 
-        def of_own_keys(piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
-            rows, keys = piece.queries, piece.keys
+        def of_own_keys(first: int, past: int) -> tuple[Tensor, Tensor, Tensor]:
+            rows, keys = slice(first * group, past * group), slice(first, past)
             of_heads = dout[:, :, rows], q[:, :, rows], k[:, :, keys], v[:, :, keys], out[:, :, rows], lse[:, rows]
             own_scores = scores.from_head(scores.first_head + rows.start)
             return local_attention.backward(*of_heads, self.parts[self.rank], own_scores)
 
         coming: Transfer | None = self._send_keys(k, v)
-        first, *rest = pieces_of(q.shape[2], k.shape[2], limit=2)
-        own = [of_own_keys(first)]
+        half = (kv_heads + 1) // 2
+        own = [of_own_keys(0, half)]
         some_dout, some_q, some_out = (_taken(x, self.rows) for x in (dout, q, out))
         some_lse = lse if self.rows is None else lse.index_select(2, self.rows[0])
         dtype = summing_dtype(q.dtype)
@@ -134,7 +135,8 @@ class Ring:
             _add(found, dq, dk, dv)
             travelling = self._send_on([dk, dv], step, _GRADIENTS)
             del keys, values, rows, found, dk, dv  # before the next part's are made; what is being sent stays
-        own += map(of_own_keys, rest)
+        if half < kv_heads:
+            own.append(of_own_keys(half, kv_heads))
         assert travelling is not None
         dk, dv = travelling.result()
         moved = None if self.moving is None else self.moving[self.rank]
