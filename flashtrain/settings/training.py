@@ -96,8 +96,8 @@ class TrainerSettings:
     timeout_seconds: float | None = 1800.0
     compile: bool | None = None  # whether torch.compile compiles the model; null: on GPUs only
     cuda_graphs: bool = False  # whether a compiled step's launches are recorded and replayed, which helps small models
-    # true: the same command gives the same bits on the same GPU; on a CPU it does anyway. On Hopper GPUs a step of GPT-2
-    # 124M then runs at 0.91 to 0.92 of its speed, attention's backward alone at 0.92 to 1.00, with masks less.
+    # true: the same command gives the same bits on the same GPU; on a CPU it always does. On Hopper GPUs steps of GPT-2
+    # 124M then run at 0.91 to 0.92 of their speed, attention's backward alone at 0.92 to 1.00, with masks less.
     deterministic: bool = False
     log_every: int = 10  # steps between two logged rows
     validate_every: int = 100  # steps between two validations
