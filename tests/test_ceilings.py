@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_230,
+    "flashtrain": 30_234,
     "flashtrain/command": 1_658,
-    "flashtrain/data": 5_770,
+    "flashtrain/data": 5_771,
     "flashtrain/distributed": 3_162,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
@@ -21,11 +21,11 @@ CEILINGS = {
     "flashtrain/report": 1_740,
     "flashtrain/run": 496,
     "flashtrain/settings": 1_103,
-    "flashtrain/tasks": 4_041,
+    "flashtrain/tasks": 4_043,
     "flashtrain/training": 3_448,
     "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_971,
+    "tests": 37_981,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 

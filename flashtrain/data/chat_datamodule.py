@@ -50,6 +50,7 @@ class ChatDataModule(TextDataModule):
     """
 
     documents: tuple[ChatDocuments, ChatDocuments]  # for training and for validation; setup() makes them
+    short_rows = False  # whether validation rows are as long as the longest conversation, not as the context
 
     def __init__(
         self,
@@ -170,10 +171,12 @@ class ChatDataModule(TextDataModule):
         held_out = self._validated()
         if not len(held_out.begins):
             return []
-        samples = self._chats(held_out)
+        samples, size = self._chats(held_out), self.validation_batch or self.batch_size
+        if self.short_rows:
+            tokens, samples.context = size * self.context, int(held_out.lengths.max())
+            size = max(1, min(tokens, samples.tokens) // samples.context)
         world_size, rank = self._place()
-        size = self.validation_batch or self.batch_size
-        steps = rows_once(samples.lengths, budget=self.context, ranks=size * world_size, cost=COST)
+        steps = rows_once(samples.lengths, budget=samples.context, ranks=size * world_size, cost=COST)
         place = {"rank": rank, "world_size": world_size}
         mine = [one for rows in steps for one in samples.micro_batches(rows, batch_size=size, **place)]
         return self._evaluation(samples, mine)

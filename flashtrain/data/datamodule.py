@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, partial
 from typing import Any
 
@@ -70,11 +71,9 @@ class ResumableDataModule(pl.LightningDataModule):
         Args:
             samples: Samples of a step over all devices; where rows hold several samples, its rows.
         """
-        own = self.batch_size, self.accumulate
-        self.batch_size, self.accumulate = samples, 1  # as if one device read the whole step
-        steps = self.train_dataloader().steps.steps_of(epochs)
-        self.batch_size, self.accumulate = own
-        return steps
+        whole = copy(self)  # as if one device read the whole step
+        whole.batch_size, whole.accumulate = samples, 1
+        return whole.train_dataloader().steps.steps_of(epochs)
 
     def _training(self, samples: Any, plan: dict[str, Any] | None = None) -> ResumableLoader:
         """The loader of the run on this device. plan: arguments of TokenBudgetPlan, for samples of unequal lengths."""

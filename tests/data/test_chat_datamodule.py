@@ -270,6 +270,16 @@ def test_a_validation_reads_every_held_out_conversation_once(make, world_size):
     assert len(read) == len(data.documents[1].begins) == 6
 
 
+def test_an_evaluation_reads_the_same_in_rows_of_the_longest_conversation(make):
+    data = make(context=512, validation_fraction=0.5, validation_samples=100)
+    read = []
+    for data.short_rows in (False, True):
+        batches = list(data.val_dataloader())
+        read.append(sorted(one for batch in batches for one in documents_in(batch)))
+    assert read[0] == read[1]
+    assert all(batch["tokens"].shape[1] == max(map(len, read[0])) for batch in batches)
+
+
 def test_a_single_conversation_trains_and_nothing_is_held_out(make):
     data = make(talks=TALKS[:1])
     assert data.val_dataloader() == []

@@ -51,6 +51,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
             data = make_data(settings, hardware, trained.tokenizer)
     data.batch_size = min(data.batch_size, MAX_BATCH)
+    if settings.applied_mask.documents:  # else a conversation sees others, and which depends on the length of a row
+        data.short_rows = True
     task = LanguageModel(
         trained.model, document_mask=settings.applied_mask.documents, mask=make_mask(settings.applied_mask)
     )
