@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flashtrain.distributed.context import local_attention
 from flashtrain.distributed.context.group import ContextGroup
-from flashtrain.distributed.context.indexing import ascending, inverse, put, take
+from flashtrain.distributed.context.indexing import ascending, inverse, put, take, take_into
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks
@@ -64,7 +64,7 @@ class AllGather:
             out, lse = of_heads.with_sinks(out, lse)
             outs.append(out)
             lses.append(lse)
-        return torch.cat(outs, 2), torch.cat(lses, 1)
+        return _whole(outs), torch.cat(lses, 1)
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
@@ -82,7 +82,7 @@ class AllGather:
                 sums[-1].wait()  # it was summed while this piece was computed: what was sent is no longer needed
             sums.append(self._reduce(dk, dv))
         dks, dvs = zip(*(x.result() for x in sums), strict=True)
-        return torch.cat(dqs, 2), torch.cat(dks, 2).to(k.dtype), torch.cat(dvs, 2).to(v.dtype)
+        return _whole(dqs), _whole(dks).to(k.dtype), _whole(dvs).to(v.dtype)
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
         """The heads that go together; the same on every rank."""
@@ -151,10 +151,12 @@ class AllGatherNeeded(AllGather):
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
         """Start fetching some heads of other ranks' keys and values; the result is all needed ones (B, p, heads, D)."""
         own = k[:, :, piece.keys], v[:, :, piece.keys]
-        sent = torch.stack([x.index_select(1, self.sent) for x in own], 2)
+        sent = k.new_empty((len(self.sent), len(k), 2, *own[0].shape[2:]))
+        for index, x in enumerate(own):
+            take_into(sent[:, :, index], x.movedim(1, 0), self.sent)
         needed = self.own.shape[1] + self.others.shape[1]
         found = [x.new_empty((x.shape[0], needed, *x.shape[2:])) for x in own]
-        transfer = self._exchange(sent.movedim(1, 0), self.gives, self.gets, partial(self._completed, found))
+        transfer = self._exchange(sent, self.gives, self.gets, partial(self._completed, found))
         for keys, x in zip(found, own, strict=True):
             put(keys, self.own, x)
         return transfer
@@ -167,9 +169,13 @@ class AllGatherNeeded(AllGather):
 
     def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
         """Start sending gradients (B, p, heads, D) to the ranks that hold their tokens."""
-        away = torch.stack([take(x, self.others) for x in (keys, values)], 2)
+        batch, _, *heads = keys.shape
+        sent = keys.new_empty((self.others.shape[1], batch, 2, *heads))
+        for index, x in enumerate((keys, values)):
+            for row, places in enumerate(self.others.expand(batch, -1)):
+                take_into(sent[:, row, index], x[row], places)
         own: list[Tensor] = []
-        transfer = self._exchange(away.movedim(1, 0), self.gets, self.gives, partial(self._summed, own))
+        transfer = self._exchange(sent, self.gets, self.gives, partial(self._summed, own))
         own += [take(x, self.own) for x in (keys, values)]
         return transfer
 
@@ -183,9 +189,15 @@ class AllGatherNeeded(AllGather):
             x.index_copy_(1, self.wanted, total.to(x.dtype))
         return own
 
-    def _exchange(self, x: Tensor, gives: list[int], gets: list[int], finish: Callable[[Tensor], object]) -> Transfer:
-        """Start sending the first gives[0] of x to rank 0 and so on; what comes is in the ranks' order."""
-        sent = x.contiguous()
+    def _exchange(
+        self, sent: Tensor, gives: list[int], gets: list[int], finish: Callable[[Tensor], object]
+    ) -> Transfer:
+        """Start sending the first gives[0] of `sent` to rank 0 and so on; what comes is in the ranks' order."""
         received = sent.new_empty((sum(gets), *sent.shape[1:]))
         work = dist.all_to_all_single(received, sent, gets, gives, group=self.group, async_op=True)
         return Transfer(received, sent, [work], finish)
+
+
+def _whole(pieces: Sequence[Tensor]) -> Tensor:
+    """The tensor (B, tokens, heads, D) of its pieces of heads: a single one as it is, without a copy."""
+    return torch.cat(list(pieces), 2) if len(pieces) > 1 else pieces[0]
