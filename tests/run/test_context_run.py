@@ -110,8 +110,8 @@ def test_the_line_before_training_and_the_row_after_it_name_degree_and_way():
     [
         (("trainer.context_parallel_method=ulysses",), r"ulysses with 12 heads on 8 ranks\. Use .* 2, 3, 4, 6, 12\)"),
         (
-            ("trainer.context_parallel_method=hybrid", "model.size=355m"),
-            "hybrid with 16 heads on 8 ranks. Use .* ulysses",
+            ("trainer.context_parallel_method=hybrid", "model.size=1.5b"),
+            "hybrid with 25 heads on 8 ranks. Use all-gather or ring, or another",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from flashtrain.distributed.context.all_gather import AllGather, AllGatherNeeded
 from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores
-from flashtrain.distributed.context.local_mask import LocalMasks
+from flashtrain.distributed.context.local_mask import CAUSAL, FULL, LocalMasks
 from flashtrain.distributed.context.methods import ALL_GATHER, AUTO, choose_method, gather_needed
 from flashtrain.distributed.context.traffic import Sizes, traffic
 from flashtrain.distributed.context.ulysses import Ulysses
@@ -76,7 +76,9 @@ class SharedAttention:
                 "flashtrain.models.sharded_sequence.whole(batch, name), not from a rank's own part."
             )
         batch, held, heads, head_dim = q.shape
-        sizes = Sizes(group.size, heads, k.shape[2], head_dim, batch * held, q.element_size(), group.near)
+        left, right = mask.band or CAUSAL  # of documents, which differ from batch to batch, the most that they can see
+        visible = length if (left, right) == FULL else left + right + 1 if min(left, right) >= 0 else 0
+        sizes = Sizes(group.size, heads, k.shape[2], head_dim, batch * held, q.element_size(), group.near, visible)
         self.choice, needed = choose_method(method, sizes), None  # the method, with the reason for it
         # Queries of later batches may see more keys and need another method. Its groups are made at the first batch,
         # because all ranks of the job must make them together.

@@ -27,7 +27,7 @@ def exchange_bytes(choice: Choice) -> int:
     Args:
         choice: the context-parallel method with the sizes of the attention (choose_method).
     """
-    degree, heads, kv_heads, head_dim, held, bytes_each, _ = choice.sizes
+    degree, heads, kv_heads, head_dim, held, bytes_each = choice.sizes[:6]
     if degree == 1:
         return 0
     whole = held * degree * MASK_BYTES

@@ -10,13 +10,14 @@ hybrid       ulysses within groups of ranks, rings between them: 12 heads on 8 r
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from flashtrain.distributed.context.cost import expected_seconds
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.layouts import PLAIN
-from flashtrain.distributed.context.needed_keys import Needed, fetched_share, needed_keys
+from flashtrain.distributed.context.needed_keys import MAX_FETCHED, Needed, fetched_share, needed_keys
 from flashtrain.distributed.context.traffic import Sizes, Traffic, traffic
+from flashtrain.distributed.context.work import visible_keys
 from flashtrain.errors import UserError
 from flashtrain_kernels.masks import Mask
 
@@ -24,8 +25,8 @@ ULYSSES, ALL_GATHER, RING, HYBRID, AUTO = "ulysses", "all-gather", "ring", "hybr
 METHODS = (ULYSSES, ALL_GATHER, RING, HYBRID)
 # Largest size of gathered keys and values, of the heads that are computed and of the next ones; above it, a ring.
 MAX_GATHERED_BYTES = 4 * 2**30
-# Largest share of other ranks' keys that a rank's queries may see for only these to be fetched.
-MAX_FETCHED = 0.75
+# What hybrid must gain, as a share of the time: it is two methods at once, and was not timed within one machine.
+HYBRID_LEAST = 0.02
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Choice:
 
 
 def choose_method(method: str, sizes: Sizes) -> Choice:
-    """Return the named method, for "auto" the one with the least traffic (on two ranks the ring, measured as fastest).
+    """Return the named method, for "auto" the one with the least expected time (cost.py).
 
     Args:
         method: "ulysses", "all-gather", "ring", "hybrid" or "auto".
@@ -55,40 +56,43 @@ def choose_method(method: str, sizes: Sizes) -> Choice:
         UserError: the method does not fit the heads.
     """
     heads, degree = sizes.heads, sizes.degree
-    shared = math.gcd(heads, sizes.near if sizes.near > 1 else degree)
-    fitting = {ALL_GATHER: (1, f"on {degree} ranks"), RING: (1, f"on {degree} ranks")}
-    if heads % degree == 0:
-        fitting[ULYSSES] = degree, f"{heads} heads over {degree} ranks"
-    if 1 < shared < degree:
-        fitting[HYBRID] = shared, f"{heads} heads over {shared} ranks x rings of {degree // shared}"
+    near = sizes.near if sizes.near > 1 else degree
+    divisors = [number for number in range(2, degree) if degree % number == 0 and heads % number == 0]
+    fitting = {ALL_GATHER: [1], RING: [1], ULYSSES: [degree] * (heads % degree == 0), HYBRID: divisors}
 
-    def choice(name: str, why: str = "") -> Choice:
-        heads_degree, how = fitting[name]
-        return Choice(name, sizes, heads_degree, traffic(sizes, heads_degree, gathers=name == ALL_GATHER), why or how)
+    def choice(name: str, heads_degree: int, why: str) -> Choice:
+        how = f"on {degree} ranks" if heads_degree == 1 else f"{heads} heads over {heads_degree} ranks"
+        how += f" x rings of {degree // heads_degree}" if name == HYBRID else ""
+        sent = traffic(sizes, heads_degree, gathers=name == ALL_GATHER)
+        return Choice(name, sizes, heads_degree, sent, why.format(how))
 
     if method != AUTO:
-        if method not in fitting:
-            divisors = ", ".join(str(number) for number in range(2, heads + 1) if heads % number == 0)
+        if not fitting[method]:
+            possible = ", ".join(str(number) for number in range(2, heads + 1) if heads % number == 0)
+            others = " or ".join(name for name, degrees in fitting.items() if degrees)
             raise UserError(
-                f"{method} with {heads} heads on {degree} ranks. Use {' or '.join(fitting)}, or another "
-                f"number of ranks (the heads divide by {divisors or 'none'})."
+                f"{method} with {heads} heads on {degree} ranks. Use {others}, or another number of ranks (the heads "
+                f"divide by {possible or 'none'})."
             )
-        return choice(method, f"requested, {fitting[method][1]}")
+        within = [number for number in fitting[method] if near % number == 0]  # one machine
+        return choice(method, max(within or fitting[method]), "requested, {}")
     if degree == 1:
-        return choice(ULYSSES, "one rank holds everything")
-    if degree == 2:  # recipes/results/context-two-gpus-h200.json: under causal masks, of 32K and 128K tokens
-        return choice(RING, "the fastest on two ranks")
+        return choice(ULYSSES, 1, "one rank holds everything")
     gathered = 4 * sizes.held * degree * max(1, sizes.kv_heads // 4) * sizes.head_dim * sizes.bytes_each
-    possible = [name for name in (ULYSSES, ALL_GATHER, HYBRID) if name in fitting]
     if gathered > MAX_GATHERED_BYTES:
-        possible.remove(ALL_GATHER)
-    if not possible:
-        return choice(RING, f"{heads} heads do not divide over {degree} ranks, and gathering takes {_size(gathered)}")
-    return min(map(choice, possible), key=lambda one: one.traffic.total)
+        del fitting[ALL_GATHER]
+    # Heads are divided within one machine: to the others a rank has a fifth of the bytes a second, or less.
+    ways = [(name, number) for name, degrees in fitting.items() for number in degrees if near % number == 0]
+
+    def seconds(way: tuple[str, int]) -> float:
+        return expected_seconds(sizes, way[1], gathers=way[0] == ALL_GATHER) * (1 + HYBRID_LEAST * (way[0] == HYBRID))
+
+    least = min(ways, key=seconds)
+    return choice(*least, "{}, the least expected time")
 
 
 def gather_needed(usual: Choice, requested: str, mask: Mask, layout: Layout) -> tuple[Choice, Needed | None]:
-    """Choose whether to gather only the keys that a mask makes visible, where they are few and need the least traffic.
+    """Choose whether to gather only the keys that a mask makes visible: where they are few and it takes less time.
 
     The choice is the same on every rank.
 
@@ -108,7 +112,11 @@ def gather_needed(usual: Choice, requested: str, mask: Mask, layout: Layout) -> 
     needed = needed_keys(layout, mask)
     share = fetched_share(needed, layout.held)
     sent = Traffic(*(round(share * part) for part in traffic(sizes, 1, gathers=True)))
-    if share > MAX_FETCHED or (requested == AUTO and sent.total >= usual.traffic.total):
+    costs = visible_keys(mask)
+    sizes = sizes._replace(visible=int(costs.sum()) / costs.numel())
+    needs = expected_seconds(sizes, 1, gathers=True, share=share)
+    takes = expected_seconds(sizes, usual.heads_degree, gathers=usual.method == ALL_GATHER)
+    if share > MAX_FETCHED or (requested == AUTO and needs >= takes):
         return usual, None
     return Choice(ALL_GATHER, sizes, 1, sent, f"of the {share:.0%} of other ranks' keys that are seen"), needed
 

@@ -14,6 +14,7 @@ from flashtrain_kernels.masks import HIGH, HIGH2, LOW, LOW2, Mask
 
 # [rank][other]: ascending indices, below n, into the part of the other rank.
 Needed = Sequence[Sequence[np.ndarray]]
+MAX_FETCHED = 0.75  # the largest share of other ranks' keys that may be seen for only these to be sent
 _INTERVALS = (LOW, HIGH), (LOW2, HIGH2)  # a mask of 5 rows has the first alone
 
 

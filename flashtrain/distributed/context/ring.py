@@ -20,8 +20,7 @@ from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.layouts import PLAIN
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
 from flashtrain.distributed.context.local_mask import LocalMasks, Part
-from flashtrain.distributed.context.methods import MAX_FETCHED
-from flashtrain.distributed.context.needed_keys import needed_keys, outward_queries
+from flashtrain.distributed.context.needed_keys import MAX_FETCHED, needed_keys, outward_queries
 from flashtrain.distributed.context.transfers import Transfer
 from flashtrain_kernels import merge_attention_into
 

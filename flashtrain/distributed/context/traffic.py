@@ -18,6 +18,7 @@ class Sizes(NamedTuple):
     held: int = 1  # n, the tokens that a rank holds, over all rows of the batch
     bytes_each: int = 2  # of an element of q, k and v
     near: int = 1  # neighboring ranks of the R that are on one machine; 1: it does not matter
+    visible: float = 0  # keys that a query sees, on the average; 0: half of the tokens, as under a causal mask
 
 
 class Traffic(NamedTuple):
@@ -44,7 +45,7 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool, share: float = 1.
     """
     # The backward sends all of it again, and the gradients back, those of keys and values in float32 if they are summed
     # on the way.
-    degree, heads, kv_heads, head_dim, held, bytes_each, _ = sizes
+    degree, heads, kv_heads, head_dim, held, bytes_each = sizes[:6]
     token = head_dim * bytes_each
     gradient = head_dim * GRADIENT_BYTES
     if gathers:

@@ -20,7 +20,7 @@ HELD = 16384
         (4, 12, 12, "ulysses"),  # heads divide
         (8, 12, 12, "hybrid"),  # 4 x 2
         (8, 32, 1, "all-gather"),  # one key head is little to gather
-        (7, 12, 12, "all-gather"),  # no common divisor, and short
+        (7, 12, 12, "ring"),  # no common divisor
         (2, 12, 12, "ring"),
         (7, 768, 768, "ring"),  # no common divisor, and much to gather
         (1, 12, 12, "ulysses"),
@@ -57,7 +57,7 @@ def test_where_little_is_seen_of_other_ranks_keys_only_that_is_gathered(method, 
     ("method", "degree", "message"),
     [
         ("ulysses", 8, r"ulysses with 12 heads on 8 ranks\. Use .* or hybrid, .* 2, 3, 4, 6, 12"),
-        ("hybrid", 4, "Use all-gather or ring or ulysses"),
+        ("hybrid", 3, "Use all-gather or ring or ulysses"),
         ("hybrid", 5, "Use all-gather or ring, or another number of ranks"),
     ],
 )
