@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_234,
+    "flashtrain": 30_329,
     "flashtrain/command": 1_658,
     "flashtrain/data": 5_771,
-    "flashtrain/distributed": 3_162,
+    "flashtrain/distributed": 3_257,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,
@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_448,
     "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 37_981,
+    "tests": 38_056,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 
