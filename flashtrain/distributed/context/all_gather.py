@@ -46,8 +46,8 @@ class AllGather:
         device = local_masks.device
         self.group = group.group
         self.size = group.size
-        self.places = layout.places.to(device)
         tokens = layout.tokens.flatten(1).to(device)
+        self.places = ascending(tokens)[:, : layout.seqlen]
         self.held_tokens = tokens.clamp(min=0)
         self.padding = (tokens < 0)[..., None, None, None] if layout.padding else None
         self.part = local_masks.part(layout.tokens[:, group.rank], None)
@@ -138,11 +138,11 @@ class AllGatherNeeded(AllGather):
         self.wanted, self.which = wanted.to(device), which.to(device).split(self.gives)
         own = layout.tokens[:, rank]
         others = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(needed[rank])]
-        keys = torch.cat([own, *others], 1)
+        keys = torch.cat([own, *others], 1).to(device)
         order = ascending(keys)
-        back = inverse(order, keys.shape[1]).to(device)
+        back = inverse(order, keys.shape[1])
         self.own, self.others = back[:, : layout.held], back[:, layout.held :]
-        self.part = local_masks.part(own.to(device), keys.gather(1, order).to(device))
+        self.part = local_masks.part(own.to(device), keys.gather(1, order))
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
         coming = self.largest * 2 * k[:, 0].nbytes  # keys and values, to the rank that gets most

@@ -65,21 +65,21 @@ class Ulysses:
         mine = group.rank // heads_degree
         if heads_degree == group.size:
             # All tokens come together: in the sequence's own order, without padding, under the mask itself.
-            order = layout.places
+            order = ascending(layout.tokens.flatten(1).to(device))[:, : layout.seqlen]
             self.ring = Ring(None, [local_masks.part(None, None)])
         else:
             tokens = [ranks.flatten(1) for ranks in layout.tokens.split(heads_degree, 1)]  # (Bl, U * n) a ring index
-            order = ascending(tokens[mine])
+            order = ascending(tokens[mine].to(device))
             held = torch.stack([each.gather(1, ascending(each)) for each in tokens], 1)
             self.ring = Ring.under(local_masks, Layout(held, layout.seqlen, layout.block), ring_group)
         # For each token (B, m) its index among those that arrive, (U, B, n), and the other way round.
-        rows = torch.arange(local_masks.batch)[:, None]
+        rows = torch.arange(local_masks.batch, device=device)[:, None]
         arrived = (order // layout.held * len(rows) + rows) * layout.held + order % layout.held
         places = inverse(order, heads_degree * layout.held).unflatten(1, (heads_degree, -1)).movedim(1, 0)
-        self.order = arrived.flatten().to(device)
-        self.back = (places.clamp(min=0) + rows * order.shape[1]).flatten().to(device)
-        padding = (places < 0).expand(-1, len(rows), -1).flatten().nonzero()[:, 0]
-        self.padding = padding.to(device) if len(padding) else None
+        self.order, self.back = arrived.flatten(), (places.clamp(min=0) + rows * order.shape[1]).flatten()
+        self.padding: Tensor | None = None
+        if layout.padding:
+            self.padding = (places < 0).expand(-1, len(rows), -1).flatten().nonzero()[:, 0]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Return (out (B, n, H, D) of this rank's tokens, log-sum-exp (B, H / U, m) of the heads that it computes).
