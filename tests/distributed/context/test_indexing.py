@@ -60,6 +60,24 @@ class TestIndexing:
         assert torch.equal(target, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_copies_on_a_gpu_are_those_on_a_cpu(dtype):
+    """Parts of heads as ulysses sends them, and tokens into a part of what is sent."""
+    x, sent, index = states(dtype, 1, 512, 8, 64), states(dtype, 4, 1, 512, 5, 64), torch.randperm(2048)
+    heads = x.unflatten(2, (4, -1))[:, :, :, 1:].movedim(2, 0)
+    came = states(dtype, 2048, 2, 64)
+    found = []
+    for device in ("cpu", "cuda"):
+        target = sent.to(device, copy=True)
+        copy(target[:, :, :, 2:3], x.to(device).unflatten(2, (4, -1))[:, :, :, 1:].movedim(2, 0))
+        take_into(target.flatten(0, 2)[:, 3:], came.to(device), index.to(device))
+        found.append(target.cpu())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0][:, :, :, 2:3], heads)
+    assert torch.equal(found[0].flatten(0, 2)[:, 3:], came[index])
+
+
 def test_gradients_flow_through_what_is_taken():
     x = torch.randn(1, M, HEADS, D, requires_grad=True)
     take(x, INDEXES[0]).sum().backward()
