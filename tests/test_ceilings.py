@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_448,
     "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 38_056,
+    "tests": 38_074,
 }
 RAISES = 368  # of flashtrain: no new guard without a user's report
 

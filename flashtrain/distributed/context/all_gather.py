@@ -171,23 +171,22 @@ class AllGatherNeeded(AllGather):
         """Start sending gradients (B, p, heads, D) to the ranks that hold their tokens."""
         batch, _, *heads = keys.shape
         sent = keys.new_empty((self.others.shape[1], batch, 2, *heads))
-        for index, x in enumerate((keys, values)):
-            for row, places in enumerate(self.others.expand(batch, -1)):
-                take_into(sent[:, row, index], x[row], places)
-        own: list[Tensor] = []
+        own = keys.new_empty((2, batch, self.own.shape[1], *heads))
+        rows = [(index, row, x[row]) for index, x in enumerate((keys, values)) for row in range(batch)]
+        for index, row, x in rows:
+            take_into(sent[:, row, index], x, self.others[row % len(self.others)])
         transfer = self._exchange(sent, self.gets, self.gives, partial(self._summed, own))
-        own += [take(x, self.own) for x in (keys, values)]
+        for index, row, x in rows:
+            take_into(own[index, row], x, self.own[row % len(self.own)])
         return transfer
 
-    def _summed(self, own: list[Tensor], received: Tensor) -> list[Tensor]:
-        """Own gradients plus those of each rank, received (w, B, 2, heads, D): deterministic, in the ranks' order."""
-        arrived = received.movedim(0, 1).split(self.gives, 1)
-        for index, x in enumerate(own):
-            total = x.index_select(1, self.wanted).to(summing_dtype(x.dtype))
-            for places, part in zip(self.which, arrived, strict=True):
-                total.index_add_(1, places, part[:, :, index].to(total.dtype))
-            x.index_copy_(1, self.wanted, total.to(x.dtype))
-        return own
+    def _summed(self, own: Tensor, received: Tensor) -> Sequence[Tensor]:
+        """Own gradients (2, B, n, heads, D) plus those that came (w, B, 2, heads, D), in the order of ranks."""
+        total = own.index_select(2, self.wanted).to(summing_dtype(own.dtype))
+        for places, part in zip(self.which, received.transpose(0, 2).split(self.gives, 2), strict=True):
+            total.index_add_(2, places, part.to(total.dtype))
+        own.index_copy_(2, self.wanted, total.to(own.dtype))
+        return own.unbind(0)
 
     def _exchange(
         self, sent: Tensor, gives: list[int], gets: list[int], finish: Callable[[Tensor], object]
