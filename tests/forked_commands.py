@@ -24,21 +24,36 @@ def words_of(settings: Settings) -> list[str]:
     return [f"{key}={value if isinstance(value, str | Path) else json.dumps(value)}" for key, value in settings.items()]
 
 
-def start(settings: Settings, output: Path, ranks: int = 1, temporary: Path | None = None) -> list[ForkServerProcess]:
-    """The command's processes. What they print is in OUTPUT/printed-RANK; temporary: TMPDIR."""
+def start(
+    settings: Settings, output: Path, ranks: int = 1, temporary: Path | None = None, nodes: int = 1, slurm: bool = False
+) -> list[ForkServerProcess]:
+    """The command's processes, of as many ranks on each of so many nodes as torchrun or SLURM would start.
+
+    What they print is in OUTPUT/printed-RANK; temporary: TMPDIR.
+    """
+    world = ranks * nodes
     output.mkdir(parents=True, exist_ok=True)
     shared = {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
     if temporary is not None:
         shared["TMPDIR"] = str(temporary)
-    if ranks > 1:  # as torchrun has it
+    if world > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "GROUP_RANK": "0"}
-        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "contract"}
+            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        if slurm:
+            shared |= {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "contract", "SLURM_NODELIST": "localhost"}
+            del shared["MASTER_ADDR"]  # Lightning's, from the list
+            shared |= {"SLURM_NTASKS": str(world), "SLURM_NTASKS_PER_NODE": str(ranks), "SLURM_NNODES": str(nodes)}
+        else:
+            shared |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(ranks), "TORCHELASTIC_RUN_ID": "contract"}
     processes = []
-    for rank in range(ranks):
-        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else shared
-        process = _FORKS.Process(target=_command, args=(words_of(settings), own, output / f"printed-{rank}"))
+    names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID") if slurm else ("RANK", "LOCAL_RANK", "GROUP_RANK")
+    for rank in range(world):
+        numbers = (str(rank), str(rank % ranks), str(rank // ranks))
+        own = dict(zip(names, numbers, strict=True)) if world > 1 else {}
+        process = _FORKS.Process(
+            target=_command, args=(words_of(settings), {**shared, **own}, output / f"printed-{rank}")
+        )
         process.start()
         processes.append(process)
     return processes

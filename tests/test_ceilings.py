@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_329,
-    "flashtrain/command": 1_658,
+    "flashtrain": 30_372,
+    "flashtrain/command": 1_667,
     "flashtrain/data": 5_771,
     "flashtrain/distributed": 3_257,
     "flashtrain/files": 440,
@@ -19,15 +19,15 @@ CEILINGS = {
     "flashtrain/integrations": 3_580,
     "flashtrain/models": 3_450,
     "flashtrain/report": 1_740,
-    "flashtrain/run": 496,
+    "flashtrain/run": 516,
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_043,
-    "flashtrain/training": 3_448,
+    "flashtrain/training": 3_468,
     "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 38_074,
+    "tests": 38_210,
 }
-RAISES = 368  # of flashtrain: no new guard without a user's report
+RAISES = 369  # of flashtrain: no new guard without a user's report
 
 
 def rooms() -> set[str]:

@@ -31,7 +31,7 @@ from flashtrain.folders.run_folder import (
     read_summary,
     write_summary,
 )
-from flashtrain.folders.run_lock import hold, is_first_of_job, let_go
+from flashtrain.folders.run_lock import hold, is_first_of_job, let_go, slurm_job
 from flashtrain.mode import mode_of, modes, work_of, working_mode
 from flashtrain.run.fitting import Stopped
 from flashtrain.run.train import failed_row, train
@@ -120,14 +120,23 @@ def _for_context(hardware: Hardware) -> Hardware:
 
 
 def _check_processes(settings: Settings) -> None:
-    """torchrun has started its processes already; trainer.devices and trainer.nodes must say the same number."""
-    started = os.environ.get("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    wanted = settings.trainer.ranks
-    if started is not None and int(started) != wanted and settings.mode == "train":
-        raise UserError(
-            f"torchrun started {started} processes, but trainer.devices x trainer.nodes is {wanted}. "
-            f"Set trainer.devices={os.environ.get('LOCAL_WORLD_SIZE', started)}, and trainer.nodes for more machines."
+    """torchrun has started its processes already; trainer.devices and trainer.nodes must say the same numbers."""
+    devices, nodes, line = settings.trainer.devices, settings.trainer.nodes, None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        started = int(os.environ["WORLD_SIZE"]) // here
+        if (here, started) != (devices, nodes):
+            line = (
+                f"torchrun started {here} processes on each of {started} machine(s), but trainer.devices={devices} "
+                f"trainer.nodes={nodes}. Set trainer.devices={here} trainer.nodes={started}."
+            )
+    elif nodes > 1 and slurm_job() is None and "MASTER_ADDR" not in os.environ:
+        line = (
+            f"trainer.nodes={nodes} needs a launcher on every machine: torchrun --nnodes={nodes} "
+            f"--nproc-per-node={devices} ... -m flashtrain ..., or srun with a task for each GPU."
         )
+    if line is not None and settings.mode == "train":
+        raise UserError(line)
 
 
 def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import Strategy
 
-from flashtrain.errors import RunFailed
+from flashtrain.errors import RunFailed, UserError
 from flashtrain.folders.run_folder import CHECKPOINTS, LAST, note_failure
 from flashtrain.registry import component
 from flashtrain.run.job_process import leading_ranks
@@ -22,7 +22,7 @@ from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_
 from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.early_stopping import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.killed_ranks import killed_rank
+from flashtrain.training.killed_ranks import killed_rank, lost_process
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import LineProgress
@@ -75,6 +75,7 @@ def fit(
         signals,
         RatesOfThisRun(),
         RandomState(settings.seed),
+        SameCheckpoint(resumed),
         due,
         *prepared.callbacks,
         *checkpoint_callbacks(folder / CHECKPOINTS, settings.trainer.checkpoint_every, prepared.monitor, prepared.mode),
@@ -128,13 +129,30 @@ def fit(
     return row
 
 
+class SameCheckpoint(pl.Callback):
+    """Ends a job in which one machine has the checkpoint to resume from and another begins anew."""
+
+    def __init__(self, resumed: Path | None) -> None:
+        self.resumed = resumed
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        first = trainer.strategy.broadcast(self.resumed)
+        if first != self.resumed:
+            raise UserError(
+                f"the first machine resumes from {first}, and this one from {self.resumed}: it has no such checkpoint. "
+                "Set output= to a folder that all machines share."
+            )
+
+
 @contextlib.contextmanager
 def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
-    """Context manager: if a collective fails because a rank was killed, raise RunFailed, which names that rank."""
+    """Context manager: if a killed process makes a collective fail, raise RunFailed with its rank or host."""
     try:
         yield
     except RuntimeError as error:  # raised by a failed collective
-        killed = None if is_out_of_memory(error) else killed_rank(getattr(trainer.strategy.launcher, "procs", ()))
+        if is_out_of_memory(error):
+            raise
+        killed = killed_rank(getattr(trainer.strategy.launcher, "procs", ())) or lost_process(error)
         if killed is None:
             raise
         raise RunFailed(f"{killed}. The job ends.") from error

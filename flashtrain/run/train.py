@@ -25,6 +25,7 @@ from flashtrain.folders.run_folder import (
     write_config,
     write_summary,
 )
+from flashtrain.folders.run_lock import is_first_of_job
 from flashtrain.mode import mode_of
 from flashtrain.run.fitting import fit
 from flashtrain.settings.aliases import current_value
@@ -121,10 +122,11 @@ def train(
             if resumed is not None and prepared.tokenizer is not None:
                 check_same_tokens(prepared.tokenizer, resumed.parent.parent / TOKENIZER)
             # All of the user's input has been checked: from here on the folder is this run's.
-            write_config(asdict(settings), folder)
-            if prepared.tokenizer is not None:
-                prepared.tokenizer.save(folder / TOKENIZER)
-            write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
+            if is_first_of_job():
+                write_config(asdict(settings), folder)
+                if prepared.tokenizer is not None:
+                    prepared.tokenizer.save(folder / TOKENIZER)
+                write_summary(folder, {**planned_row(settings, hardware, overrides), "status": RUNNING})
         for line in prepared.said:
             say(line)
         row = _fit(prepared, settings, hardware, folder, resumed=resumed, overrides=overrides, started=started)

@@ -10,11 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from torch.distributed import DistError
+
 # pytorch-lightning 2.6.6 starts a job's other ranks as child processes of the first one. When one of them has died, it
 # logs a line at INFO and kills the first rank with SIGKILL.
 LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
 # "[rank: 1] Child process with PID 21848 terminated with code -9. ..."
 _REPORT = re.compile(r"\[rank: (\d+)\].* terminated with code -(\d+)\b")
+
+_HOST = re.compile(r"\[([^\s\[\]]+)\]:\d+")  # gloo's "Connection closed by peer [10.0.0.2]:38734"
 
 
 def name_killed_ranks(note: Callable[[str], None]) -> None:
@@ -62,6 +66,22 @@ def killed_rank(ranks: Sequence[subprocess.Popen[bytes]], seconds: float = 2.0) 
         if None not in codes or time.monotonic() > until:
             return None
         time.sleep(0.02)
+
+
+def is_broken_connection(error: BaseException) -> bool:
+    """Return whether a collective raised the error: a process of the job has ended, or the network failed."""
+    # NCCL's errors have their own type, gloo's only a text.
+    return isinstance(error, DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
+    )
+
+
+def lost_process(error: BaseException) -> str | None:
+    """Return a line about a process that is not this one's child, as under torchrun; None: no connection broke."""
+    host = _HOST.search(str(error))
+    where = f"on {host[1]}" if host else "of this job"
+    lost = f"the connection to a process {where} broke: the process, its machine or the network failed"
+    return f"{lost} (resume=auto continues from the last checkpoint)" if is_broken_connection(error) else None
 
 
 def _description(rank: int | str, number: int) -> str:

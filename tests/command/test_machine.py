@@ -79,6 +79,15 @@ def test_torchruns_number_of_processes_must_be_the_trainers(settle, monkeypatch)
     with pytest.raises(UserError, match=r"torchrun started 4 processes.* Set trainer\.devices=4"):
         settle(gpu((9, 0), count=4))
     assert settle(gpu((9, 0), count=4), "trainer.devices=4")[0].trainer.devices == 4
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # as many in all, but on two machines
+    with pytest.raises(UserError, match=r"Set trainer\.devices=2 trainer\.nodes=2"):
+        settle(gpu((9, 0), count=4), "trainer.devices=4")
+
+
+def test_several_machines_need_a_launcher_on_each(settle, monkeypatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UserError, match=r"trainer\.nodes=2 needs a launcher on every machine"):
+        settle(gpu((9, 0)), "trainer.nodes=2")
 
 
 def test_the_demo_the_attention_and_the_peak_can_be_given(settle) -> None:

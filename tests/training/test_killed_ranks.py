@@ -79,6 +79,12 @@ def test_who_lost_a_peer_names_the_rank_that_was_killed() -> None:
         ),
         ("os.kill(os.getpid(), signal.SIGTERM)", RuntimeError("CUDA out of memory"), RuntimeError, "out of memory"),
         ("raise SystemExit(2)", RuntimeError("reset by peer"), RuntimeError, "reset by peer"),
+        (
+            "raise SystemExit(2)",  # or another machine's, of which this process knows nothing
+            RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:17290. GLHF!"),
+            RunFailed,
+            r"process on 10\.0\.0\.2 broke: .*resume=auto",
+        ),
     ],
 )
 def test_what_fails_beside_a_killed_rank_names_it_in_validation_too(code, error, raised, words) -> None:

@@ -30,6 +30,7 @@ from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
 from flashtrain.distributed.sharding import DATA_PARALLEL, blocks_of, shard
 from flashtrain.errors import UserError, first_line, one_of
 from flashtrain.models.sharded_sequence import use_sharded_sequence
+from flashtrain.training.killed_ranks import is_broken_connection
 
 DATA, CONTEXT = "data", "context"  # dimensions of the mesh
 BATCH = "batch"  # of what is checked once
@@ -161,7 +162,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
 
     def on_exception(self, exception: BaseException) -> None:
         """Handle a failure: after a broken collective wait for the failed rank's name, else report to the others."""
-        if _broke_off(exception):
+        if is_broken_connection(exception):
             self.watchdog.await_verdict()
         self.watchdog.stop(first_line(exception))
         super().on_exception(exception)
@@ -232,13 +233,6 @@ class ContextParallelStrategy(ShardedCheckpoints):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         self.watchdog.mark("loading a checkpoint")
         return super().load_checkpoint(checkpoint_path, weights_only)
-
-
-def _broke_off(exception: BaseException) -> bool:
-    """Whether a collective raised it. NCCL's errors have their own type, gloo's only a text."""
-    return isinstance(exception, torch.distributed.DistError) or (
-        isinstance(exception, RuntimeError) and any(word in str(exception) for word in ("gloo", "Gloo", "NCCL"))
-    )
 
 
 def _shard_children(module: pl.LightningModule) -> None:
