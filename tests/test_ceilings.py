@@ -10,9 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_372,
-    "flashtrain/command": 1_667,
-    "flashtrain/data": 5_771,
+    "flashtrain": 30_393,
+    "flashtrain/command": 1_669,
+    "flashtrain/data": 5_772,
     "flashtrain/distributed": 3_257,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
@@ -21,11 +21,11 @@ CEILINGS = {
     "flashtrain/report": 1_740,
     "flashtrain/run": 516,
     "flashtrain/settings": 1_103,
-    "flashtrain/tasks": 4_043,
+    "flashtrain/tasks": 4_060,
     "flashtrain/training": 3_468,
     "kernels/flashtrain_kernels": 13_634,
     "recipes/flashtrain_recipes": 11_620,
-    "tests": 38_210,
+    "tests": 38_220,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

@@ -121,6 +121,8 @@ def _run_held(folder: Path, jobs: Jobs, first: Settings, varying: Sequence[str])
 
         report_sweep(folder)
         write_report(folder)
+        names = [name for name in ("sweep.md", "sweep.png", "report.html") if (folder / name).exists()]
+        print(f"the sweep's folder is {folder} ({', '.join(names)})", flush=True)
         if processes.stopped_by is not None:
             return 128 + processes.stopped_by
     return 1 if any(read_summary(path).get("status") not in DONE for path in folders) else 0

@@ -67,7 +67,8 @@ class SplitFiles:
         place = self.address or self.path
         found = {name: file for name, file in find_files(place).items() if self.reads(file)}
         if not found:
-            raise UserError(f"no readable file at data.path={place}: expected {self.expected}.")
+            json = ". A .json list: jq -c '.[]' NAME.json > NAME.jsonl" if str(place).endswith(".json") else ""
+            raise UserError(f"no readable file at data.path={place}: expected {self.expected}{json}.")
         return by_split(found, any_word=self.any_word)
 
     def files(self) -> list[Any]:

@@ -114,7 +114,8 @@ class DataSettings:
             given = getattr(self, name)
             if given is not None and self.source in get_args(Source) and self.source not in sources:
                 by = " or ".join(f"data={source}" for source in sources)
-                raise UserError(f"data.{name}={given} is used by {by}, and this is data={self.source}. Remove it.")
+                line = f"data.{name}={given} is used by {by}, and this is data={self.source}"
+                raise UserError(f"{line}. Add data={sources[0]}, or remove it.")
         no_options("data", self.source, self.options, [one for one in get_args(Source) if one != "hub"])
         if self.validation_fraction != 1:
             between("data.validation_fraction", self.validation_fraction, 0.0, 0.5)

@@ -102,7 +102,8 @@ def plan_text(
         how: how the FLOPs are counted, in words.
     """
     rate, source = expected_rate(hardware)
-    time = f"{'at most ' if at_most else ''}about {duration(flops / (rate * settings.trainer.ranks))}"
+    seconds, steps = flops / (rate * settings.trainer.ranks), settings.trainer.steps
+    time = f"{'at most ' if at_most else ''}about {duration(seconds)}, {seconds / steps:.2g} s a step,"
     last = f"time: {time} for {flops:.3g} FLOPs{how} ({source}), without start-up and validation"
     return "\n".join([*lines, last, *last_lines(settings, hardware)])
 

@@ -70,6 +70,14 @@ def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_ru
     settings, hardware = settle(compose_settings(words), words)
     before = set(tiny_runs.folder.iterdir())
     text = plan(settings, hardware)
-    for part in ("parameters", "tokens: 1,536", "GiB", "time: about"):
+    for part in (
+        "parameters",
+        "tokens: 1,536",
+        "GiB",
+        "time: about",
+        "s a step",
+        "MB of text",
+        "epochs at 1 byte a token",
+    ):
         assert part in text
     assert set(tiny_runs.folder.iterdir()) == before

@@ -18,6 +18,12 @@ from flashtrain.errors import UserError
 from flashtrain.tasks.text_data import make_source
 
 
+def test_a_json_list_is_answered_with_the_command_that_splits_it(tmp_path):
+    (tmp_path / "a.json").write_text("[]")
+    with pytest.raises(UserError, match=r"jq -c '\.\[\]'"):
+        FilesSource(tmp_path / "a.json").files()
+
+
 @pytest.fixture
 def memory():
     filesystem = fsspec.filesystem("memory")

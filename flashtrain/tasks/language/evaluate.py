@@ -27,7 +27,7 @@ from flashtrain.tasks.text_data import make_source, make_tokenizer_spec
 from flashtrain.training.hardware import Hardware
 
 MAX_BATCH = 8  # rows of a micro-batch
-WORDS = "loss {validation_loss:.4f}, perplexity {perplexity:.2f}"
+WORDS = "loss {validation_loss:.4f}, perplexity {perplexity:.2f} a "
 
 
 def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
@@ -56,7 +56,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
     task = LanguageModel(
         trained.model, document_mask=settings.applied_mask.documents, mask=make_mask(settings.applied_mask)
     )
-    found = score(trained, task, data, hardware, counts=data.scored, words=WORDS)
+    unit = "byte" if trained.tokenizer.kind == "bytes" else "token"
+    found = score(trained, task, data, hardware, counts=data.scored, words=WORDS + unit)
     loss = found["validation_loss"]
     return {"validation_loss": loss, "perplexity": perplexity(loss), **found}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, as_prompt, begin_of
 from flashtrain.errors import UserError
 from flashtrain.files.json_files import parse_json, read_json
@@ -34,6 +35,8 @@ def continue_text(model: Trainable, tokenizer: Tokenizer, settings: Settings) ->
         from flashtrain.data.chat_template import ChatTemplate
 
         template = ChatTemplate(tokenizer)
+    elif settings.checkpoint is None and getattr(tokenizer, "config", {}).get("chat_template"):
+        say("the prompt is continued as plain text; with recipe=sft it is a user's message, by the chat template.")
     begin = as_prompt(tokenizer, prompt) if template is None or row is None else template.prompt(row)
     tokens = torch.tensor([begin], device=device)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=device.type == "cuda" and torch.cuda.is_bf16_supported()):

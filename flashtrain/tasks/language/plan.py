@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from flashtrain.data.text_files import FilesSource
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.settings import Settings
@@ -17,6 +18,8 @@ from flashtrain.tasks.decoders import make_model
 from flashtrain.tasks.plan_text import fit_lines, memory_plan, plan_text
 from flashtrain.tasks.text_data import make_source, vocabulary_of
 from flashtrain.training.hardware import Hardware
+
+BYTES_PER_TOKEN = 4  # of English and of code, by tokenizers of some 50,000 tokens
 
 
 def plan_language(settings: Settings, hardware: Hardware) -> str:
@@ -46,7 +49,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     tokens = settings.trainer.steps * settings.trainer.tokens_per_step
     lines = [
         describe(settings, hardware, model, batching),
-        f"text: {make_source(settings.data).describe()}; tokenizer {settings.data.tokenizer}",
+        f"text: {_text(settings, tokens)}; tokenizer {settings.data.tokenizer}",
         f"tokens: {tokens:,} ({settings.trainer.steps} steps of {settings.trainer.tokens_per_step:,})",
         *describe_mask(settings),
         *plan_lines(settings, hardware.precision, model, batching.micro_batch),
@@ -57,6 +60,16 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
     return plan_text(lines, settings, hardware, flops, at_most=settings.applied_mask.documents)
 
 
+def _text(settings: Settings, tokens: int) -> str:
+    """The source; of local files also their size, and how often `tokens` tokens read it. UserError: no such file."""
+    source = make_source(settings.data)
+    if not isinstance(source, FilesSource) or source.address is not None:
+        return source.describe()
+    size, each = source.approximate_bytes(), 1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN
+    epochs = f"{tokens * each / max(1, size):,.1f} epochs at {each} byte{'s' * (each > 1)} a token"
+    return f"{source.describe()}, about {size / 1e6:,.3g} MB of text: {epochs}"
+
+
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
     shared, columns = "", context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
@@ -65,7 +78,7 @@ def describe(settings: Settings, hardware: Hardware, model: Trainable, batching:
     return (
         f"{settings.named(settings.model.label)}: {model.parameter_count() / 1e6:.1f}M parameters, "
         f"context {settings.context}, attention {hardware.attention}; "
-        f"{settings.trainer.steps} steps of {settings.samples_per_step} samples "
+        f"{settings.trainer.steps} steps of {settings.samples_per_step} sample{'s' * (settings.samples_per_step > 1)} "
         f"({settings.trainer.tokens_per_step:,} tokens) on "
         f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
         f"micro-batch {batching.micro_batch}{shared}{memory_words(batching)}"

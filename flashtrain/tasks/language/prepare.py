@@ -66,7 +66,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     parts = data.epochs_of_parts(settings.trainer.steps * settings.samples_per_step)
     said += [parts] if parts else []
     read = settings.trainer.steps * settings.trainer.tokens_per_step
-    if not parts and 0 < data.train_tokens < 0.95 * read:
+    if not parts and not epochs and 0 < data.train_tokens < 0.95 * read:
         fewer = "" if read < MANY_EPOCHS * data.train_tokens else ". Set trainer.epochs=3, or fewer trainer.steps"
         said.append(f"{read:,} tokens are read: {read / data.train_tokens:.1f} epochs of this text{fewer}")
     if data.validation_tokens:
