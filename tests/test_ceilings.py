@@ -24,8 +24,8 @@ CEILINGS = {
     "flashtrain/tasks": 4_060,
     "flashtrain/training": 3_468,
     "kernels/flashtrain_kernels": 13_634,
-    "recipes/flashtrain_recipes": 11_620,
-    "tests": 38_220,
+    "recipes/flashtrain_recipes": 11_623,
+    "tests": 38_228,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

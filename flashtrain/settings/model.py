@@ -37,7 +37,7 @@ class ModelSettings:
     adapter_alpha: float | None = None  # factor of an adapter's product, over the rank; null: twice the rank
     adapter_targets: Any = "all-linear"  # layers that get an adapter: all-linear, or names such as [q_proj,v_proj]
     adapter_dropout: float = 0.0  # probability of dropping what an adapter reads
-    quantize: str | None = option(None, Quantize)  # nf4: weights beside an adapter are stored in 4 bits, by torchao
+    quantize: str | None = option(None, Quantize)  # weights beside an adapter: nf4 stores them in 4 bits, by torchao
     # Options of a registered model, or changes to a Hugging Face configuration: +model.options.NAME=VALUE.
     options: dict[str, Any] = field(default_factory=dict)
 

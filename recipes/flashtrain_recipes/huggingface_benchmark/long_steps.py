@@ -113,6 +113,8 @@ class LongSteps(Benchmark):
             f"  {row['model']} S={row['context']:,} at most by memory.activation_checkpointing=auto: {_words(row)}"
             for row in self.plans()
         ]
+        if self.devices > 1 and not self.settings.shares_sequences:
+            lines[0] += f" (one sequence a device; context_parallel={self.devices} shares it among them)"
         return "\n".join([*lines, *largest, last])
 
     def planned(self, case: HuggingFaceCase) -> Row:
@@ -126,7 +128,9 @@ class LongSteps(Benchmark):
             **dict.fromkeys(("step_seconds", "tokens_per_second", "mfu", "compile_seconds")),
         }  # fmt: skip
         try:
-            return {**columns, **_estimated(choose_batching(settings, self.settled, model))}
+            batching = choose_batching(settings, self.settled, model)
+            full = {} if batching.fits or settings.mode != "plan" else {"error": "does not fit"}
+            return {**columns, **_estimated(batching), **full}
         except UserError as error:
             return {**columns, "status": OUT_OF_MEMORY, "error": str(error)}
 

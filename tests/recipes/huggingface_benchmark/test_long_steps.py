@@ -14,7 +14,7 @@ import torch
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
 from flashtrain.report.rows import read_result
-from flashtrain.training.hardware import Hardware, detect_hardware
+from flashtrain.training.hardware import Hardware, detect_hardware, planned_hardware
 from flashtrain.training.lamb import Lamb
 from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.harness import processes
@@ -167,3 +167,11 @@ def test_the_settings_of_a_training_are_used() -> None:
     job = LongSteps(compose_settings(words), detect_hardware("cpu"))
     assert (job.settled.precision, job.settled.attention) == ("bf16-true", "flash")
     assert job.cases[0].settings().strategy == "context_parallel"
+
+
+def test_a_plan_says_what_does_not_fit_and_how_several_devices_share_a_sequence() -> None:
+    words = ["mode=plan", "benchmark.models=[qwen3-8b]", "benchmark.contexts=[262144]", "trainer.devices=8"]
+    alone = long_steps_on(planned_hardware("h100", 8), *words).plan().splitlines()
+    assert "context_parallel=8 shares it" in alone[0]
+    assert alone[1].endswith("does not fit")
+    assert "does not fit" not in long_steps_on(planned_hardware("h100", 8), *words, "context_parallel=8").plan()
