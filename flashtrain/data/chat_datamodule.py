@@ -151,7 +151,7 @@ class ChatDataModule(TextDataModule):
         return (
             f"{self.source.describe()} | {self.tokenizer.describe()} | {conversations:,} conversations"
             f"{documents}, {self.train_tokens:,} tokens to train on, {int(training.label_counts.sum()):,} of them to "
-            f"learn, {self.validation_tokens:,} held out{self._cut_note} | {self.cache.folder}"
+            f"learn, {self.validation_tokens:,} tokens held out{self._cut_note} | {self.cache.folder}"
         )
 
     def train_dataloader(self) -> ResumableLoader:
