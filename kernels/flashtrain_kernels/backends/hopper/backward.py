@@ -3,7 +3,6 @@
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -26,17 +25,20 @@ from .triton_compat import backward_options
 
 QUERIES, KEYS = BLOCK_Q.value, BLOCK_K.value
 PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
-# Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64. How full the last round of
-# heads must make the programs' time: whole heads save a quarter of a causal call of up to SHORT_KEYS, else some 7%.
+# Up to how many keys, and with how much of a workspace, programs have whole heads at D = 64: causal ones up to
+# SHORT_KEYS, beyond which a queue of items is faster. How full the last round of heads must make the programs' time:
+# whole heads save a quarter of a causal call, else some 7%.
 WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
 SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md): the fewer
 # tiles an item has, the more its longer first and last ones weigh.
 LATE_QUERIES = 512
-# Of packed sequences, how many heads' items lie together: an uneven end is short where many do. Unmeasured.
-PACKED_HEADS = {64: 16, 128: 8}
-# And where dQ is added up in one order: with more, fewer items wait; with fewer, L2 serves more. Only simulated.
-DETERMINISTIC_HEADS = 32
+# How many items the heads that are sorted together have at least (heads_together), about as many as run at once.
+SORTED_ITEMS = 128
+# Of windows at D = 128 and of packed sequences, how many heads' items lie together.
+WINDOW_HEADS, PACKED_HEADS = 8, {64: 16, 128: 8}
+# And where dQ is added up in one order: with more, fewer items wait; with fewer, L2 serves more.
+DETERMINISTIC_HEADS = 16
 
 
 def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | None:
@@ -58,8 +60,14 @@ def serves_backward(q: Tensor, k: Tensor, v: Tensor, options: Options) -> str | 
     return why_not("q", q) or why_not("k", k) or why_not("v", v)
 
 
-def choices(call: Call, gradients: tuple[Tensor, ...]) -> Choices:
-    """Return the compile-time constants of the fused kernel for a call. gradients: (dq, dk, dv)."""
+def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choices:
+    """Return the compile-time constants of the fused kernel for a call.
+
+    Args:
+        call: the call.
+        gradients: (dq, dk, dv).
+        split: the result of `splits_of_group`.
+    """
     q, k, _, options = call
     mask, width = options.mask, width_of(q.shape[3])
     kind, tiles, intervals, key_positions, queries = BAND.value, 1, 0, False, q.shape[1]
@@ -73,7 +81,8 @@ def choices(call: Call, gradients: tuple[Tensor, ...]) -> Choices:
         stages=3 if width <= 128 else 2,
         keys=keys_of_item(width),
         head_dim=q.shape[3],
-        group=q.shape[2] // k.shape[2],
+        group=q.shape[2] // k.shape[2] // split,
+        split=split,
         left=options.left is not None,
         right=options.right is not None,
         kind=kind,
@@ -83,7 +92,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...]) -> Choices:
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
-        late=width == 128 and kind == BAND.value and options.left is None and queries >= LATE_QUERIES,
+        late=width == 128 and kind == BAND.value and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
@@ -111,7 +120,8 @@ def why_not_deterministic(q: Tensor, options: Options) -> str | None:
 def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     """Return whether each program of the fused kernel takes all keys of a head, so that it alone computes that head's
     dQ. Every query must see the first keys, heads must divide about evenly among programs, workspaces must fit L2."""
-    if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= WHOLE_KEYS or 0 in q.shape:
+    longest = WHOLE_KEYS if options.right is None else SHORT_KEYS
+    if q.shape[3] != 64 or q.shape[2] != k.shape[2] or not 0 < k.shape[1] <= longest or 0 in q.shape:
         return False
     if options.mask is not None or options.left is not None or (options.right or 0) < 0 or options.bias is not None:
         return False
@@ -126,22 +136,59 @@ def keys_of_item(width: int) -> int:
     return KEYS if width <= 128 else KEYS // 2
 
 
+def splits_of_group(items: int, q: Tensor, k: Tensor, options: Options) -> int:
+    """Return among how many items the query heads of a key/value head are split, each with a part of dK and dV.
+
+    With few key/value heads a whole group an item leaves multiprocessors idle. Parts cost memory traffic, so there are
+    no more than needed: a round of items, or two where a causal mask or packed sequences make them uneven.
+
+    Args:
+        items: how many there are without splitting.
+        q, k, options: the call's. q (B, Sq, H, D), k (B, Sk, K, D).
+    """
+    group = q.shape[2] // k.shape[2]
+    if q.shape[3] > 128 or isinstance(options.mask, (Mask, BlockMask)):
+        return 1
+    rounds = 1 if options.right is None and options.mask is None else 2
+    enough = 0.95 * rounds * multiprocessors(q.device)
+    return next((n for n in range(1, group) if group % n == 0 and items * n >= enough), group)
+
+
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
     """Return how many tiles of 64 queries a head's workspaces hold; with a BlockMask, enough for whole blocks."""
     block = max(QUERIES, options.mask.block_size[0]) if isinstance(options.mask, BlockMask) else QUERIES
     return ceil_div(seqlen_q, block) * (block // QUERIES)
 
 
-def _heads_together(key_tiles: int, width: int, options: Options) -> int:
-    """How many heads' items are sorted by their tiles of keys: below a causal mask the first tiles have most to do, and
-    the last ones to start should be short. No more heads than that needs: they share the second-level cache."""
-    # A program gets every 132nd item: the group should not repeat in step with that.
+def heads_together(key_tiles: int, all_heads: int, width: int, options: Options) -> int:
+    """Return how many key/value heads' items are sorted together by their tiles of keys, the first tiles first.
+
+    Below a causal mask the first tiles have most to do, and the last items to start should be short. A group holds
+    about a round of items (SORTED_ITEMS) and no more, because its heads share the second-level cache, and it divides
+    the heads evenly, because a smaller last group would end with long items.
+
+    Args:
+        key_tiles: the items of a head.
+        all_heads: B K.
+        width: D, padded: 64, 128 or 256.
+        options: the call's, of which the mask counts.
+    """
     if isinstance(options.mask, Sequences):
         return PACKED_HEADS[width]
+    if options.left is not None and options.right is not None and width == 128:
+        return WINDOW_HEADS
     if options.right is None or options.left is not None or (width == 128 and key_tiles <= 8):
         return 1
-    least = ceil_div(264, key_tiles)
-    return min(range(least, least + 8), key=lambda heads: (math.gcd(132, heads * key_tiles), heads))
+    least = min(ceil_div(SORTED_ITEMS, key_tiles), all_heads)
+    return next(heads for heads in range(least, all_heads + 1) if all_heads % heads == 0)
+
+
+def is_queued(constants: Choices, width: int) -> bool:
+    """Return whether each item is a program of its own, which the GPU starts when another has ended, longest first.
+    Otherwise a program for each multiprocessor takes every n-th item: at D = 64 that saves starts where items are
+    equally long."""
+    uneven = constants.packed or (constants.kind == BAND.value and constants.right and not constants.left)
+    return width != 64 or constants.deterministic or (uneven and not constants.whole)
 
 
 def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch, Launch]:
@@ -159,18 +206,21 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
         query_tiles, key_tiles = slots(seqlen_q, packed.number, QUERIES), slots(seqlen_k, packed.number, KEYS)
     places = batch * heads * query_tiles
     items = key_tiles * batch * kv_heads
-    constants = choices(call, (dq, dk, dv))
+    split = splits_of_group(items, q, k, options)
+    items, all_heads = items * split, batch * kv_heads * split
+    constants = choices(call, (dq, dk, dv), split)
     # In one order, no program may have two items: a later one might wait for a program that has not begun.
-    shared = width == 64 and not constants.deterministic
-    programs = min(multiprocessors(q.device), items) if shared else items
+    programs = items if is_queued(constants, width) else min(multiprocessors(q.device), items)
     masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
     tiles = programs * query_tiles if constants.whole else places
     work = torch.empty(tiles * QUERIES * width, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
-    flags = work.view(torch.int32)  # where nothing may be masked, no kernel reads or writes any
-    if masked or constants.deterministic:
+    # Of each 64 keys of an item, in float32: its parts of dK and dV.
+    parts = torch.empty(halves * 2 * KEYS // 2 * width if split > 1 else 0, dtype=torch.float32, device=q.device)
+    flags = work.view(torch.int32)  # where nothing may be masked, or parts are summed up, no kernel reads or writes any
+    if (masked and split == 1) or constants.deterministic:
         counters = 1 + halves if constants.deterministic else 0
         flags = torch.empty(halves + places * constants.whole + counters, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
@@ -194,7 +244,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
     copied = width == 128 or constants.deterministic
     target: Any = workspace(work, (width, 32)) if copied else work
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
-    together = 1 if constants.whole else _heads_together(key_tiles, width, options)
+    together = 1 if constants.whole else heads_together(key_tiles, all_heads, width, options)
     if constants.deterministic:
         together = DETERMINISTIC_HEADS
     fused = GluonLaunch(
@@ -202,9 +252,9 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
         grid=(programs,),
         args=(
             descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q),
-            workspace(rows, (2 * QUERIES,)), target, dk, dv, flags,
+            workspace(rows, (2 * QUERIES,)), target, *((parts, parts) if split > 1 else (dk, dv)), flags,
             *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads, seqlen_q, seqlen_k,
-            options.left or 0, options.right or 0, query_tiles, key_tiles, batch * kv_heads, together,
+            options.left or 0, options.right or 0, query_tiles, key_tiles, all_heads, together,
             *mask_given, *of_keys, dq, *dq.stride()[:3],
         ),
         constants={"D": width, "C": constants},
@@ -213,18 +263,19 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
     if constants.whole:
         last_programs = ceil_div(halves + places, FLAGS.value) if masked else 0
     else:
-        last_programs = places + halves if masked else places
+        last_programs = places + halves // split if masked or split > 1 else places
     finish = Launch(
         kernel=finish_kernel,
         grid=(last_programs,),
         args=(
-            work, rows, flags, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
+            work, rows, flags, parts, q, k, v, dout, dq, dk, dv, *map(strides_of, (q, k, v, dout, dq, dk, dv)),
             finish_scale, scale_log2, places, heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0,
             query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={
-            "RECOMPUTE": masked, "WHOLE": constants.whole, "PACKED": constants.packed, "GROUP": constants.group,
-            "F": features_of(options), "D": width, "HEAD_DIM": head_dim,
+            "RECOMPUTE": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
+            "GROUP": constants.group * split, "SPLIT": split, "F": features_of(options), "D": width,
+            "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip

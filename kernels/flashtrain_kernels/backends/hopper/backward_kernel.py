@@ -39,7 +39,8 @@ class Choices(NamedTuple):
     stages: int  # of the ring of Q (and of dO at D = 64, else that has 2)
     keys: int = 128  # of an item
     head_dim: int = 64  # D, where the kernel's is padded
-    group: int = 1  # H / K
+    group: int = 1  # query heads of an item: H / K, or a part of them
+    split: int = 1  # items among which a key/value head's query heads are split
     left: bool = False  # the band has a bound on that side
     right: bool = False
     kind: int = 0  # how tiles are found: backward_schedule.BAND, PLAN or BLOCKS
@@ -76,8 +77,8 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * C.keys * D * 2)
         key = walk.keys_at + first_key
-        load_tile(k_desc, [batch, key, first_head // C.group, 0], full, k_smem.index(pair))
-        load_tile(v_desc, [batch, key, first_head // C.group, 0], full, v_smem.index(pair))
+        load_tile(k_desc, [batch, key, first_head // (C.group * C.split), 0], full, k_smem.index(pair))
+        load_tile(v_desc, [batch, key, first_head // (C.group * C.split), 0], full, v_smem.index(pair))
         turn += 1  # noqa: SIM113 - no enumerate() in a kernel
         count, member, tiles = first_step(walk, C)
         i = 0
@@ -135,7 +136,8 @@ def backward_kernel(
         flags_ptr: (B K key_tiles 2,) int32: whether 64 keys got a NaN, if pairs may be masked. Behind it with C.whole
             a flag for each tile of queries, with C.deterministic 1 + 2 B K key_tiles counters, set to 0: of programs
             that began, and of the steps in which each block of keys has added to each half of dQ.
-        all_heads: B K. mask_ptr to list_ptr: see portable/launch.py; for packed sequences backward_launches.
+        dk_ptr, dv_ptr: (B, Sk, K, D); with C.split > 1 both the parts, float32 (backward_parts.store_part).
+        all_heads: B K C.split. mask_ptr to list_ptr: see portable/launch.py; for packed sequences backward_launches.
         dq_ptr: (B, Sq, H, D), written with C.whole only.
     """
     dtype: gl.constexpr = q_desc.dtype

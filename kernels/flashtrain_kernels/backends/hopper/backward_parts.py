@@ -215,6 +215,14 @@ def store_keys(pointer, stride, value, left, staging, WG: gl.constexpr, D: gl.co
 
 
 @gluon.jit
+def store_part(pointer, value, D: gl.constexpr):
+    """Store `value`, float32 of 64 keys (64, D), to 64 D numbers from `pointer` on, in the order of `in_register_order`
+    (backward_rows.sum_of_parts reads them)."""
+    flat = in_register_order(value, D)
+    gl.store(pointer + gl.arange(0, HALF * D, layout=flat.type.layout), flat)
+
+
+@gluon.jit
 def noted_stride(notes, PLACE: gl.constexpr, C: gl.constexpr):
     """Load a stride of dK or dV from index PLACE of `notes`, shared int64 words that backward_kernel stored. If
     C.aligned the word is stride / 8, and multiplying by 8 here shows the compiler that 8 divides the stride."""
@@ -248,23 +256,39 @@ def item_slope(member, walk, masks, first_head, call, notes, C: gl.constexpr):
 
 @gluon.jit
 def store_results(dk, dv, item, call, notes, staging, WG: gl.constexpr, D: gl.constexpr, C: gl.constexpr):
-    """Scale and store warpgroup WG's 64 rows of dK and dV and, if pairs may be masked, a flag: whether a row has a NaN.
-    item: number of the block of keys (backward_schedule.work_of); notes, staging: see noted_stride, store_keys."""
+    """Scale and store dK and dV of warpgroup WG's 64 keys of an item (a number, see backward_schedule.work_of): as a
+    part if C.split > 1, else as results with, if pairs may be masked, a flag: whether they have a NaN. notes, staging:
+    see noted_stride, store_keys."""
     walk, _masks, first_key, head_place = work_of(opaque(item), call, notes, C)
     batch = head_place // call.heads
     kv_head = head_place % call.heads // C.group
     tile = walk.item_tile if C.packed else first_key // BLOCK_K
+    place = ((batch * (call.heads // C.group) + kv_head) * call.key_tiles + tile) * 2 + WG
+    if C.dropout:
+        dk = dk * keep_scale(threshold_of(notes))
+        dv = dv * keep_scale(threshold_of(notes))
+    dk = dk * gradient_scale(call, C)
+    if C.split > 1:
+        part = call.dk + place.to(gl.int64) * (2 * HALF * D)
+        store_part(part, dk, D)
+        store_part(part + HALF * D, dv, D)
+    else:
+        store_whole(dk, dv, walk, first_key, batch, kv_head, place, call, notes, staging, WG, D, C)
+
+
+@gluon.jit
+def store_whole(
+    dk, dv, walk, first_key, batch, kv_head, place, call, notes, staging, WG: gl.constexpr, D: gl.constexpr,
+    C: gl.constexpr,
+):  # fmt: skip
+    """Store dK and dV as the call's results, and the flag of these 64 keys at `place`: see store_results."""
     if C.left or C.right or C.kind != BAND or C.packed:
-        place = ((batch * (call.heads // C.group) + kv_head) * call.key_tiles + tile) * 2 + WG
         gl.store(call.flags + place, has_nan(dk, dv))
     left = walk.bounds.seqlen_k - first_key
     first_key += walk.keys_at
     stride = noted_stride(notes, 1, C)
     base = call.dk + batch * noted_stride(notes, 0, C) + first_key * stride + kv_head * noted_stride(notes, 2, C)
-    if C.dropout:
-        dk = dk * keep_scale(threshold_of(notes))
-        dv = dv * keep_scale(threshold_of(notes))
-    store_keys(base, stride, dk * gradient_scale(call, C), left, staging, WG, D, C.head_dim)
+    store_keys(base, stride, dk, left, staging, WG, D, C.head_dim)
     stride = noted_stride(notes, 4, C)
     base = call.dv + batch * noted_stride(notes, 3, C) + first_key * stride + kv_head * noted_stride(notes, 5, C)
     store_keys(base, stride, dv, left, staging, WG, D, C.head_dim)

@@ -138,11 +138,34 @@ def _store_queries(program, first_query, dq, inputs, target, D: tl.constexpr, HE
 
 
 @triton.jit
+def sum_of_parts(parts_ptr, half, key_tiles, D: tl.constexpr, SPLIT: tl.constexpr):
+    """Return (dK, dV) of 64 keys, (64, D): the sums of the parts that SPLIT items stored of them, in a fixed order."""
+    head_index = half // (2 * key_tiles)
+    place = (head_index * SPLIT * (2 * key_tiles) + half % (2 * key_tiles)).to(tl.int64)
+    cells = tl.arange(0, 64 * D)
+    dk = tl.zeros([64 * D], tl.float32)
+    dv = tl.zeros([64 * D], tl.float32)
+    for part in tl.static_range(SPLIT):
+        pointer = parts_ptr + (place + part * (2 * key_tiles)) * (2 * 64 * D)
+        dk += tl.load(pointer + cells)
+        dv += tl.load(pointer + 64 * D + cells)
+    return unfolded_keys(dk, D), unfolded_keys(dv, D)
+
+
+@triton.jit
+def unfolded_keys(flat, D: tl.constexpr):
+    """Reorder a tile of dK or dV from the order of the fused kernel's registers to (64, D)."""
+    # Keys' bits 5-4, dimensions' 3 and up, keys' 2-0, dimensions' 2-1, keys' 3, dimensions' 0.
+    return tl.reshape(tl.permute(tl.reshape(flat, (4, D // 8, 8, 4, 2, 2)), (0, 4, 2, 1, 3, 5)), (64, D))
+
+
+@triton.jit
 def _keys_again(
-    half, scale, of_keys, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr,
-    PACKED: tl.constexpr,
+    half, scale, of_keys, parts_ptr, D: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, F: tl.constexpr,
+    PACKED: tl.constexpr, SPLIT: tl.constexpr, RECOMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Compute 64 keys' dK and dV again, and store them."""
+    """Store 64 keys' dK and dV: summed up from their parts if SPLIT > 1, computed again if these have a NaN or there
+    are none."""
     dk_to = of_keys.dk
     dv_to = of_keys.dv
     inputs = of_keys.inputs
@@ -161,12 +184,18 @@ def _keys_again(
         first_key = tile * (2 * BLOCK_Q) + half % 2 * BLOCK_Q
         dk_to = _moved(dk_to, keys_at)
         dv_to = _moved(dv_to, keys_at)
-    dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F)
+    if SPLIT > 1:
+        dk, dv = sum_of_parts(parts_ptr, half, of_keys.key_tiles, D, SPLIT)
+        if RECOMPUTE:  # noqa: SIM102 - decided while compiling; while running
+            if has_nan(dk) | has_nan(dv):
+                dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F)
+                dk *= scale
+    else:
+        dk, dv = keys_again(first_key, batch, kv_head, inputs, of_keys.table, D, HEAD_DIM, GROUP, F)
+        dk *= scale
     key = first_key + tl.arange(0, 64)
     seqlen_k = inputs.bounds.seqlen_k
-    _store(
-        dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk * scale, D, HEAD_DIM
-    )
+    _store(dk_to.pointer + batch * dk_to.batch + kv_head * dk_to.head, dk_to.row, key, seqlen_k, dk, D, HEAD_DIM)
     _store(dv_to.pointer + batch * dv_to.batch + kv_head * dv_to.head, dv_to.row, key, seqlen_k, dv, D, HEAD_DIM)
 
 
@@ -177,18 +206,19 @@ def _keys_again(
     ]
 )  # fmt: skip
 def finish_kernel(
-    work_ptr, rows_ptr, flags_ptr, q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_strides, k_strides,
-    v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2, places, heads, seqlen_q, seqlen_k,
-    band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr, stride_positions,
-    table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh, stride_ur,
-    keys_list_ptr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
-    F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    work_ptr, rows_ptr, flags_ptr, parts_ptr, q_ptr, k_ptr, v_ptr, dout_ptr, dq_ptr, dk_ptr, dv_ptr, q_strides,
+    k_strides, v_strides, dout_strides, dq_strides, dk_strides, dv_strides, scale, scale_log2, places, heads, seqlen_q,
+    seqlen_k, band_left, band_right, query_tiles, key_tiles, mask_ptr, mask_plane, stride_mask, positions_ptr,
+    stride_positions, table_ptr, stride_tb, stride_th, stride_tr, list_ptr, keys_table_ptr, stride_ub, stride_uh,
+    stride_ur, keys_list_ptr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr, PACKED: tl.constexpr, GROUP: tl.constexpr,
+    SPLIT: tl.constexpr, F: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """Scale dQ from its float32 workspace and store it in its dtype, a tile of 64 queries a program. RECOMPUTE: pairs
     may be masked, and a NaN may come from one: such a tile is computed again and, by programs of their own, so are dK
     and dV of each 64 keys whose flag is set. WHOLE: dQ is stored already, and a program looks at FLAGS flags, first
     those of keys, then those of dQ's tiles. PACKED: tiles are slots; sequences' keys end where table_ptr and
-    keys_table_ptr say, their queries where the lists say, and mask_plane is the number of sequences."""
+    keys_table_ptr say, their queries where the lists say, and mask_plane is the number of sequences. SPLIT > 1:
+    parts_ptr holds parts of dK and dV, which programs of their own sum up."""
     inputs = Inputs(
         Strided(q_ptr, *q_strides), Strided(k_ptr, *k_strides), Strided(v_ptr, *v_strides),
         Strided(dout_ptr, *dout_strides), rows_ptr, heads, Bounds(seqlen_q, seqlen_k, band_left, band_right),
@@ -209,7 +239,7 @@ def finish_kernel(
             for flag in tl.range(first, tl.minimum(first + FLAGS, halves + places), num_stages=1):
                 if tl.load(flags_ptr + flag) != 0:
                     if flag < halves:
-                        _keys_again(flag, scale, of_keys, D, HEAD_DIM, GROUP, F, PACKED)
+                        _keys_again(flag, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, 1, True)
                     else:
                         first_query = (flag - halves) % query_tiles * BLOCK_Q
                         head_index = (flag - halves) // query_tiles
@@ -229,6 +259,10 @@ def finish_kernel(
             if has_nan(dq):
                 dq = queries_again(first_query, program // query_tiles, own, table, D, HEAD_DIM, GROUP, F)
         _store_queries(program, first_query, dq * scale, own, target, D, HEAD_DIM)
+    elif SPLIT > 1:
+        _keys_again(
+            program - places, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, SPLIT, RECOMPUTE
+        )  # fmt: skip
     elif RECOMPUTE:  # noqa: SIM102
         if tl.load(flags_ptr + program - places) != 0:
-            _keys_again(program - places, scale, of_keys, D, HEAD_DIM, GROUP, F, PACKED)
+            _keys_again(program - places, scale, of_keys, parts_ptr, D, HEAD_DIM, GROUP, F, PACKED, 1, True)

@@ -33,7 +33,7 @@ class Call(NamedTuple):
     bounds: Any
     query_tiles: Any
     key_tiles: Any
-    all_heads: Any  # B K
+    all_heads: Any  # B K, each key/value head counted once for each part of its query heads (C.split)
     heads_together: Any  # how many heads' items are sorted by tiles of keys
     mask: Any  # Mask.queries
     positions: Any  # Mask.keys
