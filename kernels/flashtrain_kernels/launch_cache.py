@@ -229,17 +229,17 @@ def _cached(
             number, start = starts[id(root)]
             return Place(number, start + offset)
 
-        pairs = zip(recorded.launches, compiled, strict=True)
-        launches = [launch.repeated(kernel, place_of) for launch, kernel in pairs]
+        launches = recorded.launches
+        repeated = launches[0].repeated(launches, compiled, place_of) if launches else None
     except _RefusedError:
         return None
-    if None in launches:
+    if launches and repeated is None:
         return None
     made = []
     for x in results:
         like = [i for i, other in enumerate(given) if (other.shape, other.dtype) == (x.shape, x.dtype)]
         made.append((like[0] if like and x.is_contiguous() else -1, x.shape, x.stride(), x.dtype))
-    return CachedLaunches(made, workspace, launches, given[0].device)
+    return CachedLaunches(made, workspace, repeated, given[0].device)
 
 
 class CachedLaunches(NamedTuple):
@@ -248,12 +248,12 @@ class CachedLaunches(NamedTuple):
     # Of each result: the number of a given tensor that it is like, or -1; its shape, strides and dtype.
     results: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]]
     workspace: int  # bytes
-    launches: list[Any]
+    repeated: Any  # a backends.compiled.Repeated of the launches, or None without any
     device: torch.device
 
     def watched(self) -> bool:
         """Return whether Triton has launch hooks, as profilers set them: then each launch must go through Triton."""
-        return bool(self.launches) and self.launches[0].watched()
+        return self.repeated is not None and self.repeated.watched()
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         device = self.device
@@ -263,22 +263,9 @@ class CachedLaunches(NamedTuple):
             else torch.empty_like(tensors[like], memory_format=torch.contiguous_format)
             for like, shape, strides, dtype in self.results
         ]
-        where = [*tensors, *made]
-        if self.workspace:
-            where.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
-        if device.type == "cuda" and device.index != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                self._launch(where)
-        else:
-            self._launch(where)
+        if self.repeated is not None:
+            where = [*tensors, *made]
+            if self.workspace:
+                where.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
+            self.repeated(device, where)
         return tuple(made)
-
-    def _launch(self, where: list[Tensor]) -> None:
-        if self.device.type == "cpu":  # Triton's interpreter takes tensors
-            for launch in self.launches:
-                launch(0, where)
-            return
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        addresses = [x.data_ptr() for x in where]
-        for launch in self.launches:
-            launch(stream, addresses)

@@ -1,5 +1,5 @@
-"""What reaches CUDA's driver in a launch, without a GPU: Triton's launcher, built against a libcuda that only notes
-what it is asked. However the kernels are launched, it is asked what Triton's own launch asks.
+"""What reaches CUDA's driver in a launch, without a GPU: Triton's launcher and ours, built against a libcuda that only
+notes what it is asked. However the kernels are launched, it is asked what Triton's own launch asks.
 
 Run as a program (it needs a C compiler and Python's headers): python launcher_cases.py [--strict]
 """
@@ -29,37 +29,44 @@ STREAM = 11
 LIBCUDA = """
 #include <string.h>
 typedef unsigned long long u64;
-int sizes[128], count, launches;      /* of the parameters, in bytes */
-char seen[128 * 128 + 64];            /* grid, block, shared memory; stream; attributes; function; parameters */
+int sizes[4][128], counts[4], launches;      /* of the parameters of the first launch, the second ... in bytes */
+char seen[4][128 * 128 + 64];         /* grid, block, shared memory; stream; attributes; function; parameters */
+long context = 1, functions = 77;
+int encoded, retained, fails;
 #define PASS(name) int name() { return 0; }
-PASS(cuInit) PASS(cuCtxGetDevice) PASS(cuCtxGetLimit) PASS(cuCtxSetCurrent) PASS(cuCtxSetLimit) PASS(cuDeviceGet)
-PASS(cuDeviceGetCount) PASS(cuDevicePrimaryCtxRetain) PASS(cuDriverGetVersion) PASS(cuFuncSetAttribute)
+PASS(cuInit) PASS(cuCtxGetDevice) PASS(cuCtxGetLimit) PASS(cuCtxSetLimit) PASS(cuDeviceGet)
+PASS(cuDeviceGetCount) PASS(cuDriverGetVersion) PASS(cuFuncSetAttribute)
 PASS(cuFuncSetCacheConfig) PASS(cuModuleUnload) PASS(cuOccupancyMaxActiveClusters) PASS(cuPointerGetAttributes)
 PASS(cuStreamIsCapturing) PASS(cuTensorMapEncodeIm2col)
 int cuGetErrorString(int code, const char **text) { *text = "an error"; return 0; }
-int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxGetCurrent(long *current) { *current = context; return 0; }
+int cuCtxSetCurrent(long other) { context = other; return 0; }
+int cuDevicePrimaryCtxRetain(long *of_device, int device) { *of_device = 5; retained = device; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 232448; return 0; }
 int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 1024; return 0; }
 int cuModuleLoadData(void **module, const void *image) { *module = (void *)1; return 0; }
-int cuModuleGetFunction(void **function, void *module, const char *name) { *function = (void *)77; return 0; }
+int cuModuleGetFunction(long *function, void *module, const char *name) { *function = functions++; return 0; }
 int cuPointerGetAttribute(u64 *value, int attribute, u64 pointer) { *value = pointer; return 0; }
 int cuTensorMapEncodeTiled(u64 *map, int type, unsigned rank, u64 address, const u64 *sizes, const u64 *strides,
                            const unsigned *box, const unsigned *steps, int interleave, int swizzle, int l2, int out) {
+  encoded++;
   memset(map, 0, 128);
   map[0] = address;
-  map[1] = type + 16 * rank + 256 * interleave + 4096 * swizzle + 65536 * l2 + 1048576 * out;
+  map[1] = type + 16 * rank + 256 * interleave + 4096 * swizzle + 65536 * l2 + 1048576 * out + (1 << 21);
   for (unsigned i = 0; i < rank; i++) map[2 + i] = sizes[i] + ((u64)box[i] << 32) + ((u64)steps[i] << 48);
   for (unsigned i = 0; i + 1 < rank; i++) map[8 + i] = strides[i];
   return 0;
 }
 int cuLaunchKernelEx(const char *config, void *function, void **parameters, void **extra) {
-  char *to = seen;
-  memset(seen, 0, sizeof seen);
+  char *to = seen[launches];
+  if (fails) return fails;
+  memset(to, 0, sizeof seen[0]);
   memcpy(to, config, 28), to += 28;      /* grid, block, bytes of shared memory */
   memcpy(to, config + 32, 8), to += 8;   /* the stream */
   memcpy(to, config + 48, 4), to += 4;   /* how many attributes */
   memcpy(to, &function, 8), to += 8;
-  for (int i = 0; i < count; i++) memcpy(to, parameters[i], sizes[i]), to += sizes[i];
+  for (int i = 0; i < counts[launches]; i++)
+    memcpy(to, parameters[i], sizes[launches][i]), to += sizes[launches][i];
   launches++;
   return 0;
 }
@@ -106,21 +113,28 @@ class Cuda:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        self.launches = ctypes.c_int.in_dll(library, "launches")
 
-    def seen(self, function: Any, kernel: Any = None) -> bytes:
-        """What a launch of a compiled kernel asks for. kernel: None where the launch returns it."""
-        count = ctypes.c_int.in_dll(self.library, "count")
-        count.value = 0
-        if kernel is None:
-            kernel = function()
-        sizes = parameters(kernel.asm["ptx"])
-        count.value = len(sizes)
-        (ctypes.c_int * 128).in_dll(self.library, "sizes")[: len(sizes)] = sizes
-        before = self.launches.value
+    def number(self, name: str) -> ctypes.c_int:
+        """One of its variables."""
+        return ctypes.c_int.in_dll(self.library, name)
+
+    def seen(self, function: Any, *kernels: Any) -> list[bytes]:
+        """What launches of these compiled kernels ask for. kernels: none where the launch returns it."""
+        sizes = (ctypes.c_int * 128 * 4).in_dll(self.library, "sizes")
+        counts = (ctypes.c_int * 4).in_dll(self.library, "counts")
+        launched = self.number("launches")
+        counts[:] = [0] * 4
+        launched.value = 0
+        if not kernels:
+            kernels = (function(),)
+        wanted = [parameters(kernel.asm["ptx"]) for kernel in kernels]
+        for number, each in enumerate(wanted):
+            counts[number], sizes[number][: len(each)] = len(each), each
+        launched.value = 0
         function()
-        assert self.launches.value == before + 1, "not one launch"
-        return (ctypes.c_char * (48 + sum(sizes))).in_dll(self.library, "seen").raw
+        assert launched.value == len(kernels), "not as many launches"
+        seen = (ctypes.c_char * (128 * 128 + 64) * 4).in_dll(self.library, "seen")
+        return [seen[number].raw[: 48 + sum(each)] for number, each in enumerate(wanted)]
 
 
 def launches(head_dim: int, softcap: float) -> tuple[list[torch.Tensor], dict[str, Any]]:
@@ -168,19 +182,53 @@ def cases(cuda: Cuda, head_dim: int, softcap: float) -> dict[str, dict[str, Any]
     tensors, made = launches(head_dim, softcap)
     others, elsewhere = launches(head_dim, softcap)
     rows = {}
+    kernels, all_wanted = [], []
     for name, first in made.items():
         second = elsewhere[name]
         wanted = [cuda.seen(partial(own, one)) for one in (first, second)]
         assert wanted[0] != wanted[1], "other addresses are not seen"
         kernel = first.start()  # from here on it is known
         got = [cuda.seen(one.start, kernel) for one in (first, second)]
-        again = compiled.repeated(first, kernel, places(tensors))
+        again = compiled.repeated([first], [kernel], places(tensors))
         assert again is not None, "it cannot be repeated"
-        given = [[x.data_ptr() for x in each] for each in (tensors, others)]
-        repeats = [cuda.seen(partial(again, STREAM, each), kernel) for each in given]
+        repeats = [
+            cuda.seen(partial(again.launch, again.packed, 0, STREAM, each), kernel) for each in (tensors, others)
+        ]
         ways = {"known": got == wanted, "repeated": repeats == wanted}
-        rows[name] = {"bytes": len(wanted[0]), "faults": [way for way, same in ways.items() if not same]}
+        rows[name] = {"bytes": len(wanted[0][0]), "faults": [way for way, same in ways.items() if not same]}
+        kernels.append(kernel)
+        all_wanted.append([each for (each,) in wanted])
+    rows["all"] = {"faults": faults_together(cuda, list(made.values()), kernels, all_wanted, (tensors, others))}
     return rows
+
+
+def faults_together(
+    cuda: Cuda, made: list[Any], kernels: list[Any], wanted: list[Any], both: tuple[Any, Any]
+) -> list[str]:
+    """What is wrong where the launches of a step are repeated in one call."""
+    again = compiled.repeated(made, kernels, places(both[0]))
+    assert again is not None, "they cannot be repeated"
+    calls = [partial(again.launch, again.packed, 3, STREAM, each) for each in both]
+    faults, maps = [], []
+    for number in (0, 1, 0, 1):
+        before = cuda.number("encoded").value
+        if cuda.seen(calls[number], *kernels) != [each[number] for each in wanted]:
+            faults.append("other launches")
+        maps.append(cuda.number("encoded").value - before)
+    if not maps[0] == maps[1] > 0 == maps[2] == maps[3]:
+        faults.append("maps are encoded again where memory alternates")
+    cuda.number("context").value = 0
+    cuda.seen(calls[0], *kernels)
+    if (cuda.number("retained").value, cuda.number("context").value) != (3, 5):
+        faults.append("a thread without a context does not get the device's")
+    cuda.number("fails").value = 1
+    try:
+        calls[0]()
+        faults.append("an error of the driver is not raised")
+    except RuntimeError as error:
+        faults += [] if "an error" in str(error) else [str(error)]
+    cuda.number("fails").value = 0
+    return faults
 
 
 def main() -> None:

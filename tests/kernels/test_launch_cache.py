@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="needs a C compiler")
 def test_cuda_is_asked_for_the_same_launch_however_a_kernel_is_launched():
     rows = compiled_rows("launcher_cases.py")
-    assert len(rows) == 12  # four more with a softcap
+    assert len(rows) == 15  # of three calls
     assert [row for row in rows if row["faults"]] == []
 
 
@@ -32,6 +32,19 @@ def test_hooks_that_watch_launches_are_found(monkeypatch):
     assert not Repeated.watched()
     monkeypatch.setattr(knobs.runtime, "launch_enter_hook", lambda metadata: None)
     assert Repeated.watched()
+
+
+def test_without_a_c_compiler_triton_launches(monkeypatch, caplog):
+    from flashtrain_kernels.backends import compiled
+
+    def fails(*args, **options):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(compiled, "compile_module_from_src", fails)
+    compiled.launcher.cache_clear()
+    assert compiled.repeated([], [], lambda x: None) is None
+    assert "Failed to find C compiler" in caplog.text
+    compiled.launcher.cache_clear()
 
 
 @pytest.mark.gpu

@@ -1,27 +1,31 @@
-"""Repeated launches of compiled kernels by the driver's own function: only tensors' addresses are filled in anew."""
+"""Repeated launches of compiled kernels: launcher.c fills in tensors' addresses and launches all kernels of a pass."""
 
 import contextlib
-import copy
 import inspect
-import itertools
-from collections.abc import Callable
+import logging
+import struct
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton import knobs
 from triton.backends.nvidia import driver
+from triton.runtime.build import compile_module_from_src
 
-from ..bounded import Bounded
 from ..environment import release
 from ..launch_cache import Place
 
 PlaceOf = Callable[[Any], Place]
 # Releases whose launchers are known. Others' kernels are launched in Triton's own way.
 RELEASES = ((3, 6), (3, 7), (3, 8), (3, 9))
-_MAPS: Bounded[tuple[int, int], Any] = Bounded(16384)  # each is a few hundred bytes
-_numbers = itertools.count()
+# launcher.c's own numbers: the kernels of a pass, a kernel's values and TMA maps, the addresses that a map is held for.
+_KERNELS, _VALUES, _MAPS, _WAYS = 8, 128, 8, 4
+_LOGGER = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
@@ -60,69 +64,6 @@ def map_of(descriptor: Any, how: Any) -> list[Any]:
     return driver.make_tensordesc_arg(descriptor, how, *launch)
 
 
-class Repeated:
-    """A kernel launch that can be repeated on other tensors: call it with a CUDA stream and the tensors' addresses."""
-
-    def __init__(self, grid: tuple[int, ...], args: list[Any], compiled: Any, entry: Entry, place_of: PlaceOf) -> None:
-        run = compiled.run
-        self.args: list[Any] = []  # as the driver takes them: a map is followed by its tensor's shape and strides
-        self.addresses: list[tuple[int, int, int]] = []  # of the arguments that are addresses, or a map's: Place
-        self.maps: list[tuple[int, int, int, _Map]] = []
-        for index, arg in enumerate(args):
-            here = len(self.args)
-            if index in entry.maps:
-                self.maps.append((here, *place_of(arg), _Map(arg, entry.maps[index])))
-                self.args += [None, *arg.shape, *arg.strides]
-            elif isinstance(arg, Tensor):
-                self.addresses.append((here, *place_of(arg)))
-                self.args.append(None)
-            else:
-                self.args.append(arg)
-        self.grid, self.launch = (*grid, 1, 1)[:3], entry.launch
-        first = compiled.function, run.launch_cooperative_grid, run.launch_pdl
-        # No hooks and no metadata for them, no scratch memory.
-        self.flat = release() == (3, 6)  # from 3.7 on the kernel's arguments come as one list
-        if self.flat:
-            self.middle: tuple[Any, ...] = (*first, None, None, compiled.packed_metadata, None, None, None)
-        else:
-            kinds = run.arg_annotations, run.kernel_signature
-            self.middle = (*first, compiled.packed_metadata, None, None, None, None, None, *kinds)
-
-    @staticmethod
-    def watched() -> bool:
-        """Return whether Triton has hooks to call around each launch, as profilers set them."""
-        runtime = knobs.runtime
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
-
-    def __call__(self, stream: int, addresses: list[int]) -> None:
-        args = self.args.copy()
-        for place, number, offset in self.addresses:
-            args[place] = addresses[number] + offset
-        for place, number, offset, encoded in self.maps:
-            args[place] = encoded(addresses[number] + offset)
-        if self.flat:
-            self.launch(*self.grid, stream, *self.middle, *args)
-        else:
-            self.launch(*self.grid, stream, *self.middle, args)
-
-
-class _Map:
-    """The TMA map of a descriptor at any address. Made once for each, as memory is used over and over (6 us)."""
-
-    def __init__(self, descriptor: Any, how: Any) -> None:
-        self.descriptor, self.how, self.number = descriptor, how, next(_numbers)
-
-    def __call__(self, address: int) -> Any:
-        key = address, self.number
-        known = _MAPS.get(key)
-        if known is None:
-            moved = copy.copy(self.descriptor)
-            moved.base = Address(address)
-            known = _MAPS[key] = map_of(moved, self.how)[0]
-        return known
-
-
 class Address:
     """A tensor's address and dtype, all that a tensor descriptor reads of a tensor; holding this does not hold the
     tensor's memory. The dtype may be None where an existing descriptor is moved to another address."""
@@ -134,35 +75,136 @@ class Address:
         return self.address
 
 
-def repeated(launch: Any, compiled: Any, place_of: PlaceOf) -> Repeated | None:
-    """Return a portable.launch.Launch as a Repeated; None if its kernel or the Triton release cannot be launched so."""
-    entry = entry_of(compiled)
-    if release() not in RELEASES or entry is None or None in entry.maps.values():
+@cache
+def launcher() -> Any:
+    """Return the module that launcher.c is, built as Triton builds its own launcher; None where that fails."""
+    source = Path(__file__).with_name("launcher.c").read_text(encoding="utf-8")
+    try:
+        return compile_module_from_src(source, "flashtrain_launcher", include_dirs=driver.include_dirs)
+    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+        _LOGGER.warning("short attention calls are slower, as launcher.c could not be built: %s", error)
         return None
-    run = compiled.run
-    if run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False):
-        return None  # a launch's own memory; from 3.8 on, a sanitizer's arguments
-    return Repeated(launch.grid, [*launch.args, *launch.constants.values()], compiled, entry, place_of)
+
+
+class Repeated:
+    """All launches of a pass, which can be repeated on other tensors: call it with these and their device."""
+
+    def __init__(self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf) -> None:
+        """Pack the launches. Raises ValueError, struct.error: launcher.c cannot launch them."""
+        if len(launches) > _KERNELS:
+            raise ValueError(f"{len(launches)} kernels")
+        self.launch, self.compiled = launcher().launch, compiled  # kernels that must stay loaded
+        pairs = zip(launches, compiled, strict=True)
+        self.packed = bytearray(b"".join([_packed(launch, kernel, place_of) for launch, kernel in pairs]))
+
+    @staticmethod
+    def watched() -> bool:
+        """Return whether Triton has hooks to call around each launch, as profilers set them."""
+        runtime = knobs.runtime
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
+
+    def __call__(self, device: torch.device, tensors: list[Tensor]) -> None:
+        index: Any = device.index
+        if index != torch._C._cuda_getDevice():
+            with torch.cuda.device(index):
+                self.launch(self.packed, index, torch._C._cuda_getCurrentRawStream(index), tensors)
+        else:
+            self.launch(self.packed, index, torch._C._cuda_getCurrentRawStream(index), tensors)
+
+
+def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
+    """A launch of a compiled kernel as launcher.c reads it: its Launch, values, Places and Maps."""
+    run, entry = compiled.run, entry_of(compiled)
+    warps, clusters, shared = compiled.packed_metadata
+    # A launch's own memory; from 3.8 on, a sanitizer's arguments; what Triton launches with further attributes.
+    unknown = run.global_scratch_size or run.profile_scratch_size or getattr(run, "gsan_enabled", False)
+    if entry is None or unknown or clusters != 1 or shared > 228 * 1024:
+        raise ValueError("a launch of an unknown kind")
+    values: list[int] = []
+    places: list[int] = []
+    maps: list[int] = []
+
+    def add(kind: Any, arg: Any, how: Any) -> None:
+        if isinstance(kind, tuple):
+            for each in zip(kind, arg, strict=True):
+                add(*each, None)
+        elif kind.startswith("*"):
+            places.extend((len(values), *place_of(arg)))
+            values.append(0)
+        elif kind.startswith("tensordesc"):
+            maps.extend((len(values), *place_of(arg), *_packed_map(arg, how)))
+            values.extend((0, *arg.shape, *arg.strides))
+        elif kind in ("fp32", "f32"):
+            values.append(int.from_bytes(struct.pack("<f", arg), "little"))
+        elif kind[0] in "iu":
+            values.append(arg)
+        elif kind != "constexpr":
+            raise ValueError(f"an argument of type {kind}")
+
+    args = [*launch.args, *launch.constants.values()]
+    for index, pair in enumerate(zip(compiled.src.signature.values(), args, strict=True)):
+        add(*pair, entry.maps.get(index))
+    values += [0, 0]  # the two scratch memories
+    count, rest = divmod(len(maps), _MAP)
+    assert not rest
+    if len(values) > _VALUES or count > _MAPS:
+        raise ValueError(f"{len(values)} values, {count} TMA maps")
+    grid, attributes = (*launch.grid, 1, 1)[:3], (bool(run.launch_pdl), bool(run.launch_cooperative_grid))
+    numbers = compiled.function, *grid, 32 * warps, shared, *attributes, len(values), len(places) // 3, count
+    packed = *numbers, *values, *places, *maps
+    return struct.pack(f"{len(packed)}q", *packed)
+
+
+_MAP = 24 + _WAYS * 17  # the numbers that a Map has
+
+
+def _packed_map(descriptor: Any, how: Any) -> list[int]:
+    """What launcher.c's Map says of a tensor descriptor. how: its entry in Entry.maps."""
+    if how is None or how["fp4_padded"] or getattr(descriptor, "round_f32_to_tf32", False):
+        raise ValueError("a TMA map of an unknown kind")
+    bytes_each, sizes = how["elem_size"], list(descriptor.shape)[::-1]
+    strides = [bytes_each * stride for stride in list(descriptor.strides)[-2::-1]]
+    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, [bytes_each, *strides], strict=True))
+    small = release() >= (3, 7) and span < 128 * 1024
+    kind = driver.TMA_DTYPE_DEVICE_TO_HOST[how["elem_type"]]
+    first = [kind, len(sizes), how["swizzle"], descriptor.padding == "nan", small]
+    three = [[*each, 0, 0, 0, 0, 0][:5] for each in (sizes, strides, list(how["block_size"])[::-1])]
+    return [*first, *three[0], *three[1], *three[2], 0, *[-1] * _WAYS, *[0] * 16 * _WAYS]
+
+
+def repeated(launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf) -> Repeated | None:
+    """Return portable.launch.Launches that were started as a Repeated; None if that is impossible."""
+    if release() in RELEASES and launcher() is not None:
+        with contextlib.suppress(ValueError, struct.error):
+            return Repeated(launches, compiled, place_of)
+    return None
 
 
 class Interpreted:
-    """A Repeated for Triton's interpreter: call it with tensors instead of addresses (the stream is not used)."""
+    """A Repeated for Triton's interpreter."""
 
-    def __init__(self, launch: Any, place_of: PlaceOf) -> None:
-        self.tensors = [(i, *place_of(x), x.dtype) for i, x in enumerate(launch.args) if isinstance(x, Tensor)]
-        self.args = [None if isinstance(x, Tensor) else x for x in launch.args]
-        self.launch = replace(launch, args=())  # tensors would stay in memory
+    def __init__(self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf) -> None:
+        self.each = [
+            (
+                replace(launch, args=()),  # tensors would stay in memory
+                [None if isinstance(x, Tensor) else x for x in launch.args],
+                [(i, *place_of(x), x.dtype) for i, x in enumerate(launch.args) if isinstance(x, Tensor)],
+            )
+            for launch in launches
+        ]
 
     @staticmethod
     def watched() -> bool:
         """Return False: the interpreter calls no hooks."""
         return False
 
-    def __call__(self, stream: int, tensors: list[Tensor]) -> None:
-        launch, args = self.launch, self.args.copy()
-        for place, number, offset, dtype in self.tensors:
-            args[place] = _behind(tensors[number], offset, dtype)
-        launch.kernel[launch.grid](*args, **launch.constants, **launch.options)
+    def __call__(self, device: torch.device, tensors: list[Tensor]) -> None:
+        for launch, without, places in self.each:
+            args = without.copy()
+            for place, number, offset, dtype in places:
+                args[place] = _behind(tensors[number], offset, dtype)
+            launch.kernel[launch.grid](*args, **launch.constants, **launch.options)
 
 
 def _behind(x: Tensor, offset: int, dtype: torch.dtype) -> Tensor:

@@ -4,6 +4,7 @@ B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -64,11 +65,18 @@ class Launch:
         """Triton's own launch, which compiles where it must."""
         return self.kernel[self.grid](*self.args, **self.constants, **self.options)
 
-    def repeated(self, compiled: Any, place_of: PlaceOf) -> Repeated | Interpreted | None:
-        """Return a callable that launches `compiled` on other tensors; None: impossible. place_of: tensor -> Place."""
-        if not isinstance(self.kernel, JITFunction):
-            return Interpreted(self, place_of)
-        return repeated(self, compiled, place_of)
+    @staticmethod
+    def repeated(
+        launches: "Sequence[Launch]", compiled: Sequence[Any], place_of: PlaceOf
+    ) -> Repeated | Interpreted | None:
+        """Return a callable that repeats these started launches on other tensors; None: impossible.
+
+        Args:
+            launches: those of a pass.
+            compiled: what `start` returned for each.
+            place_of: tensor or TMA descriptor -> Place.
+        """
+        return (Interpreted if INTERPRETED else repeated)(launches, compiled, place_of)
 
     def _key(self) -> tuple[Any, ...]:
         # All that Triton compiles a kernel anew for: what is constant, and of each argument what it could be
