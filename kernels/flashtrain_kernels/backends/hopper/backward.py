@@ -35,6 +35,10 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 LATE_QUERIES = 512
 # How many items the heads that are sorted together have at least (heads_together), about as many as run at once.
 SORTED_ITEMS = 128
+# Up to how many tiles of keys items are not sorted at D = 128.
+UNSORTED_TILES = 4
+# How many query heads an item has at most at D = 128 without a window, and what their parts of dK and dV may take.
+ITEM_HEADS, PART_BYTES, PART_BYTES_OF_ITEM = 4, 256 << 20, 2 * KEYS * 128 * 4
 # Of windows at D = 128 and of packed sequences, how many heads' items lie together.
 WINDOW_HEADS, PACKED_HEADS = 8, {64: 16, 128: 8}
 # And where dQ is added up in one order: with more, fewer items wait; with fewer, L2 serves more.
@@ -139,8 +143,9 @@ def keys_of_item(width: int) -> int:
 def splits_of_group(items: int, q: Tensor, k: Tensor, options: Options) -> int:
     """Return among how many items the query heads of a key/value head are split, each with a part of dK and dV.
 
-    With few key/value heads a whole group an item leaves multiprocessors idle. Parts cost memory traffic, so there are
-    no more than needed: a round of items, or two where a causal mask or packed sequences make them uneven.
+    With few key/value heads a whole group an item leaves multiprocessors idle: there are at least a round of items, or
+    two where a causal mask or packed sequences make them uneven. At D = 128 an item has at most ITEM_HEADS query heads
+    as well, if the parts take no more than PART_BYTES; even items keep their group where that left them a single head.
 
     Args:
         items: how many there are without splitting.
@@ -149,9 +154,15 @@ def splits_of_group(items: int, q: Tensor, k: Tensor, options: Options) -> int:
     group = q.shape[2] // k.shape[2]
     if q.shape[3] > 128 or isinstance(options.mask, (Mask, BlockMask)):
         return 1
-    rounds = 1 if options.right is None and options.mask is None else 2
-    enough = 0.95 * rounds * multiprocessors(q.device)
-    return next((n for n in range(1, group) if group % n == 0 and items * n >= enough), group)
+    uneven = options.right is not None or options.mask is not None
+    enough = 0.95 * (2 if uneven else 1) * multiprocessors(q.device)
+    divisors = [n for n in range(1, group + 1) if group % n == 0]
+    least = 1
+    if q.shape[3] > 64 and options.left is None and options.mask is None:
+        fewer = next(n for n in divisors if group // n <= ITEM_HEADS)
+        small = fewer * items * PART_BYTES_OF_ITEM <= PART_BYTES
+        least = fewer if small and (uneven or group // fewer > 1) else 1
+    return next((n for n in divisors if n >= least and items * n >= enough), group)
 
 
 def tiles_of_queries(seqlen_q: int, options: Options) -> int:
@@ -164,8 +175,9 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
     """Return how many key/value heads' items are sorted together by their tiles of keys, the first tiles first.
 
     Below a causal mask the first tiles have most to do, and the last items to start should be short. A group holds
-    about a round of items (SORTED_ITEMS) and no more, because its heads share the second-level cache, and it divides
-    the heads evenly, because a smaller last group would end with long items.
+    about a round of items (SORTED_ITEMS) and no more, because its heads share the second-level cache. It divides the
+    heads evenly, because a smaller last group would end with long items, and into an even number of groups if that can
+    be: a group that starts with long items follows one that ends with short ones.
 
     Args:
         key_tiles: the items of a head.
@@ -177,10 +189,11 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
         return PACKED_HEADS[width]
     if options.left is not None and options.right is not None and width == 128:
         return WINDOW_HEADS
-    if options.right is None or options.left is not None or (width == 128 and key_tiles <= 8):
+    if options.right is None or options.left is not None or (width == 128 and key_tiles <= UNSORTED_TILES):
         return 1
     least = min(ceil_div(SORTED_ITEMS, key_tiles), all_heads)
-    return next(heads for heads in range(least, all_heads + 1) if all_heads % heads == 0)
+    divisors = [heads for heads in range(least, all_heads + 1) if all_heads % heads == 0]
+    return next((heads for heads in divisors if all_heads // heads % 2 == 0), divisors[0])
 
 
 def is_queued(constants: Choices, width: int) -> bool:
