@@ -23,9 +23,9 @@ CEILINGS = {
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_060,
     "flashtrain/training": 3_468,
-    "kernels/flashtrain_kernels": 13_634,
+    "kernels/flashtrain_kernels": 13_795,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_228,
+    "tests": 38_420,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

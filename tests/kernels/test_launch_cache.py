@@ -81,6 +81,24 @@ def test_the_signature_tells_one_cu_seqlens_from_two_as_hoppers_dropout_serves_t
     assert signed != launch_cache.signature([q, one, other])
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_repeated_launches_go_to_the_current_stream_of_the_tensors_device():
+    for number in range(torch.cuda.device_count()):
+        q, k, v = (torch.randn(1, 128, 2, 64, device=f"cuda:{number}", dtype=torch.bfloat16) for _ in range(3))
+        wanted = fk.reference.attention(*[x.double() for x in (k, k, v)])
+        for _ in range(3):
+            fk.flash_attn_func(q, k, v)
+        torch.cuda.synchronize(number)
+        stream = torch.cuda.Stream(number)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(100_000_000)
+            q.copy_(k)
+            got = fk.flash_attn_func(q, k, v)
+        stream.synchronize()
+        torch.testing.assert_close(got.double(), wanted, atol=0.02, rtol=0.02)
+
+
 def test_tensors_like_earlier_ones_have_the_signature_that_signing_gives():
     def forms():
         x, one, other = torch.zeros(2, 8, 2, 8), torch.zeros(9, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
