@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_393,
+    "flashtrain": 30_395,
     "flashtrain/command": 1_669,
     "flashtrain/data": 5_772,
     "flashtrain/distributed": 3_257,
@@ -21,7 +21,7 @@ CEILINGS = {
     "flashtrain/report": 1_740,
     "flashtrain/run": 516,
     "flashtrain/settings": 1_103,
-    "flashtrain/tasks": 4_060,
+    "flashtrain/tasks": 4_062,
     "flashtrain/training": 3_468,
     "kernels/flashtrain_kernels": 13_795,
     "recipes/flashtrain_recipes": 11_623,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flashtrain.data.chat_datamodule import ChatDataModule
 from flashtrain.data.token_ids import TokenIds
 from flashtrain.data.tokenizers import NONE, Tokenizer, TokenizerSpec, make_tokenizer
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
@@ -51,7 +52,8 @@ def run_language_mode(settings: Settings, hardware: Hardware) -> dict[str, Any]:
         if not same or data.tokenizer.fingerprint() != trained.tokenizer.fingerprint():
             data = make_data(settings, hardware, trained.tokenizer)
     data.batch_size = min(data.batch_size, MAX_BATCH)
-    if settings.applied_mask.documents:  # else a conversation sees others, and which depends on the length of a row
+    # Where a conversation sees others, which it sees depends on the length of a row.
+    if isinstance(data, ChatDataModule) and settings.applied_mask.documents:
         data.short_rows = True
     task = LanguageModel(
         trained.model, document_mask=settings.applied_mask.documents, mask=make_mask(settings.applied_mask)
