@@ -25,13 +25,9 @@ IN_FOUR_PIECES = ("causal-document", 32768)
 Case = tuple[str, int, int, Shape]  # mask, tokens, ranks, heads
 # Efficiency on four H100s, 26 November 2026: ulysses, all-gather, ring.
 FOUR_H100S = {
-    ("causal", 131072, 4, Shape(16, 16, 128)): (0.91, 0.75, 0.83),
     ("causal", 524288, 4, Shape(16, 16, 128)): (0.87, 0.87, 0.86),
-    ("causal", 131072, 4, Shape(32, 8, 128)): (0.99, 0.97, 0.95),
     ("causal", 524288, 4, Shape(32, 8, 128)): (0.97, 0.94, 0.84),
-    ("causal-document", 131072, 4, Shape(16, 16, 128)): (0.53, 0.64, 0.40),
     ("causal-document", 524288, 4, Shape(16, 16, 128)): (0.48, 0.75, 0.33),
-    ("causal-document", 131072, 4, Shape(32, 8, 128)): (0.66, 0.98, 0.60),
 }
 
 
