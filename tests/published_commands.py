@@ -128,6 +128,7 @@ def jobs_of(command: str, runs: dict[str, Path]) -> list[list[str]]:
     words = [published if "FILE.safe" in word else word for word in words]
     if {"mode=evaluate", "mode=generate"} & set(words):
         words = [f"model.path={runs['model']}" if word.startswith("model.path=") else word for word in words]
+    words = [f"resume={runs['language_model']}" if word == "resume=runs/gpt2/" else word for word in words]
     if not any(word.startswith("checkpoint=") for word in words):
         return sweep.expand(words) if command.startswith("-m") else [words]
     kept = [word for word in words if not word.startswith("checkpoint=")]
