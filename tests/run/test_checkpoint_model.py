@@ -137,8 +137,8 @@ def words_of_its_own(tiny_runs: TinyRuns) -> Path:
 
 
 def settled(*words: str) -> Settings:
-    """The settings as a run on a CPU has them, its text not yet read: there is none."""
-    words = ("recipe=gpt2", "hardware=cpu", "data=files", "data.path=/nowhere", *words)
+    """The settings as a run on a CPU has them, its text not yet read."""
+    words = ("recipe=gpt2", "hardware=cpu", "data=files", f"data.path={Path(__file__).parents[2]}/README.md", *words)
     return settle(compose_settings(words), words)[0]
 
 

@@ -81,7 +81,7 @@ def test_its_export_has_the_chat_template_and_ends_where_answers_do(finished):
 def test_what_would_be_trained_is_planned(runs):
     words = runs.settings_words("mode=plan")
     settings, hardware = settle(compose_settings(words), words)
-    assert "chats.jsonl; tokenizer" in task_of(settings).plan(settings, hardware)
+    assert "chats.jsonl, about " in task_of(settings).plan(settings, hardware)
 
 
 @pytest.mark.parametrize(
