@@ -54,10 +54,10 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     flags, scale_log2 = torch.ones(halves, dtype=torch.int32), options.scale * math.log2(math.e)
     tables = (ends[1], 0, 0, 0, ends[0]) * 2
     finish_kernel[(places + halves,)](
-        work, rows, flags, q, k, v, dout, *gradients, *map(strides_of, (q, k, v, dout, *gradients)), options.scale,
-        scale_log2, places, heads[0], *totals, options.left or 0, options.right or 0, query_tiles, key_tiles, lse,
-        number, 0, lse, 0, *tables, RECOMPUTE=True, WHOLE=False, PACKED=True, GROUP=heads[0] // heads[1],
-        F=features_of(options), D=head_dim, HEAD_DIM=head_dim,
+        work, rows, flags, None, q, k, v, dout, *gradients, *map(strides_of, (q, k, v, dout, *gradients)),
+        options.scale, scale_log2, places, heads[0], *totals, options.left or 0, options.right or 0, query_tiles,
+        key_tiles, lse, number, 0, lse, 0, *tables, RECOMPUTE=True, WHOLE=False, PACKED=True,
+        GROUP=heads[0] // heads[1], SPLIT=1, F=features_of(options), D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
     for got, want in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(got.double(), want, atol=5e-3, rtol=5e-3)
