@@ -48,6 +48,9 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
     for group in GROUPS.get(feature, (1,)):
         yield 64, group, S, B
         yield 128, group, S, B
+        if group > 1 and call.mask is None:  # heads that are not split among items
+            yield 64, group, S, MANY
+            yield 128, group, S, MANY
         if call.mask is None and not call.rich and not call.deterministic:
             yield 256, group, S, B
         if feature.split()[-1] in ("full", "causal") and call.mask is None:
@@ -67,8 +70,8 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
             launch = backward_launches(call, Gradients(q, None, q, lse, q, kv, kv, None))[1]
             choices = launch.constants["C"]
             yield {
-                "feature": feature, "head_dim": head_dim, "group": group, "length": length, "whole": choices.whole,
-                "late": choices.late, **used(*compile_gluon_launch(launch)),
+                "feature": feature, "head_dim": head_dim, "group": group, "split": choices.split, "length": length,
+                "whole": choices.whole, "late": choices.late, **used(*compile_gluon_launch(launch)),
             }  # fmt: skip
 
 
@@ -77,6 +80,7 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
 SPILLS = {
     ("two intervals", 128): 48, ("permuted", 128): 48, ("packed", 64): 13, ("softcap", 64): 2, ("softcap", 128): 2,
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 26,
+    ("softcap packed", 128): 2,
     ("dropout causal", 64): 30, ("dropout causal", 128): 33,
     ("dropout window", 128): 34, ("dropout packed full", 64): 20, ("dropout packed full", 128): 2,
     ("alibi causal", 64): 2, ("deterministic packed", 128): 2,

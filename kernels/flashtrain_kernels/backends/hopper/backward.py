@@ -31,7 +31,7 @@ PLANNED = (QUERIES, KEYS)  # the tiles that masks are planned for
 WHOLE_KEYS, WHOLE_BYTES = 1024, 40 << 20
 SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md): the fewer
-# tiles an item has, the more its longer first and last ones weigh.
+# tiles an item has, the more its longer first and last ones weigh. With a window, features need the registers.
 LATE_QUERIES = 512
 # How many items the heads that are sorted together have at least (heads_together), about as many as run at once.
 SORTED_ITEMS = 128
@@ -96,7 +96,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
-        late=width == 128 and kind == BAND.value and queries >= LATE_QUERIES,
+        late=width == 128 and kind == BAND.value and (options.left is None or not options.rich) and queries >= LATE_QUERIES,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
