@@ -75,6 +75,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
     q, k, _, options = call
     mask, width = options.mask, width_of(q.shape[3])
     kind, tiles, intervals, key_positions, queries = BAND.value, 1, 0, False, q.shape[1]
+    rich_window = options.left is not None and options.rich
     if isinstance(mask, Sequences):
         queries //= mask.number
     elif isinstance(mask, Mask):
@@ -96,7 +97,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
-        late=width == 128 and kind == BAND.value and (options.left is None or not options.rich) and queries >= LATE_QUERIES,
+        late=width == 128 and kind == BAND.value and queries >= LATE_QUERIES and not rich_window,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
