@@ -53,9 +53,8 @@ def traffic(sizes: Sizes, heads_degree: int, *, gathers: bool, share: float = 1.
         return Traffic(others * token, others * (token + gradient))
     copies = math.lcm(kv_heads, heads_degree)  # key/value heads that are repeated so that every rank gets some
     away = held * (heads_degree - 1) / heads_degree
-    around = (
-        share * held * 2 * copies
-    )  # a ring passes on the tokens of the ranks that divide the heads, a share of the heads
+    # A ring passes on the tokens of the ranks that divide the heads, a share of the heads.
+    around = share * held * 2 * copies
     steps = degree // heads_degree - 1
     forward = away * (2 * heads + 2 * copies) * token + steps * around * token
     backward = away * (4 * heads + 4 * copies) * token + steps * around * (token + gradient)
