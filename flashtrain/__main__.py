@@ -28,7 +28,7 @@ from hydra._internal.utils import get_args_parser  # noqa: E402
 from flashtrain.command.compose import (  # noqa: E402
     FOLDER,
     check_given_once,
-    override_keys,
+    overrides_by_name,
     quoted,
     readable_errors,
     register_configs,
@@ -78,7 +78,7 @@ def _command(words: list[str]) -> int:
         sys.argv[1:] = [word for word in words if word not in arguments.overrides] + arguments.overrides
         return _show(arguments.overrides)
     check_given_once(arguments.overrides)
-    for key in sorted(override_keys(arguments.overrides)):
+    for key in sorted(overrides_by_name(arguments.overrides)):
         if key.startswith("hydra") and key != FOLDER:
             raise UserError(f"{key} is a setting of Hydra's, of which {FOLDER}=FOLDER alone is used. Remove it.")
     if arguments.multirun:
@@ -99,7 +99,7 @@ def _command(words: list[str]) -> int:
     if is_of_checkpoint(settings.mode):
         return modes.run_mode(settings)
     folder = run_folder(settings, arguments.overrides)
-    if FOLDER not in override_keys(arguments.overrides):  # for the ranks that Lightning starts with the same words
+    if FOLDER not in overrides_by_name(arguments.overrides):  # for the ranks that Lightning starts with the same words
         sys.argv.append(f"{FOLDER}={quoted(str(folder))}")
     own = [word for word in arguments.overrides if not word.startswith(FOLDER)]
     with held(folder):

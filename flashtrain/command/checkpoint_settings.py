@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from flashtrain.announce import say
-from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, parse_overrides, readable_errors
+from flashtrain.command.compose import CHOOSES, checked_settings, compose_settings, overrides_by_name, readable_errors
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.mode import is_of_checkpoint
@@ -38,7 +38,7 @@ _TEXT = {
 
 def settings_from_checkpoint(words: Sequence[str]) -> Settings:
     """Return the checked settings of a trained model's run, with `words` (key=value) on top. Raises UserError."""
-    given = {override.get_key_element().lstrip("+~"): override for override in parse_overrides(words)}
+    given = overrides_by_name(words)
     mode = str(given["mode"].value()) if "mode" in given else "train"
     named = "checkpoint" if is_of_checkpoint(mode) else "resume"
     if named not in given:
@@ -61,13 +61,11 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
         own_name = GROUPS.get(key)
         value = override.value() if own_name is None else {own_name: override.value()}
         with readable_errors(own.task):
-            replaces = isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key))
-        if replaces:
-            raise UserError(
-                f"{key}={value} replaces all {key} settings, and mode={mode} uses the checkpoint's own. Remove it, "
-                f"or change single ones ({key}.NAME=VALUE)."
-            )
-        with readable_errors(own.task):
+            if isinstance(value, str) and OmegaConf.is_dict(OmegaConf.select(config, key)):
+                raise UserError(
+                    f"{key}={value} replaces all {key} settings, and {named}=... uses those of its run. Remove it, "
+                    f"or change single ones ({key}.NAME=VALUE)."
+                )
             OmegaConf.update(config, key, value)
     _begin_anew(own, config, given)
     _score_all(config, given, mode)

@@ -57,8 +57,7 @@ def register_configs(words: Sequence[str]) -> str:
         if _recipes.get(name, ())[:2] != version:
             _recipes[name] = (*version, _read_recipe(name, path))
             store.store(group="recipe", name=name, node=_recipes[name][2], package="_global_")
-    overrides = [override for override in parse_overrides(words) if not override.is_sweep_override()]
-    given = {key_of(override): override.value() for override in overrides}
+    given = {name: one.value() for name, one in overrides_by_name(words).items() if not one.is_sweep_override()}
     task = str(given.get("task") or _task_of(str(given.get("recipe"))))
     own = {name.partition(".")[0] for name in setting_names(task)}
     for key in given:
@@ -84,7 +83,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     task = register_configs(overrides)
     with readable_errors(task), initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose(task, overrides=list(overrides))
-    given = override_keys(overrides)
+    given = overrides_by_name(overrides)
     if "trainer.steps" in given and config.trainer.epochs is not None:
         if "trainer.epochs" in given:
             raise UserError(
@@ -127,14 +126,14 @@ def quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def override_keys(words: Sequence[str]) -> set[str]:
-    """Return the names of the settings and groups that command-line words set, without +, ++ or ~."""
-    return {key_of(override) for override in parse_overrides(words)}
+def overrides_by_name(words: Sequence[str]) -> dict[str, Override]:
+    """Parse `key=value` words, and return them by name of setting or group, without +, ++ or ~. Raises UserError."""
+    return {key_of(override): override for override in parse_overrides(words)}
 
 
 def key_of(override: Override) -> str:
     """Return the name of the setting or group that an override sets, without +, ++ or ~."""
-    return override.get_key_element().lstrip("+~").split("@")[0]
+    return override.get_key_element().lstrip("+~")
 
 
 def check_given_once(words: Sequence[str]) -> None:
@@ -155,7 +154,7 @@ def check_given_once(words: Sequence[str]) -> None:
 
 def apply_demo(settings: Settings, overrides: Sequence[str]) -> Settings:
     """Return the settings with the values of the recipe's demo, except for settings that the command line names."""
-    given, known = override_keys(overrides), set(setting_names(settings.task))
+    given, known = set(overrides_by_name(overrides)), set(setting_names(settings.task))
     unchanged = given | settings.kept_in_demo() | ({"data.source"} if "data" in given else set())
     changed = settings_config(settings)
     for name, value in settings.demo.items():

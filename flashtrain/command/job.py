@@ -16,7 +16,7 @@ import torch
 
 from flashtrain import announce
 from flashtrain.announce import is_first_rank, log, quieten, say
-from flashtrain.command.compose import FOLDER, apply_demo, key_of, override_keys, parse_overrides
+from flashtrain.command.compose import FOLDER, apply_demo, overrides_by_name
 from flashtrain.command.failures import note_log, say_failure
 from flashtrain.errors import RunFailed, UserError, first_line
 from flashtrain.folders.new_folder import new_run_folder, remove_unused, unfinished_or_new
@@ -63,7 +63,7 @@ def settle(settings: Settings, overrides: Sequence[str], *, quiet: bool = False)
         hardware = detect_hardware(settings.hardware.accelerator)
     else:
         hardware = planned_hardware(settings.hardware.plan_for, settings.trainer.devices)
-    given = override_keys(overrides)
+    given = set(overrides_by_name(overrides))
     if not settings.is_demo and _wants_demo(settings, hardware, given):
         why = "no NVIDIA GPU found here" if hardware.kind == "cpu" else "hardware.demo=always"
         full, settings = settings, apply_demo(settings, overrides)
@@ -171,7 +171,7 @@ def plan(settings: Settings, overrides: Sequence[str]) -> str:
     settings, hardware = settle(settings, overrides)
     planned = working_mode(settings)
     # A study whose command names one context plans the training of that one.
-    if planned is None or (planned.study and "context" in override_keys(overrides)):
+    if planned is None or (planned.study and "context" in overrides_by_name(overrides)):
         return task_of(settings).plan(settings, hardware)
     return planned.plan(settings, hardware)
 
@@ -181,9 +181,8 @@ def run_folder(settings: Settings, overrides: Sequence[str]) -> Path:
 
     Raises UserError if the settings cannot be run here (no folder is made), or there is no run to resume.
     """
-    named = [override.value() for override in parse_overrides(overrides) if key_of(override) == FOLDER]
-    if named:
-        return Path(str(named[-1])).absolute()
+    if named := overrides_by_name(overrides).get(FOLDER):
+        return Path(str(named.value())).absolute()
     settings, _ = settle(settings, overrides, quiet=True)
     carried = task_of(settings).is_carried(str(settings.resume))
     if settings.resume not in (None, "auto") and not carried:

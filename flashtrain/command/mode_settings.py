@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashtrain.command.compose import override_keys
+from flashtrain.command.compose import overrides_by_name
 from flashtrain.errors import UserError
 from flashtrain.mode import modes, work_of
 from flashtrain.settings.settings import Settings
@@ -42,7 +42,7 @@ def check_used(settings: Settings, words: Sequence[str]) -> None:
     others = NOT_TRAINED | {
         one.own: f"it is of mode={name}" for name, one in modes().items() if one.own not in ("", own)
     }
-    for name in override_keys(words):
+    for name in overrides_by_name(words):
         if name.startswith("hydra") or _is_of(name, ALWAYS):
             continue
         if used is None:

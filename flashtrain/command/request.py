@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashtrain.command.compose import check_given_once, compose_settings, key_of, parse_overrides
+from flashtrain.command.compose import check_given_once, compose_settings, overrides_by_name
 from flashtrain.command.mode_settings import check_used
 from flashtrain.errors import one_of
 from flashtrain.mode import is_of_checkpoint
@@ -17,7 +17,7 @@ def settings_of(words: Sequence[str]) -> Settings:
     Raises UserError if a word names no setting, its value cannot be used, or the mode does not use the setting.
     """
     check_given_once(words)
-    given = {key_of(one): one.value() for one in parse_overrides(words) if not one.is_sweep_override()}
+    given = {name: one.value() for name, one in overrides_by_name(words).items() if not one.is_sweep_override()}
     mode = str(given.get("mode", "train"))
     one_of("mode", mode, mode_names())
     alone = "recipe" not in given and given.get("resume") not in (None, "auto")  # resume=RUN is enough to go on

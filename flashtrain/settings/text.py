@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from flashtrain.errors import UserError, at_least, between
@@ -18,7 +17,7 @@ class SequenceSharding:
     degree: int  # devices that share it
     method: str  # trainer.context_parallel_method
     layout: str  # trainer.context_parallel_layout
-    near: int  # of the devices that share a sequence, those of one machine
+    devices: int  # of one machine
 
 
 @dataclass
@@ -38,8 +37,7 @@ class ContextSettings(Settings):
         if not self.shares_sequences:
             return None
         method, layout = self.trainer.context_parallel_method, self.trainer.context_parallel_layout
-        near = math.gcd(self.context_degree, self.trainer.devices)
-        return SequenceSharding(self.context, self.context_degree, method, layout, near)
+        return SequenceSharding(self.context, self.context_degree, method, layout, self.trainer.devices)
 
     def check(self) -> None:
         at_least("context", self.context, 1)

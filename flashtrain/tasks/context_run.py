@@ -128,9 +128,10 @@ def _choice(
     sharding: SequenceSharding, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2
 ) -> Choice:
     from flashtrain.distributed.context.methods import choose_method
-    from flashtrain.distributed.context.traffic import Sizes
+    from flashtrain.distributed.context.traffic import Sizes, near_ranks
 
-    sizes = Sizes(sharding.degree, heads, kv_heads, head_dim, held, bytes_each, sharding.near)
+    near = near_ranks(sharding.degree, sharding.devices)
+    sizes = Sizes(sharding.degree, heads, kv_heads, head_dim, held, bytes_each, near)
     return choose_method(sharding.method, sizes)
 
 

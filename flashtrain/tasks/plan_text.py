@@ -111,11 +111,8 @@ def plan_text(
 def last_lines(settings: Settings, hardware: Hardware) -> list[str]:
     """Return the last lines of mode=plan: whether flashtrain has run on such a GPU, and how the training starts."""
     ran = hardware.kind == "cpu" or any(name in hardware.name for name in MEASURED_ON)
-    planned = settings.hardware.plan_for is not None
-    start = (
-        "to train on such a machine, leave out mode=plan and hardware.plan_for"
-        if planned
-        else "leave out mode=plan to train"
-    )
+    start = "leave out mode=plan to train"
+    if settings.hardware.plan_for is not None:
+        start = "to train on such a machine, leave out mode=plan and hardware.plan_for"
     computed = [] if ran else [f"computed; flashtrain has run on {' and '.join(MEASURED_ON)} only."]
     return [*computed, f"nothing was started; {start}."]

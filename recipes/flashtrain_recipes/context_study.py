@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrain.announce import quieten, say
-from flashtrain.command.compose import override_keys, parse_overrides, quoted
+from flashtrain.command.compose import overrides_by_name, parse_overrides, quoted
 from flashtrain.command.job import held, settle, write_report
 from flashtrain.command.sweep import note_failure
 from flashtrain.errors import UserError
@@ -95,7 +95,7 @@ class ContextStudy(ABC):
     def __init__(self, settings: Settings, hardware: Hardware, overrides: list[str]) -> None:
         self.settings, self.hardware, self.overrides = settings, hardware, overrides
         self.contexts = sorted(settings.lengths.contexts or [])
-        if "context" in override_keys(overrides):
+        if "context" in overrides_by_name(overrides):
             raise UserError(
                 f"recipe={settings.recipe} trains every context of lengths.contexts="
                 f"{list(settings.lengths.contexts or [])}: change those, or add mode=train to train one context."

@@ -60,9 +60,18 @@ def test_what_is_given_with_a_checkpoint_replaces_the_runs_own(trained, tmp_path
     assert (settings.logger.name, settings.hardware.accelerator) == ("none", "cpu")
 
 
-def test_another_group_named_with_a_checkpoint_is_refused_in_words(trained) -> None:
-    with pytest.raises(UserError, match=r"schedule=linear replaces all schedule settings.*checkpoint's own"):
-        settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "schedule=linear"])
+@pytest.mark.parametrize("words", [("mode=evaluate", "checkpoint="), ("resume=",)], ids=["evaluate", "resume"])
+def test_another_group_named_with_a_run_is_refused_in_words(trained, words) -> None:
+    said = rf"schedule=linear replaces all schedule settings.*{words[-1]}.*its run.*schedule\.NAME=VALUE"
+    with pytest.raises(UserError, match=said):
+        settings_from_checkpoint([*words[:-1], f"{words[-1]}{trained}", "schedule=linear"])
+
+
+def test_a_package_of_hydras_in_a_word_is_no_setting(trained) -> None:
+    with pytest.raises(UserError, match="unknown setting 'data@x'"):
+        settings_from_checkpoint(["mode=evaluate", f"checkpoint={trained}", "data@x=files"])
+    with pytest.raises(UserError, match="unknown setting 'data@x'"):
+        compose_settings(["recipe=gpt2", "data@x=files"])
 
 
 def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_runs: TinyRuns) -> None:

@@ -5,7 +5,6 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -24,6 +23,7 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.layouts import LAYOUTS
 from flashtrain.distributed.context.methods import AUTO, METHODS
 from flashtrain.distributed.context.sequence import ContextSequence
+from flashtrain.distributed.context.traffic import near_ranks
 from flashtrain.distributed.context.watchdog import Watchdog
 from flashtrain.distributed.context.weighted_means import weighted_logs, weighted_output
 from flashtrain.distributed.sharded_checkpoints import ShardedCheckpoints
@@ -135,7 +135,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
             kind = self.root_device.type
             mesh = init_device_mesh(kind, (self.data_ranks, self._degree), mesh_dim_names=(DATA, CONTEXT))
             data_group = mesh.get_group(DATA) if self.data_ranks > 1 else None
-            near = math.gcd(degree, self.num_processes)  # ranks are numbered machine by machine
+            near = near_ranks(degree, self.num_processes)
             self.context = ContextGroup(mesh.get_group(CONTEXT), data_group, self.root_device, near)
             self._data_rank = mesh.get_local_rank(DATA)
             # The mesh that modules shard themselves over: all devices, whatever they share.

@@ -21,6 +21,11 @@ class Sizes(NamedTuple):
     visible: float = 0  # keys that a query sees, on the average; 0: half of the tokens, as under a causal mask
 
 
+def near_ranks(degree: int, devices: int) -> int:
+    """Return how many of the ranks that share a sequence are on one machine with that many devices."""
+    return math.gcd(degree, devices)  # ranks are numbered machine by machine
+
+
 class Traffic(NamedTuple):
     """The bytes that the busiest rank sends for one layer, in the forward and in the backward pass."""
 
