@@ -245,9 +245,7 @@ def _value(key: str, value: Any) -> str:
         return f"[{','.join(_value(key, one) for one in value)}]"
     if isinstance(value, Mapping) and all(isinstance(name, str) and name.isidentifier() for name in value):
         return f"{{{','.join(f'{name}:{_value(key, one)}' for name, one in value.items())}}}"
-    raise UserError(
-        f"{key} is a {type(value).__name__}. Expected None, bool, int, float, str, a path, or a list of them."
-    )
+    raise UserError(f"{key} is a {type(value).__name__}. Expected None, bool, int, float, str, a path, or a list.")
 
 
 def _of(run: Trained, settings: Mapping[str, Any], mode: str = "evaluate") -> Settings:

@@ -16,7 +16,7 @@ from flashtrain.command.compose import CHOOSES, checked_settings, compose_settin
 from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, find_checkpoint, read_settings
 from flashtrain.mode import is_of_checkpoint
-from flashtrain.settings.schema import settings_config
+from flashtrain.settings.schema import check_names, settings_config
 from flashtrain.settings.settings import Settings
 from flashtrain.spec import task_of, tasks
 
@@ -55,6 +55,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
             f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "
             f"mode={mode} uses. Remove recipe=."
         )
+    check_names(given, own.task)
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
             continue

@@ -28,6 +28,7 @@ from flashtrain.files.yaml_files import literal
 from flashtrain.mode import check_settings
 from flashtrain.settings.aliases import renamed
 from flashtrain.settings.schema import (
+    check_names,
     schema_of,
     setting_names,
     settings_config,
@@ -60,9 +61,7 @@ def register_configs(words: Sequence[str]) -> str:
     given = {name: one.value() for name, one in overrides_by_name(words).items() if not one.is_sweep_override()}
     task = str(given.get("task") or _task_of(str(given.get("recipe"))))
     own = {name.partition(".")[0] for name in setting_names(task)}
-    for key in given:
-        if key.partition(".")[0] not in own and not key.startswith("hydra"):
-            raise unknown_setting(key, task)
+    check_names(given, task)
     # Of the groups that conf/config.yaml chooses a file of, the task's own.
     content = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))
     chosen = [one for one in content["defaults"] if isinstance(one, str) or own & one.keys() or " " in next(iter(one))]
@@ -86,9 +85,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     given = overrides_by_name(overrides)
     if "trainer.steps" in given and config.trainer.epochs is not None:
         if "trainer.epochs" in given:
-            raise UserError(
-                "trainer.steps and trainer.epochs are both given. Set one: epochs give the number of steps."
-            )
+            raise UserError("trainer.steps and trainer.epochs are both given. Set one: epochs give the steps.")
         config.trainer.epochs = None  # the recipe's
     return checked_settings(config)
 
@@ -104,12 +101,12 @@ def checked_settings(config: DictConfig) -> Settings:
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Parse `key=value` words with Hydra's grammar. Raises UserError, also for an older name of a setting."""
+    """Parse `key=value` words with Hydra's grammar. Raises UserError, also for older names of settings, all in one."""
     with readable_errors():
         parsed = OverridesParser.create().parse_overrides(list(words))
-    for override in parsed:
-        if line := renamed(key_of(override), None if override.is_sweep_override() else override.value()):
-            raise UserError(line)
+    valued = {key_of(one): None if one.is_sweep_override() else one.value() for one in parsed}
+    if lines := [line for key, value in valued.items() if (line := renamed(key, value))]:
+        raise UserError(" ".join(lines))
     return parsed
 
 
@@ -203,9 +200,7 @@ def _composition_error(error: ConfigCompositionException, task: str) -> UserErro
         return wrong_value(cause, task, name)  # it exists, and something inside its value does not
     if text.startswith("Ambiguous value for argument"):
         given = text.splitlines()[0].split(" ", 4)[-1]
-        return UserError(
-            f"{given} lists several values. Add -m to sweep over them, or use brackets for a list: [one,another]."
-        )
+        return UserError(f"{given} lists several values. Add -m to sweep, or use brackets for a list: [one,another].")
     chosen = re.search(r"Could not override '(\w+)'", text)  # in the defaults of a recipe
     if chosen and (line := renamed(chosen[1], "")):
         return UserError(line)

@@ -62,9 +62,7 @@ def expand(words: Sequence[str]) -> Jobs:
         elif override.is_choice_sweep() or override.is_range_sweep():
             choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
         else:
-            raise UserError(
-                f"{override.input_line}: list the values, as in context=512,1024, or use range(start,stop,step)."
-            )
+            raise UserError(f"{override.input_line}: list the values, context=512,1024, or use range(start,stop,step).")
     return [list(job) for job in itertools.product(*choices.values())]
 
 
@@ -148,9 +146,7 @@ def _sweep_folder(settings: Settings, jobs: Jobs, resume: str | None) -> Path:
     if resume not in (None, "auto"):
         folder = Path(str(resume)).expanduser()
         if not _is_of(jobs, _read_jobs(folder)):
-            raise UserError(
-                f"resume={resume} is a sweep of other settings. Repeat the command that it was started with."
-            )
+            raise UserError(f"resume={resume} is a sweep of other settings. Repeat the command that started it.")
         hold(folder)
         return folder
     if resume == "auto":

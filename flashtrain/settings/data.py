@@ -90,9 +90,7 @@ class DataSettings:
         if self.source == "files" and not self.path:
             raise UserError("data=files needs data.path=..., a file or folder of .txt, .md, .jsonl or .parquet.")
         if self.source == "hub" and not self.name:
-            raise UserError(
-                "data=hub needs data.name=..., a dataset of the Hugging Face hub such as roneneldan/TinyStories."
-            )
+            raise UserError("data=hub needs data.name=..., a dataset of the hub such as roneneldan/TinyStories.")
         if self.source == "tokens" and not self.path:
             raise UserError("data=tokens needs data.path=..., a .npy or .bin file of tokens, or a folder of them.")
         if self.source == "mixture":
@@ -129,9 +127,7 @@ class DataSettings:
         for name, given in (self.mixture or {}).items():
             where = f"data.mixture.{name}"
             if not isinstance(given, dict):
-                raise UserError(
-                    f"{where}={given} must be the settings of a source, such as {{path: FOLDER, weight: 2}}."
-                )
+                raise UserError(f"{where}={given} must be the settings of a source: {{path: FOLDER, weight: 2}}.")
             odd = [key for key in given if key not in OF_A_PART]
             if odd:
                 raise unknown(f"setting of {where}", str(odd[0]), OF_A_PART)

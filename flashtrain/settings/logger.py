@@ -29,9 +29,7 @@ class LoggerSettings:
         """Raise UserError if the package of a chosen logger is not installed."""
         for kind in self.kinds:
             if kind in ("tensorboard", "wandb") and find_spec(kind) is None:
-                raise UserError(
-                    f"logger={kind} needs the package {kind}, which is not installed. Use: pip install {kind}"
-                )
+                raise UserError(f"logger={kind} needs the package {kind}, which is not installed: pip install {kind}")
 
     def check(self) -> None:
         for kind in self.kinds:

@@ -38,8 +38,6 @@ class MaskSettings:
             if self.name == name and value is None:
                 raise UserError(f"mask={name} needs mask.{setting}=..., the {what}.")
             if self.name != name and value is not None:
-                raise UserError(
-                    f"mask.{setting}={value} is used by mask={name}, and this is mask={self.name}. Remove it."
-                )
+                raise UserError(f"mask.{setting}={value} is used by mask={name}, not by mask={self.name}. Remove it.")
             at_least(f"mask.{setting}", value, 1)
         no_options("mask", self.name, self.options, get_args(Mask))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Any, cast, get_type_hints
@@ -87,6 +87,15 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
         yield f"{prefix}{one.name}", one, hints[one.name]
         if is_dataclass(hints[one.name]):
             yield from _walk(hints[one.name], f"{prefix}{one.name}.")
+
+
+def check_names(given: Iterable[str], task: str) -> None:
+    """Raise UserError, which names all of them, if the task does not have some of the settings given by name."""
+    names = set(setting_names(task))
+    leaves = names - {name.rpartition(".")[0] for name in names}
+    free = ("hydra", *(f"{leaf}." for leaf in leaves))  # what is no group may be a dictionary
+    if wrong := [key for key in given if key not in names and not key.startswith(free)]:
+        raise UserError(" ".join(str(unknown_setting(key, task)) for key in wrong))
 
 
 def unknown_setting(given: str, task: str) -> UserError:

@@ -108,9 +108,7 @@ class Settings:
         if self.hardware.plan_for is not None and self.mode != "plan":
             raise UserError(f"hardware.plan_for={self.hardware.plan_for} is used by mode=plan alone. Add mode=plan.")
         if self.optimizer.name == "lamb" and self.shards_weights:
-            raise UserError(
-                "optimizer=lamb cannot train sharded weights. Use trainer.strategy=ddp, or optimizer=adamw."
-            )
+            raise UserError("optimizer=lamb cannot train sharded weights. Use trainer.strategy=ddp or optimizer=adamw.")
         if self.optimizer.states == "host" and self.shards_weights:
             raise UserError(
                 f"optimizer.states=host needs whole weights on each device, and trainer.strategy={self.strategy} "

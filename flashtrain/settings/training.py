@@ -22,9 +22,7 @@ from flashtrain.settings.options import (
 def no_options(group: str, name: str, options: Mapping[str, Any], ours: Collection[str]) -> None:
     """Raise UserError if `options` are given to a component of flashtrain's (`ours`): only registered ones use them."""
     if options and name in ours:
-        raise UserError(
-            f"{group}.options={dict(options)} is used by registered {group}s alone, not by {name}. Remove it."
-        )
+        raise UserError(f"{group}.options={dict(options)} is used by registered {group}s, not by {name}. Remove it.")
 
 
 @dataclass

@@ -275,9 +275,7 @@ def _check_parts(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     found: Mapping[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     for name, tensor in tensors.items():
         if name not in found or sum(chunk.sizes.numel() for chunk in found[name].chunks) != tensor.numel():
-            raise UserError(
-                f"{folder} is missing parts of {name}. Copy all its files; several machines need a shared disk."
-            )
+            raise UserError(f"{folder} lacks parts of {name}. Copy all its files; several machines need a shared disk.")
 
 
 def not_written(error: BaseException, path: Path) -> UserError:

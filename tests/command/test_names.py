@@ -112,6 +112,17 @@ def test_so_is_one_whose_answer_depends_on_the_task_or_on_the_value(words: str, 
     assert answer in refused(*words.split())
 
 
+@pytest.mark.parametrize("words", ["recipe=gpt2", "mode=evaluate checkpoint={}"], ids=["recipe", "checkpoint"])
+def test_several_unknown_names_are_answered_at_once(words: str, trained) -> None:
+    said = refused(*words.format(trained).split(), "contxt=8", "context=8", "trainer.lr=1", "model.options.x=1")
+    assert [said.count(name) for name in ("unknown setting", "'contxt'", "'trainer.lr'")] == [2, 1, 1]
+
+
+def test_several_older_names_are_answered_at_once() -> None:
+    said = refused("recipe=gpt2", "generate.tokens=3", "trainer.strategy=deepspeed")
+    assert all(f"use {ours}." in said for ours in ("generate.max_new_tokens", "trainer.strategy=fsdp"))
+
+
 def test_sft_asks_for_its_model_and_its_data_at_once() -> None:
     assert refused("recipe=sft").startswith("recipe=sft needs model.path=FOLDER_OR_HUB_NAME and data.path=")
     assert "model.path" not in refused("recipe=sft", "model.path=x")

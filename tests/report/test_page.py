@@ -101,9 +101,7 @@ def test_the_curves_are_those_of_training(tmp_path: Path) -> None:
 
 
 def test_a_long_course_keeps_its_peaks_and_is_small(tmp_path: Path) -> None:
-    rows = [
-        {"step": n, "train_loss": 3.0 if n != 7777 else 99.0, "tokens_per_second": 1 + n % 3} for n in range(20_000)
-    ]
+    rows = [{"step": n, "train_loss": 3.0 if n != 7777 else 99.0, "tokens_per_second": 1 + n % 3} for n in range(20000)]
     drawn = dict(curves(write_metrics(tmp_path, rows)))
     assert ">100<" in drawn["loss (nats)"]  # the axis reaches the peak
     assert all(len(svg) < 60_000 for svg in drawn.values())

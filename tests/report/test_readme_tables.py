@@ -68,9 +68,7 @@ def test_a_link_leads_to_the_heading_of_the_table_in_full_or_to_the_file(results
     readme(results, "# All\n\n## How fast, in tokens\n\n<!-- table: speed -->\n<!-- end table -->\n")
     page = results / "guide" / "page.md"
     page.parent.mkdir()
-    page.write_text(
-        "".join(f"<!-- table: {name} command=link -->\n<!-- end table -->\n" for name in ("speed", "other"))
-    )
+    page.write_text("".join(f"<!-- table: {one} command=link -->\n<!-- end table -->\n" for one in ("speed", "other")))
     insert_tables(page, results)
     text = page.read_text(encoding="utf-8")
     assert " on a GPU: [command, versions and all rows](../README.md#how-fast-in-tokens).\n<!-- end table -->" in text

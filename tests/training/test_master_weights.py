@@ -129,7 +129,5 @@ def test_states_in_host_memory_change_nothing(dtype):
     assert not optimizers[2].state  # nothing for Lightning to move to the parameters' device
     for model, optimizer in zip(models, optimizers, strict=True):
         steps(model, optimizer, start=5)
-        assert all(
-            torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
-        )
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
     assert {master.device.type for _, master in optimizers[1].pairs} == {"cpu"}

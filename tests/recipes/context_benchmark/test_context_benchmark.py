@@ -104,9 +104,7 @@ def test_work_is_even_where_the_layout_or_the_way_makes_it_so(runs) -> None:
 
 def test_the_rows_of_a_run_are_published_as_the_other_benchmarks_are(runs, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {"config.yaml", "summary.json", "result.json", "notes.txt"} <= {
-        path.name for path in (runs / "grid").iterdir()
-    }
+    assert {"config.yaml", "summary.json", "result.json", "notes.txt"} <= {f.name for f in (runs / "grid").iterdir()}
     summary = json.loads((runs / "grid" / "summary.json").read_text())
     assert (summary["status"], summary["cases"], summary["cases_measured"]) == ("finished", 4, 4)
     file = tmp_path / "context.json"
