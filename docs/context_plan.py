@@ -5,13 +5,12 @@ python docs/context_plan.py    # seconds on a CPU; nothing is measured
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from flashtrain.distributed.context.cost import expected_seconds, linear_seconds
 from flashtrain.distributed.context.methods import ALL_GATHER, HYBRID, choose_method
-from flashtrain.distributed.context.traffic import Sizes
+from flashtrain.distributed.context.traffic import Sizes, near_ranks
 from flashtrain.report.rows import write_result
 
 RESULT = Path(__file__).resolve().parents[1] / "recipes" / "results" / "context-plan.json"
@@ -23,7 +22,7 @@ MACHINE = 8  # GPUs
 
 def row_of(model: str, tokens: int, gpus: int) -> dict[str, Any]:
     """The method that `auto` takes for a causal mask, and one GPU's time over `gpus` times the expected time of all."""
-    sizes = Sizes(gpus, *SHAPES[model], held=tokens // gpus, near=math.gcd(gpus, MACHINE))
+    sizes = Sizes(gpus, *SHAPES[model], held=tokens // gpus, near=near_ranks(gpus, MACHINE))
     choice = choose_method("auto", sizes)
     seconds = expected_seconds(sizes, choice.heads_degree, gathers=choice.method == ALL_GATHER)
     efficiency = linear_seconds(sizes) / seconds

@@ -21,7 +21,6 @@ from flashtrain.tasks.batching import Batching, fit_memory
 from flashtrain.tasks.decoders import make_model
 from flashtrain.training.hardware import planned_hardware
 from flashtrain.training.memory import GIB
-from flashtrain_recipes.huggingface_benchmark.cases import SHAPES
 
 RESULT = Path(__file__).resolve().parents[1] / "recipes" / "results" / "memory-plan.json"
 MODELS = ("gpt2-124m", "gpt2-1.3b", "llama-1b", "llama-8b-lora", "llama-8b")
@@ -38,7 +37,7 @@ def settings_of(model: str, context: int, gpu: str, count: int, strategy: str) -
     words = [f"context={context}", f"trainer.tokens_per_step={tokens}", f"trainer.devices={count}"]
     settings = compose_settings([*own, *words, f"trainer.strategy={strategy}", f"hardware.plan_for={gpu}", "mode=plan"])
     if model.startswith("llama"):
-        settings.model.config, settings.model.options = SHAPES[model.removesuffix("-lora")]
+        settings.model.config = model.removesuffix("-lora")
         settings.model.adapter = "lora" if model.endswith("-lora") else None
     return settings
 

@@ -7,19 +7,27 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flashtrain.errors import UserError, unknown
 from flashtrain.files.json_files import read_json
+from flashtrain.files.shipped import conf_folder
 from flashtrain.integrations.weight_files import CONFIG
 
 ROTARY = "rope_parameters"
 OLDER_ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")  # entries in older files, now in ROTARY
 
 
+def published_shapes() -> dict[str, dict[str, Any]]:
+    """Return name -> entries of a transformers configuration, of conf/decoder_shapes.yaml."""
+    return yaml.safe_load((conf_folder() / "decoder_shapes.yaml").read_text(encoding="utf-8"))
+
+
 def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.path") -> Any:
     """Read a transformers configuration.
 
     Args:
-        path: A folder, a config.json, or a model type ("llama") for its default configuration.
+        path: A folder, a config.json, a name of published_shapes, or a model type ("llama") for its default sizes.
         changes: Entries that replace the configuration's; of nested rotary entries only those given are replaced.
         setting: The name of the setting that gave `path`, for messages.
 
@@ -30,15 +38,14 @@ def read_config(path: str, changes: Mapping[str, Any], setting: str = "model.pat
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
 
     where = Path(path).expanduser()
-    if where.is_dir():
-        where = where / CONFIG
-    if where.suffix == ".json" or where.exists():
-        content = read_json(where)
-    else:
-        content = {"model_type": path}
+    shapes = {} if where.suffix == ".json" or where.exists() else published_shapes()
+    where = where / CONFIG if where.is_dir() else where
+    content = shapes.get(path, {"model_type": path}) if shapes else read_json(where)
     kind: Any = content.get("model_type")
     if kind not in DECODERS:  # a model's own code (auto_map) is never run
-        raise unknown(f"kind of decoder in {setting}", str(kind), DECODERS, listed=["llama", "qwen3", "..."])
+        raise unknown(
+            f"kind of decoder in {setting}", str(kind), [*DECODERS, *shapes], listed=[*shapes, "llama", "qwen3", "..."]
+        )
     _check_names(kind, content, changes)
     if {**content, **changes}.get("quantization_config") is not None:
         raise UserError(

@@ -42,7 +42,8 @@ def transformers_decoder(
 
     Args:
         path: Folder, or name on the hub.
-        config: In place of path, a config.json, its folder, or a model type ("llama"); weights are then random.
+        config: In place of path, for random weights: a config.json, its folder, "llama-8b" or another name of
+            conf/decoder_shapes.yaml, or a model type ("llama").
         changes: Entries that replace those of the configuration; experts_implementation may be among them.
         attention: "flash", "sdpa" or "standard".
         context: The longest sequence in tokens, which extends rotary positions where needed (None: the model's).

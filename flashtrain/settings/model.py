@@ -31,7 +31,9 @@ class ModelSettings:
     # Between blocks under autocast: half precision (compute), float32 (weights).
     residual: str = option("compute", Residual)
     path: str | None = None  # a folder of transformers, a name of the hub, or a run (model=huggingface)
-    config: str | None = None  # a config.json, or a type such as llama, for random weights (model=huggingface)
+    # For random weights (model=huggingface): a config.json; tiny, llama-1b, llama-3b, llama-8b or qwen3-8b, which have
+    # these models' sizes; or a type such as llama with transformers' default sizes.
+    config: str | None = None
     adapter: str | None = option(None, Adapter)  # lora (Hu et al. 2021): train two thin matrices at each target alone
     adapter_rank: int = 16  # the width of an adapter's two matrices
     adapter_alpha: float | None = None  # factor of an adapter's product, over the rank; null: twice the rank

@@ -49,7 +49,7 @@ def measure_steps(
 
     Args:
         send: passes a row to the process that started this one.
-        model: a name of SHAPES, with the ending LORA for adapters.
+        model: a name of conf/decoder_shapes.yaml, with the ending LORA for adapters.
         folder: the run's folder, whose settings are read.
         port: a free TCP port of this machine, where the ranks meet.
     """

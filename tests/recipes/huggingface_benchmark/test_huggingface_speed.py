@@ -9,13 +9,14 @@ import torch
 
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import run_job
+from flashtrain.integrations.huggingface_config import published_shapes
 from flashtrain.report.rows import read_result
 from flashtrain.training.hardware import detect_hardware
 from flashtrain.training.master_weights import MasterWeights
 from flashtrain_recipes.huggingface_benchmark.baselines import everyone
 from flashtrain_recipes.huggingface_benchmark.baselines.base import HuggingFaceBaseline
 from flashtrain_recipes.huggingface_benchmark.baselines.transformers import CHECKPOINTING
-from flashtrain_recipes.huggingface_benchmark.cases import SHAPES, HuggingFaceCase
+from flashtrain_recipes.huggingface_benchmark.cases import HuggingFaceCase
 from flashtrain_recipes.huggingface_benchmark.run import HuggingFaceSteps
 from flashtrain_recipes.step_benchmark.settings import HF_MODELS, LORA
 
@@ -42,7 +43,7 @@ def names(settings_names: tuple[str, ...]) -> set[str]:
 
 
 def test_every_name_of_the_settings_is_there() -> None:
-    assert names(HF_MODELS) == set(SHAPES)
+    assert names(HF_MODELS) == set(published_shapes())
 
 
 @pytest.mark.parametrize(
