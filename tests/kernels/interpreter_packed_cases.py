@@ -44,7 +44,7 @@ def test_gradients_computed_again_are_the_references(pairs, tails, window, head_
     prepare_kernel[(places,)](
         out, dout, lse, lse, rows, work, counters, strides_of(out), strides_of(dout), heads[0], totals[0], query_tiles,
         halves, ends[0], number, HAS_DLSE=False, RECOMPUTE=True, WHOLE=False, PACKED=True,
-        DETERMINISTIC=True, D=head_dim, HEAD_DIM=head_dim,
+        COUNTERS=True, D=head_dim, HEAD_DIM=head_dim,
     )  # fmt: skip
     assert work.eq(0).all()
     assert counters.tolist() == [7] * halves + [0] * (halves + 1) + [7]

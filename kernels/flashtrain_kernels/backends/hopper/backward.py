@@ -33,6 +33,9 @@ SHORT_KEYS, SHORT_FILL, FILL = 512, 0.85, 0.95
 # From how many queries on dQ is computed a tile late at D = 128, as measured (kernels/dev/OPTIMISATION.md): the fewer
 # tiles an item has, the more its longer first and last ones weigh. With a window, features need the registers.
 LATE_QUERIES = 512
+# Up to how many keys of a causal call programs take items by a counter at D = 64 (counts_items): faster at 1,024 keys,
+# slower at 4,096 (kernels/dev/OPTIMISATION.md).
+COUNTED_KEYS = 2048
 # How many items the heads that are sorted together have at least (heads_together), about as many as run at once.
 SORTED_ITEMS = 128
 # Up to how many tiles of keys items are not sorted at D = 128.
@@ -97,6 +100,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
+        counted=counts_items(q, k, options),
         late=width == 128 and kind == BAND.value and queries >= LATE_QUERIES and not rich_window,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
@@ -134,6 +138,15 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
     fill = SHORT_FILL if options.right is not None and k.shape[1] <= SHORT_KEYS else FILL
     workspace_bytes = programs * tiles_of_queries(q.shape[1], options) * QUERIES * 64 * 4
     return heads >= fill * programs * ceil_div(heads, programs) and workspace_bytes <= WHOLE_BYTES
+
+
+def counts_items(q: Tensor, k: Tensor, options: Options) -> bool:
+    """Return whether programs of the fused kernel take items by a counter, one after the other: at D = 64, where items
+    differ in length and are short, so that the next one's K, V, Q and dO should be fetched while one ends."""
+    if q.shape[3] != 64 or is_deterministic(options) or has_whole_heads(q, k, options):
+        return False
+    causal = options.mask is None and options.right is not None and options.left is None
+    return isinstance(options.mask, Sequences) or (causal and k.shape[1] <= COUNTED_KEYS)
 
 
 def keys_of_item(width: int) -> int:
@@ -199,10 +212,10 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
 
 def is_queued(constants: Choices, width: int) -> bool:
     """Return whether each item is a program of its own, which the GPU starts when another has ended, longest first.
-    Otherwise a program for each multiprocessor takes every n-th item: at D = 64 that saves starts where items are
-    equally long."""
-    uneven = constants.packed or (constants.kind == BAND.value and constants.right and not constants.left)
-    return width != 64 or constants.deterministic or (uneven and not constants.whole)
+    Otherwise a program for each multiprocessor takes every n-th item, or the next one that none has taken
+    (`counts_items`): at D = 64 that saves starts where items are equally long, or short."""
+    uneven = constants.kind == BAND.value and constants.right and not constants.left and not constants.packed
+    return width != 64 or constants.deterministic or (uneven and not constants.whole and not constants.counted)
 
 
 def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch, Launch]:
@@ -234,8 +247,8 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
     # Of each 64 keys of an item, in float32: its parts of dK and dV.
     parts = torch.empty(halves * 2 * KEYS // 2 * width if split > 1 else 0, dtype=torch.float32, device=q.device)
     flags = work.view(torch.int32)  # where nothing may be masked, or parts are summed up, no kernel reads or writes any
-    if (masked and split == 1) or constants.deterministic:
-        counters = 1 + halves if constants.deterministic else 0
+    counters = 1 + halves if constants.deterministic or constants.counted else 0
+    if (masked and split == 1) or counters:
         flags = torch.empty(halves + places * constants.whole + counters, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
@@ -251,7 +264,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
         ),
         constants={
             "HAS_DLSE": dlse is not None, "RECOMPUTE": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
-            "DETERMINISTIC": constants.deterministic, "D": width, "HEAD_DIM": head_dim,
+            "COUNTERS": counters > 0, "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip

@@ -9,7 +9,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -30,7 +29,17 @@ from .backward_parts import (
     signal,
     store_results,
 )
-from .backward_schedule import BLOCK_Q, first_step, item_of, next_step, own_number, share, tile_of, work_of
+from .backward_schedule import (
+    BLOCK_Q,
+    first_step,
+    item_of,
+    next_step,
+    own_number,
+    share,
+    tile_of,
+    told_number,
+    work_of,
+)
 from .backward_scores import changes_of_item, dropped_weights_of, keys_of_item, score_gradients_of, scores_of
 from .dq_short import settle
 
@@ -62,8 +71,8 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
     stage = 0
     phase = 0
     turn = 0
-    begin, items, share_step = share(call, notes, C)
-    for number in range(begin, items, share_step):
+    number, items, share_step = share(call, notes, C)
+    while number < items:
         item = item_of(number, call, C.whole)
         walk, masks, first_key, head_place = work_of(item, call, notes, C)
         slot = turn & 1
@@ -78,14 +87,12 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         slope, threshold, draws = changes_of_item(keys, walk, masks, head_place, call, notes, C)
         if count > 0:
             i = 0
-            before = 0
             dq_here = target
             tile_here = 0
             mbarrier.wait(q_full.index(stage), phase)
             q = q_ring.index(stage).reshape([BLOCK_Q, D])
             s = warpgroup_mma(k, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
-            adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma))
             signal(BETWEEN + 2 * (1 - WG) + 1)
             for j in range(count):
                 tile, masked = tile_of(i, member, walk, C)
@@ -110,12 +117,9 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, dtype, C
                 )
                 dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
-                adding, dp, dq = warpgroup_mma_wait(1, deps=[adding, dp, dq])
-                # dK of the tile before is complete: nobody reads its Q and dO any more.
-                release(RING + before, j > 0)
-                ds = score_gradients_of(p, factor, dp, threshold, rows, C, mma)
-                mine = ds_smem.index(j & 1).slice(WG * HALF, HALF)
-                mine.store(ds.to(dtype))
+                dp, dq = warpgroup_mma_wait(1, deps=[dp, dq])
+                ds = score_gradients_of(p, factor, dp, threshold, rows, C, mma).to(dtype)
+                ds_smem.index(j & 1).slice(WG * HALF, HALF).store(ds)
                 shared_stored()
                 signal(BETWEEN + 2 * (1 - WG) + (j & 1))
                 before = stage
@@ -124,7 +128,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 mbarrier.wait(q_full.index(stage), phase)
                 following = q_ring.index(stage).reshape([BLOCK_Q, D])
                 s = warpgroup_mma(k, following.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-                adding = warpgroup_mma(mine, q, adding, is_async=True)
+                dk = warpgroup_mma(gl.convert_layout(ds, left), q, dk, is_async=True)
                 if C.deterministic:
                     if j > 0:
                         hand_over(staging, notes, dq, j, WG, PART)
@@ -137,12 +141,13 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                     place = ((head_place + member) * call.query_tiles + tile).to(gl.int64)
                     dq_here = target + place * (BLOCK_Q * D) + WG * (HALF * PART)
                 i, member, tiles = next_step(i, member, tiles, walk, C)
-                dv, s = warpgroup_mma_wait(1, deps=[dv, s])
+                # ptxas would serialise a product whose left operand is in registers, in flight over the loop's end.
+                dv, s, dk = warpgroup_mma_wait(0, deps=[dv, s, dk])
+                release(RING + before, j >= 0)
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index((count + 1) & 1).slice(WG * PART, PART, dim=1)
             dq = warpgroup_mma(left_transposed(k_smem, slot, WG, D), ds_all, zero_q, use_acc=False, is_async=True)
-            dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
-            release(RING + stage, count > 0)
+            dq = warpgroup_mma_wait(0, deps=[dq])
             wraps = stage + 1 == STAGES
             stage = gl.where(wraps, 0, stage + 1)
             phase = gl.where(wraps, phase ^ 1, phase)
@@ -152,9 +157,14 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 settle(dq, target, tile_here, first_key, head_place, call, notes, WG, C)
             else:
                 add_directly(dq_here, dq, count > 0, PART)
-        release(LOADED + slot, number + 2 * share_step < items)
-        turn += 1  # noqa: SIM113 - no enumerate() in a kernel
+        release(LOADED + slot, C.counted | (number + 2 * share_step < items))
+        turn += 1
         store_results(dk, dv, item, call, notes, ds_smem.index(0), WG, D, C)
+        if C.counted:
+            mbarrier.wait(kv_full.index(turn & 1), (turn >> 1) & 1)
+            number = told_number(notes, turn & 1)
+        else:
+            number += share_step
 
 
 @gluon.jit
@@ -188,12 +198,10 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         i = 0
         stage = 0
         phase = 0
-        before = STAGES - 1
         mbarrier.wait(q_full.index(0), 0)
         q = q_ring.index(0).reshape([BLOCK_Q, D])
         s = warpgroup_mma(left_keys(k_smem, 0, WG, D), q.permute((1, 0)), zero_s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
-        adding = warpgroup_mma_init(gl.zeros([HALF, D], gl.float32, mma_d))
         if C.late:
             signal(BETWEEN + 2 * (1 - WG) + 1)
         slot = 0
@@ -221,29 +229,28 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
                 s, draws, threshold, rows, tile, i, member, keys, walk, masks, head_place, call, dtype, C
             )
             dv = warpgroup_mma(gl.convert_layout(p16, left), do, dv, is_async=True)
-            adding, dp = warpgroup_mma_wait(1, deps=[adding, dp])
-            release(RING + before, (j > 0) & (j - 1 + STAGES < count))
-            ds = score_gradients_of(p, factor, dp, threshold, rows, C, mma)
-            mine = ds_smem.index(slot).slice(WG * HALF, HALF)
+            dp = warpgroup_mma_wait(1, deps=[dp])
+            ds = score_gradients_of(p, factor, dp, threshold, rows, C, mma).to(dtype)
             if C.late:
                 await_signal(BETWEEN + 2 * WG + ((j + 1) & 1))
-            mine.store(ds.to(dtype))
+            ds_smem.index(slot).slice(WG * HALF, HALF).store(ds)
             shared_stored()
             if C.late:
                 signal(BETWEEN + 2 * (1 - WG) + (j & 1))
             before = stage
             stage, phase = following_stage(stage, phase, j + 1 < count, STAGES)
+            if not C.late:
+                meet()
+            ds_all = ds_smem.index(last if C.late else slot)  # before the first tile, anything: it is not added
+            dq = warpgroup_mma(left_transposed(k_smem, never, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
+            dv = warpgroup_mma_wait(1, deps=[dv])  # then P^T's registers are free, which dS^T needs
             mbarrier.wait(q_full.index(stage), phase)
             following = q_ring.index(stage).reshape([BLOCK_Q, D])
             s = warpgroup_mma(
                 left_keys(k_smem, never, WG, D), following.permute((1, 0)), zero_s, use_acc=False, is_async=True
             )
-            if not C.late:
-                meet()
-            ds_all = ds_smem.index(last if C.late else slot)  # before the first tile, anything: it is not added
-            dq = warpgroup_mma(left_transposed(k_smem, never, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
-            adding = warpgroup_mma(mine, q, adding, is_async=True)
-            dv, s, dq = warpgroup_mma_wait(1, deps=[dv, s, dq])
+            dk = warpgroup_mma(gl.convert_layout(ds, left), q, dk, is_async=True)
+            s, dq = warpgroup_mma_wait(1, deps=[s, dq])
             release(RING + STAGES + (j & 1), j + 2 < count)
             place = ((head_place + member) * call.query_tiles + tile) * (BLOCK_Q * D // 32) + WG * (2 * PART)
             if C.deterministic:
@@ -260,17 +267,18 @@ def wide_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
             last = slot
             slot = gl.where(slot == SLOTS - 1, 0, slot + 1)
             i, member, tiles = next_step(i, member, tiles, walk, C)
+            # See narrow_consumer: not over the loop's end.
+            dk = warpgroup_mma_wait(0, deps=[dk])
+            release(RING + before, j + STAGES < count)
         if C.late:
             await_signal(BETWEEN + 2 * WG + ((count + 1) & 1))
             ds_all = ds_smem.index(last)
             dq = warpgroup_mma(left_transposed(k_smem, 0, WG, D), ds_all, zero_s, use_acc=False, is_async=True)
-            dk, dq = warpgroup_mma_wait(0, deps=[adding, dq])
+            dq = warpgroup_mma_wait(0, deps=[dq])
             if C.deterministic:
                 hand_over(staging, notes, dq, count, WG, PART)
             else:
                 add_by_copy(target, staging.index(WG), row, dq, PART)
-        else:
-            dk = warpgroup_mma_wait(0, deps=[adding])
         if C.deterministic:
             await_taken(notes, count + 1, WG)  # dK and dV go through the same memory
         else:

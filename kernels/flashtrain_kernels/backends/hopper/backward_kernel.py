@@ -26,6 +26,8 @@ from .backward_schedule import (
     item_of,
     next_step,
     share,
+    take_number,
+    tell_number,
     tile_of,
     work_of,
 )
@@ -50,6 +52,7 @@ class Choices(NamedTuple):
     block_rows: int = 128  # keys of a row of the table of tiles
     aligned: bool = False  # the strides and addresses of the gradients are multiples of 8 numbers
     whole: bool = False  # at D = 64: a program has whole heads, and their dQ is its own (dq_short.py)
+    counted: bool = False  # at D = 64: a program takes one item after the other, by a counter behind the flags
     late: bool = False  # at D = 128: dQ is computed a tile late (backward_consumers.py)
     packed: bool = False  # sequences are packed (sequences.py)
     softcap: bool = False  # scale_log2 is a tuple (softcap.scale_of)
@@ -66,20 +69,25 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
     stage = 0
     turn = 0
     step = 0
-    begin, past, share_step = share(call, notes, C)
-    for number in range(begin, past, share_step):
+    number, past, share_step = share(call, notes, C)
+    while number < past:
+        following = number + share_step
+        if C.counted:
+            following = take_number(call.flags + 2 * past) + share_step
         item = item_of(number, call, C.whole)
         walk, _masks, first_key, head_place = work_of(item, call, notes, C)
         batch = head_place // call.heads
         first_head = head_place % call.heads
         pair = turn & 1 if D == 64 else 0
         await_release(LOADED + pair, turn >= 2)
+        if C.counted:
+            tell_number(notes, pair, number)
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * C.keys * D * 2)
         key = walk.keys_at + first_key
         load_tile(k_desc, [batch, key, first_head // (C.group * C.split), 0], full, k_smem.index(pair))
         load_tile(v_desc, [batch, key, first_head // (C.group * C.split), 0], full, v_smem.index(pair))
-        turn += 1  # noqa: SIM113 - no enumerate() in a kernel
+        turn += 1
         count, member, tiles = first_step(walk, C)
         i = 0
         for _ in range(count):
@@ -103,6 +111,12 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
             stage = gl.where(stage + 1 == C.stages, 0, stage + 1)
             step += 1
             i, member, tiles = next_step(i, member, tiles, walk, C)
+        number = following
+    if C.counted:  # a number past the last item's ends the consumers' loop
+        await_release(LOADED + (turn & 1), turn >= 2)
+        tell_number(notes, turn & 1, number)
+        mbarrier.arrive(kv_full.index(turn & 1), count=1)
+        await_release(LOADED + ((turn + 1) & 1), turn >= 1)
     if D == 64:
         STAGES: gl.constexpr = C.stages
         for left in gl.static_range(STAGES):  # every release must have been awaited
@@ -135,7 +149,8 @@ def backward_kernel(
             C.deterministic. With C.whole it holds one head's tiles for each program.
         flags_ptr: (B K key_tiles 2,) int32: whether 64 keys got a NaN, if pairs may be masked. Behind it with C.whole
             a flag for each tile of queries, with C.deterministic 1 + 2 B K key_tiles counters, set to 0: of programs
-            that began, and of the steps in which each block of keys has added to each half of dQ.
+            that began, and of the steps in which each block of keys has added to each half of dQ; with C.counted one,
+            of the items that were taken.
         dk_ptr, dv_ptr: (B, Sk, K, D); with C.split > 1 both the parts, float32 (backward_parts.store_part).
         all_heads: B K C.split. mask_ptr to list_ptr: see portable/launch.py; for packed sequences backward_launches.
         dq_ptr: (B, Sq, H, D), written with C.whole only.
@@ -168,7 +183,7 @@ def backward_kernel(
         mbarrier.init(do_full.index(i), count=1)
     fence_async_shared()
 
-    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 12
+    PLACES: gl.constexpr = NOTES if C.whole else BARRIERS + 4 if C.deterministic else 14
     notes = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
     PART: gl.constexpr = 8 if C.aligned else 1
     note(

@@ -21,12 +21,12 @@ FLAGS = tl.constexpr(128)  # that a program of the last kernel looks at
 def prepare_kernel(
     out_ptr, dout_ptr, lse_ptr, dlse_ptr, rows_ptr, dq_ptr, flags_ptr, out_strides, dout_strides, heads, seqlen_q,
     query_tiles, flags_before, cu_ptr, sequences, HAS_DLSE: tl.constexpr, RECOMPUTE: tl.constexpr, WHOLE: tl.constexpr,
-    PACKED: tl.constexpr, DETERMINISTIC: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PACKED: tl.constexpr, COUNTERS: tl.constexpr, D: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """Compute the fused kernel's statistics of each query, 64 queries of a head a program, and clear its workspaces.
     rows_ptr: of each tile 64 base-2 log-sum-exps (+inf for rows that see nothing and for padding: weight 0), then 64
     deltas, rowsum(dO * O) - dLSE. Zeros go to dQ's workspace dq_ptr or, if WHOLE and RECOMPUTE (finish_kernel), to the
-    tile's flag; if DETERMINISTIC also to flags_before + 1 counters (backward_deterministic.py), after as many flags.
+    tile's flag; if COUNTERS also to flags_before + 1 counters, after as many flags.
     PACKED: tiles are slots (sequences.py) of sequences whose queries end where cu_ptr says."""
     tile = tl.program_id(0) % query_tiles
     head_index = tl.program_id(0) // query_tiles
@@ -64,7 +64,7 @@ def prepare_kernel(
     place = tl.program_id(0).to(tl.int64)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + row, lse2)
     tl.store(rows_ptr + place * (2 * BLOCK_Q) + BLOCK_Q + row, delta)
-    if DETERMINISTIC:
+    if COUNTERS:
         counter = tl.program_id(0) * FLAGS + tl.arange(0, FLAGS)
         while tl.min(counter) <= flags_before:  # once, but where there are far more keys than queries
             tl.store(flags_ptr + flags_before + counter, 0, mask=counter <= flags_before)

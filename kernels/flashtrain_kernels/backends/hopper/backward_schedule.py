@@ -22,6 +22,7 @@ BLOCKS = gl.constexpr(2)
 # Where with C.deterministic `notes` has a program's number, and from where on its barriers (backward_deterministic.py).
 TICKET = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
+TOLD = gl.constexpr(12)  # where with C.counted `notes` has two numbers of items
 NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
 
@@ -246,6 +247,30 @@ def share(call, notes, C: gl.constexpr):
         begin = 0
         step = 1
     return begin, past, step
+
+
+@gluon.jit
+def take_number(counter):
+    """Add 1 to `counter` in global memory (int32), and return what it was. For a warp."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 t; mov.u32 t, %laneid; setp.eq.u32 p, t, 0; mov.u32 $0, 0; "
+        "@p atom.relaxed.gpu.global.add.u32 $0, [$1], 1; shfl.sync.idx.b32 $0, $0, 0, 31, 0xffffffff; }",
+        "=&r,l,~{memory}", [counter.to(gl.int64, bitcast=True)], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def tell_number(notes, place, number):
+    """Store an item's number for the consumers, in one of two places, before its K and V are fetched."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    notes.index(TOLD + place).store(gl.full([1], number.to(gl.int64), gl.int64, layout=ONE))
+
+
+@gluon.jit
+def told_number(notes, place):
+    """Load the number that `tell_number` stored. The caller first waits for that item's K and V."""
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.max(notes.index(TOLD + place).load(ONE), 0).to(gl.int32)
 
 
 @gluon.jit
