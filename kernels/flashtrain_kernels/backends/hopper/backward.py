@@ -143,8 +143,8 @@ def has_whole_heads(q: Tensor, k: Tensor, options: Options) -> bool:
 def counts_items(q: Tensor, k: Tensor, options: Options) -> bool:
     """Return whether programs of the fused kernel take items by a counter, one after the other: at D = 64, where items
     differ in length and are short, so that the next one's K, V, Q and dO should be fetched while one ends."""
-    if q.shape[3] != 64 or is_deterministic(options) or has_whole_heads(q, k, options):
-        return False
+    if q.shape[3] != 64 or options.rich or is_deterministic(options) or has_whole_heads(q, k, options):
+        return False  # what changes scores takes the registers that this needs
     causal = options.mask is None and options.right is not None and options.left is None
     return isinstance(options.mask, Sequences) or (causal and k.shape[1] <= COUNTED_KEYS)
 
@@ -214,7 +214,7 @@ def is_queued(constants: Choices, width: int) -> bool:
     """Return whether each item is a program of its own, which the GPU starts when another has ended, longest first.
     Otherwise a program for each multiprocessor takes every n-th item, or the next one that none has taken
     (`counts_items`): at D = 64 that saves starts where items are equally long, or short."""
-    uneven = constants.kind == BAND.value and constants.right and not constants.left and not constants.packed
+    uneven = constants.packed or (constants.kind == BAND.value and constants.right and not constants.left)
     return width != 64 or constants.deterministic or (uneven and not constants.whole and not constants.counted)
 
 
