@@ -283,6 +283,29 @@ def test_short_calls_with_a_head_for_every_program_add_dq_up_in_one_order_and_ar
         assert (chosen.whole, chosen.deterministic) == (not deterministic, deterministic)
 
 
+def test_programs_of_the_backward_stay_where_items_are_short_or_equally_long():
+    from flashtrain_kernels.backends import Gradients
+    from flashtrain_kernels.backends.hopper.backward import backward_launches
+
+    def programs(head_dim, seqlen, options):
+        q = torch.empty(1, seqlen, 32, head_dim, dtype=BF16, device="meta")
+        lse = torch.empty(1, 32, seqlen, device="meta")
+        launch = backward_launches(Call(q, q, q, options), Gradients(q, None, q, lse, q, q, q, None))[1]
+        return launch.grid[0], launch.constants["C"].counted
+
+    causal = Options(0.125, right=0)
+    ends = torch.empty(3, dtype=torch.int32, device="meta")
+    packed = Options(0.125).by_boundaries(masks.Sequences(ends, ends, 4096, 4096, (-1, 0)))
+    staying = programs(64, 4096, Options(0.125))[0]
+    assert staying < 32 * 4096 // 128
+    assert programs(64, 1024, causal) == (staying, True)
+    assert programs(64, 4096, packed) == (staying, True)
+    for options in (causal, replace(packed, softcap=20.0)):
+        number, counted = programs(64, 4096, options)
+        assert number > staying and not counted
+    assert programs(128, 1024, causal) == (32 * 8, False)
+
+
 def test_forcing_the_portable_kernels_is_a_reason(gpu):
     gpu()
     with dispatch.force("portable"):
