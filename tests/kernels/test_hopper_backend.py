@@ -302,7 +302,8 @@ def test_programs_of_the_backward_stay_where_items_are_short_or_equally_long():
     assert programs(64, 4096, packed) == (staying, True)
     for options in (causal, replace(packed, softcap=20.0)):
         number, counted = programs(64, 4096, options)
-        assert number > staying and not counted
+        assert number > staying
+        assert not counted
     assert programs(128, 1024, causal) == (32 * 8, False)
 
 
