@@ -23,9 +23,9 @@ CEILINGS = {
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_062,
     "flashtrain/training": 3_468,
-    "kernels/flashtrain_kernels": 13_796,
+    "kernels/flashtrain_kernels": 13_870,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_420,
+    "tests": 38_430,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 
