@@ -100,7 +100,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         block_rows=mask.block_size[1] if isinstance(mask, BlockMask) else KEYS,
         aligned=all(number % 8 == 0 for x in gradients for number in (*x.stride()[:3], x.data_ptr() // 2)),
         whole=has_whole_heads(q, k, options),
-        counted=counts_items(q, k, options),
+        counted=split == 1 and counts_items(q, k, options),
         late=width == 128 and kind == BAND.value and queries >= LATE_QUERIES and not rich_window,
         packed=isinstance(mask, Sequences),
         softcap=options.softcap > 0,
