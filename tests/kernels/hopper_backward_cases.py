@@ -86,8 +86,11 @@ SPILLS = {
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
 SPILLS |= {
-    (3, 8): {("blocks", 128): 37, ("causal", 256): 2},
-    (3, 9): {("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8},
+    (3, 8): {("blocks", 128): 37, ("causal", 256): 2, ("intervals", 128): 6},
+    (3, 9): {
+        ("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8, ("causal", 128): 13,
+        ("intervals", 128): 40,
+    },
 }.get(release(), {})
 # Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8 takes more than
 # others.
@@ -98,6 +101,8 @@ IN_LOOPS |= {
 }  # fmt: skip
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
+if release() == (3, 9):
+    IN_LOOPS |= {("causal", 128): 2, ("intervals", 128): 9}
 
 
 if __name__ == "__main__":
