@@ -35,6 +35,7 @@ RUN_HERE = {
     "context parallel script",
     "python run",
     "hugging face lightning",
+    "lightning batches",
     "chat script",
 }
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
@@ -114,8 +115,7 @@ def test_the_baseline_of_the_guide_gives_the_references_answer() -> None:
     for kind in ("full", "causal"):
         case = Case(2, 4, 64, 16, kind, dtype_name="float32")
         context, one = Context(case, device), make_sets(case, device, 0, 0)[0]
-        assert baseline.missing(device) is None
-        assert baseline.refuses(case) is None
+        assert (baseline.missing(device), baseline.refuses(case)) == (None, None)
         assert expected(case, one, context).error(baseline.attend(case, context)(one).detach()) < 2e-5
     assert baseline.refuses(Case(1, 2, 64, 16, "window-9")) is not None
 
@@ -192,6 +192,15 @@ def test_the_program_of_the_page_about_python_trains_scores_and_writes(
     printed = capsys.readouterr().out
     assert "'perplexity': " in printed
     assert "Once upon a time" in printed
+
+
+@pytest.mark.integration
+def test_the_script_with_batches_of_its_own_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = run_block("lightning batches")
+    assert (made["trainer"].global_step, made["written"].shape) == (4, (1, 12))
+    with pytest.raises(ValueError, match=r"prompt is a list: .* flashtrain\.load"):
+        made["generate"](made["model"], [{"role": "user", "content": "Hello!"}], 4)
 
 
 @pytest.mark.integration

@@ -61,8 +61,10 @@ def generate(
     if shape is None or not model.generates:
         raise UserError(f"{type(model).__name__} cannot generate text: expected a decoder.")
     ends = [] if end_of_text is None else [end_of_text] if isinstance(end_of_text, int) else list(end_of_text)
-    if tokens.dim() != 2 or not tokens.numel():
-        raise UserError(f"prompt of shape {tuple(tokens.shape)}: expected (rows, tokens), at least one token a row.")
+    if not isinstance(tokens, Tensor) or tokens.dim() != 2 or not tokens.numel():
+        given = f"of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else f"is a {type(tokens).__name__}"
+        line = "expected ids (rows, tokens), at least one token a row. Texts and messages need flashtrain.load(RUN)."
+        raise UserError(f"prompt {given}: {line}")
     if not 0 <= int(tokens.min()) <= int(tokens.max()) < shape.vocab_size:  # the table may have more rows
         raise UserError(f"token ids {int(tokens.min())} to {int(tokens.max())}: expected ids below {shape.vocab_size}.")
     at_least("max_new_tokens", max_new_tokens, 0)
