@@ -222,7 +222,7 @@ def remember(
     seed and of_mask (the mask's tensors), whose dtype autocast changed, or that torch's attention computes."""
     if key is None or dispatch.implementation_for(tensors[0].device.type) == "torch":
         return
-    if any(x.dtype != given[2] for x, given in zip(tensors, key[1][2:], strict=False)):
+    if any(x.dtype != given for x, given in zip(tensors, key[1].dtypes, strict=False)):
         return
     call, given = pass_of(ops.FORWARD_IN[form], (*tensors, *pack(options)))
     of_options = of_mask if options.seed is None else (options.seed, *of_mask)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .bounded import Bounded
-from .launch_cache import CachedLaunches, applies, record, signature
+from .launch_cache import CachedLaunches, Signature, applies, record, signature
 from .options import Packed
 
 # torch's dispatcher and registered autograd take most of a short call's time. Compilers and transforms use them all the
@@ -34,7 +34,7 @@ class Pass:
             arguments[place] = x
         return arguments
 
-    def __call__(self, tensors: Sequence[Tensor], signed: tuple[Any, ...]) -> Any:
+    def __call__(self, tensors: Sequence[Tensor], signed: Signature) -> Any:
         """Return the results on tensors of this `signature`; the second call records the launches for later ones."""
         key = self.number, signed
         known = _KNOWN.get(key)
@@ -66,14 +66,14 @@ def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
     return known, tensors
 
 
-def computed(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> tuple[Tensor, Tensor]:
+def computed(call: Pass, tensors: Sequence[Tensor], signed: Signature | None) -> tuple[Tensor, Tensor]:
     """Run a forward Pass in eager mode, differentiably. signed: the tensors' launch_cache.signature, or None."""
     if torch.is_grad_enabled():
         return (_Eager.apply if signed is None else _apply_plain)(call, signed, *tensors)
     return _results(call, tensors, signed)
 
 
-def _results(call: Pass, tensors: Sequence[Tensor], signed: tuple[Any, ...] | None) -> Any:
+def _results(call: Pass, tensors: Sequence[Tensor], signed: Signature | None) -> Any:
     """An operator's results: by the operator itself where somebody may watch or change it."""
     return call.operator(*call.filled(tensors)) if signed is None else call(tensors, signed)
 

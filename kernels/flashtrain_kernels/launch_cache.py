@@ -12,19 +12,29 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
+from torch._C._dynamo import guards
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import environment
+from .bounded import Bounded
 
 _APART = 512  # bytes between workspaces, as between torch's own allocations
 _PLAIN = (Tensor, torch.nn.Parameter)
 _active = threading.local()
+_SIGNATURES: "Bounded[tuple[Any, ...], Signature]" = Bounded(4096)
 _RECENT: dict[int, "list[_Signed]"] = {}  # by the number of tensors; the newest first
 _MOST_RECENT = 8  # kinds of layers in a model
+_ALIGNED: list[int] = []  # all tensors, to 16 bytes
 
 
-def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
+class Signature:
+    """A key of tensors. There is one object of each: it is compared by identity, and found quickly in a dict."""
+
+    def __init__(self, dtypes: list[torch.dtype]) -> None:
+        self.dtypes = dtypes  # of the tensors
+
+
+def signature(tensors: Sequence[Tensor]) -> Signature | None:
     """Return a key of the tensors' shapes, strides, dtypes, devices and alignment, on which kernel launches depend.
     None if operators must be called normally: under compilers, transforms and torch modes, and for special tensors."""
     if (
@@ -48,18 +58,27 @@ def signature(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
             return None  # wrappers of vmap and the like, which outlive their transform
         signs.append((x.shape, x.stride(), x.dtype, x.device))
     int32 = [i for i, x in enumerate(tensors) if x.dtype is torch.int32]
-    signed = (*state, *signs, tuple(_addressed(tensors, int32)))
+    addressed = _addressed(tensors, int32)
+    key = *state, *signs, *addressed
+    signed = _SIGNATURES.get(key)
+    if signed is None:
+        signed = _SIGNATURES[key] = Signature([x.dtype for x in tensors])
     first: dict[int, int] = {}
     same = [(i, j) for i, x in enumerate(tensors) if (j := first.setdefault(id(x), i)) != i]
     distinct = [*first.values()]
-    guard = TensorGuards(*[tensors[i] for i in distinct], dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    recent.insert(0, _Signed(guard, distinct, same, int32, signed))
+    guard = guards.TensorGuards(*[tensors[i] for i in distinct], dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    recent.insert(0, _Signed(guard, distinct, same, int32, state, addressed, signed))
     del recent[_MOST_RECENT:]
     return signed
 
 
 def _addressed(tensors: Sequence[Tensor], int32: list[int]) -> list[int]:
     """Return the tensors' alignments, and for each of those that are int32 the number of its address among them."""
+    bits = 0
+    for x in tensors:
+        bits |= x.data_ptr()
+    if bits % 16 == 0 and not int32:
+        return _ALIGNED
     # Have queries and keys one cu_seqlens? Hopper's dropout asks (backends/hopper/dropout_rng.py).
     addresses = [x.data_ptr() for x in tensors]
     numbers: dict[int, int] = {}
@@ -73,7 +92,9 @@ class _Signed(NamedTuple):
     distinct: list[int]
     same: list[tuple[int, int]]  # a tensor and the first one that is the same object
     int32: list[int]
-    signed: tuple[Any, ...]
+    state: tuple[Any, ...]
+    addressed: list[int]
+    signed: Signature
 
     def fits(self, tensors: Sequence[Tensor], state: tuple[Any, ...]) -> bool:
         """Return whether the tensors, in this state of the process, have this signature."""
@@ -84,7 +105,7 @@ class _Signed(NamedTuple):
             alike = self.guard.check(*[tensors[i] for i in self.distinct])
         else:
             alike = self.guard.check(*tensors)
-        return alike and state == self.signed[:2] and tuple(_addressed(tensors, self.int32)) == self.signed[-1]
+        return alike and state == self.state and _addressed(tensors, self.int32) == self.addressed
 
 
 def applies(device: torch.device) -> bool:
@@ -233,39 +254,25 @@ def _cached(
         repeated = launches[0].repeated(launches, compiled, place_of) if launches else None
     except _RefusedError:
         return None
-    if launches and repeated is None:
+    if repeated is None:
         return None
-    made = []
-    for x in results:
-        like = [i for i, other in enumerate(given) if (other.shape, other.dtype) == (x.shape, x.dtype)]
-        made.append((like[0] if like and x.is_contiguous() else -1, x.shape, x.stride(), x.dtype))
-    return CachedLaunches(made, workspace, repeated, given[0].device)
+    made = [(tuple(x.shape), x.stride(), x.dtype) for x in results]
+    if workspace:
+        made.append(((workspace,), (1,), torch.uint8))
+    return CachedLaunches(len(results), tuple(made), repeated, given[0].device)
 
 
 class CachedLaunches(NamedTuple):
     """One computation's recorded allocations and kernel launches: call it with new input tensors to repeat them."""
 
-    # Of each result: the number of a given tensor that it is like, or -1; its shape, strides and dtype.
-    results: list[tuple[int, torch.Size, tuple[int, ...], torch.dtype]]
-    workspace: int  # bytes
-    repeated: Any  # a backends.compiled.Repeated of the launches, or None without any
+    results: int
+    made: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]  # shapes, strides, dtypes; the workspace's
+    repeated: Any  # a backends.compiled.Repeated of the launches
     device: torch.device
 
     def watched(self) -> bool:
         """Return whether Triton has launch hooks, as profilers set them: then each launch must go through Triton."""
-        return self.repeated is not None and self.repeated.watched()
+        return self.repeated.watched()
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        device = self.device
-        made = [  # empty_like takes half the time
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            if like < 0
-            else torch.empty_like(tensors[like], memory_format=torch.contiguous_format)
-            for like, shape, strides, dtype in self.results
-        ]
-        if self.repeated is not None:
-            where = [*tensors, *made]
-            if self.workspace:
-                where.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
-            self.repeated(device, where)
-        return tuple(made)
+        return self.repeated(self.device.index, tensors, self.made, self.results)

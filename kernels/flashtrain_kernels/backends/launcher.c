@@ -86,16 +86,22 @@ static char *fill(Frame *frame, char *at, const i64 *addresses, CUstream stream,
   return (char *)(maps + launch->maps);
 }
 
-/* launch(pass: bytearray, device: int, stream: int, tensors: list) */
+/* launch(pass: bytearray, device: int, stream: int, tensors: list or tuple, empty: function, its arguments for each
+ * tensor to allocate: tuple of tuples, results: int) -> the first `results` of the allocated tensors */
 static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count) {
   Frame frames[KERNELS];
   i64 addresses[TENSORS];
   char *at = PyByteArray_AS_STRING(given[0]), *end = at + PyByteArray_GET_SIZE(given[0]);
   CUstream stream = (CUstream)PyLong_AsVoidPtr(given[2]);
-  if (PyList_GET_SIZE(given[3]) > TENSORS) return PyErr_Format(PyExc_ValueError, "more than %d tensors", TENSORS);
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(given[3]); i++) {
-    PyObject *address = PyObject_CallMethodNoArgs(PyList_GET_ITEM(given[3], i), data_ptr);
-    if (!address) return NULL;
+  Py_ssize_t inputs = PySequence_Fast_GET_SIZE(given[3]), all = inputs + PyTuple_GET_SIZE(given[5]);
+  if (all > TENSORS) return PyErr_Format(PyExc_ValueError, "more than %d tensors", TENSORS);
+  PyObject *made = PyTuple_New(all - inputs), *results = NULL;
+  for (Py_ssize_t i = 0; made && i < all; i++) {
+    PyObject *x = i < inputs ? PySequence_Fast_GET_ITEM(given[3], i)
+                             : PyObject_Call(given[4], PyTuple_GET_ITEM(given[5], i - inputs), NULL);
+    if (i >= inputs) PyTuple_SET_ITEM(made, i - inputs, x);
+    PyObject *address = x ? PyObject_CallMethodNoArgs(x, data_ptr) : NULL;
+    if (!address) goto end;
     addresses[i] = (i64)PyLong_AsVoidPtr(address);
     Py_DECREF(address);
   }
@@ -115,9 +121,13 @@ static PyObject *launch(PyObject *self, PyObject *const *given, Py_ssize_t count
   if (error) {
     const char *text = "unknown error";
     get_error(error, &text);
-    return PyErr_Format(PyExc_RuntimeError, "Triton Error [CUDA]: %s", text);
+    PyErr_Format(PyExc_RuntimeError, "Triton Error [CUDA]: %s", text);
+  } else if (made) {
+    results = PyTuple_GetSlice(made, 0, PyLong_AsSsize_t(given[6]));
   }
-  Py_RETURN_NONE;
+end:
+  Py_XDECREF(made);
+  return results;
 }
 
 static PyMethodDef methods[] = {{"launch", (PyCFunction)(void *)launch, METH_FASTCALL, NULL}, {NULL}};
