@@ -73,8 +73,8 @@ def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packin
         given = (*tensors, *of_mask)
         if requested.dropout_p > 0:
             given = (*tensors, seed_tensor(requested.dropout_seed, tensors[0].device), *of_mask)
-        repeated = computed(call, given, key[1])
-        return repeated if requested.return_lse else repeated[0]
+        repeated = computed(call, given, key[1], requested.return_lse)
+        return repeated if requested.return_lse else repeated[0]  # type: ignore[return-value]
 
     tensors = autocasted(*tensors)
     check_tensors(form, tensors)
@@ -200,7 +200,7 @@ def key_of(form: Any, tensors: tuple[Tensor, ...], plain: tuple[Any, ...]) -> tu
     """Return a cache key of all that checks of a call depend on: the tensors' signature, plain values with their types
     (1 is not True), autocast. None if the call cannot be cached."""
     signed = signature(tensors)
-    kinds = tuple([type(value) for value in plain])
+    kinds = tuple(map(type, plain))
     if signed is None or not _KINDS.issuperset(kinds):
         return None
     return form, signed, plain, kinds, autocast_dtype(tensors[0].device.type)

@@ -24,6 +24,7 @@ class Pass:
     def __init__(self, operator: Any, function: Callable, arguments: tuple[Any, ...]) -> None:
         self.operator, self.function, self.arguments = operator, function, arguments
         self.places = [place for place, x in enumerate(arguments) if x is Tensor]
+        self.count = len(arguments) - len(Packed._fields)  # of a forward: the tensors before the options'
         self.number = next(_numbers)
         self.backwards: dict[tuple[bool, bool], Pass] = {}  # by whether dlse is missing and dbias is wanted
 
@@ -66,11 +67,15 @@ def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
     return known, tensors
 
 
-def computed(call: Pass, tensors: Sequence[Tensor], signed: Signature | None) -> tuple[Tensor, Tensor]:
-    """Run a forward Pass in eager mode, differentiably. signed: the tensors' launch_cache.signature, or None."""
-    if torch.is_grad_enabled():
-        return (_Eager.apply if signed is None else _apply_plain)(call, signed, *tensors)
-    return _results(call, tensors, signed)
+def computed(
+    call: Pass, tensors: Sequence[Tensor], signed: Signature | None, with_lse: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Run a forward Pass in eager mode, differentiably. signed: the tensors' launch_cache.signature, or None.
+    Without with_lse, lse may be None: each differentiable result takes time."""
+    if not torch.is_grad_enabled():
+        return _results(call, tensors, signed)
+    output = (_Eager.apply if signed is None else _apply_plain)(call, signed, with_lse, *tensors)
+    return output if with_lse else (output, None)
 
 
 def _results(call: Pass, tensors: Sequence[Tensor], signed: Signature | None) -> Any:
@@ -83,25 +88,26 @@ class _Eager(torch.autograd.Function):
     repeated or not, as recomputing under activation checkpointing compares it."""
 
     @staticmethod
-    def forward(ctx: Any, call: Pass, signed: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, call: Pass, signed: Signature | None, with_lse: bool, *tensors: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
         output = _results(call, tensors, signed)
-        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_backward(*tensors[: call.count], *output, *tensors[call.count :])  # as the backward takes them
         ctx.call = call
         # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
         ctx.set_materialize_grads(False)
-        return output
+        return output if with_lse else output[0]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
-        *tensors, out, lse = ctx.saved_tensors
-        call = ctx.call
-        count = len(call.arguments) - len(Packed._fields)
-        rest = (None,) * (len(tensors) - count)  # the options' tensors
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple:
+        call, saved = ctx.call, ctx.saved_tensors
+        count = call.count
+        rest = (None,) * (len(saved) - count - 2)  # the options' tensors
         if dout is None and dlse is None:
-            return (None, None, *(None,) * count, *rest)
-        dout = torch.zeros_like(out) if dout is None else dout
-        wants_bias = call.arguments[count] is not None and ctx.needs_input_grad[2 + count]
-        given = [dout, *(() if dlse is None else (dlse,)), *tensors[:count], out, lse, *tensors[count:]]
+            return (None, None, None, *(None,) * count, *rest)
+        dout = torch.zeros_like(saved[count]) if dout is None else dout
+        wants_bias = call.arguments[count] is not None and ctx.needs_input_grad[3 + count]
+        given = (dout, *saved) if dlse is None else (dout, dlse, *saved)
         known = call.backwards.get((dlse is None, wants_bias))
         if known is None:
             operator = BACKWARD_OF[call.operator]
@@ -115,8 +121,8 @@ class _Eager(torch.autograd.Function):
         else:
             results = _results(known, given, signature(given))
         if wants_bias:
-            return (None, None, *results, *rest[1:])
-        return (None, None, *results[:count], *rest)  # operators return an empty one for the bias
+            return (None, None, None, *results, *rest[1:])
+        return (None, None, None, *results[:count], *rest)  # operators return an empty one for the bias
 
 
 # Function.apply looks for transforms first, which a signature says there are none of.

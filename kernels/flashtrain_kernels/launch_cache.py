@@ -256,17 +256,17 @@ def _cached(
         return None
     if repeated is None:
         return None
-    made = [(tuple(x.shape), x.stride(), x.dtype) for x in results]
+    allocated = [(tuple(x.shape), x.stride(), x.dtype) for x in results]
     if workspace:
-        made.append(((workspace,), (1,), torch.uint8))
-    return CachedLaunches(len(results), tuple(made), repeated, given[0].device)
+        allocated.append(((workspace,), (1,), torch.uint8))
+    return CachedLaunches(len(results), tuple(allocated), repeated, given[0].device)
 
 
 class CachedLaunches(NamedTuple):
     """One computation's recorded allocations and kernel launches: call it with new input tensors to repeat them."""
 
-    results: int
-    made: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]  # shapes, strides, dtypes; the workspace's
+    results: int  # how many of the allocated tensors are results; one more is the workspace
+    allocated: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]  # shape, strides, dtype of each
     repeated: Any  # a backends.compiled.Repeated of the launches
     device: torch.device
 
@@ -275,4 +275,4 @@ class CachedLaunches(NamedTuple):
         return self.repeated.watched()
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return self.repeated(self.device.index, tensors, self.made, self.results)
+        return self.repeated(self.device.index, tensors, self.allocated, self.results)

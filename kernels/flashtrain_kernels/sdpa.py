@@ -66,7 +66,7 @@ def scaled_dot_product_attention(
             given = [query, key, value]
             if dropout_p > 0:  # a call's seed is its own
                 given.append(seed_tensor(None, query.device))
-            return computed(call, given, signature(given) if dropout_p > 0 else checked[1])[0].transpose(1, 2)
+            return computed(call, given, signature(given) if dropout_p > 0 else checked[1], False)[0].transpose(1, 2)
     query, key, value = autocasted(query, key, value)
     _check_tensors(query, key, value)
     check_dropout(dropout_p)

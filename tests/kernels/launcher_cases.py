@@ -192,7 +192,8 @@ def cases(cuda: Cuda, head_dim: int, softcap: float) -> dict[str, dict[str, Any]
         again = compiled.repeated([first], [kernel], places(tensors))
         assert again is not None, "it cannot be repeated"
         repeats = [
-            cuda.seen(partial(again.launch, again.packed, 0, STREAM, each), kernel) for each in (tensors, others)
+            cuda.seen(partial(again.launch, again.packed, 0, STREAM, each, None, (), 0), kernel)
+            for each in (tensors, others)
         ]
         ways = {"known": got == wanted, "repeated": repeats == wanted}
         rows[name] = {"bytes": len(wanted[0][0]), "faults": [way for way, same in ways.items() if not same]}
@@ -208,7 +209,9 @@ def faults_together(
     """What is wrong where the launches of a step are repeated in one call."""
     again = compiled.repeated(made, kernels, places(both[0]))
     assert again is not None, "they cannot be repeated"
-    calls = [partial(again.launch, again.packed, 3, STREAM, each) for each in both]
+    calls = [partial(again.launch, again.packed, 3, STREAM, each, None, (), 0) for each in both]
+    empty = iter(both[0][3:])  # what a pass allocates, from the fourth tensor on
+    allocating = partial(again.launch, again.packed, 3, STREAM, both[0][:3], lambda _: next(empty))
     faults, maps = [], []
     for number in (0, 1, 0, 1):
         before = cuda.number("encoded").value
@@ -217,6 +220,21 @@ def faults_together(
         maps.append(cuda.number("encoded").value - before)
     if not maps[0] == maps[1] > 0 == maps[2] == maps[3]:
         faults.append("maps are encoded again where memory alternates")
+    references = sys.getrefcount(both[0][3])
+    made: list[Any] = []
+    what = tuple([(number,) for number in range(len(both[0]) - 3)])
+    if cuda.seen(lambda: made.extend(allocating(what, 2)), *kernels) != [each[0] for each in wanted]:
+        faults.append("other launches where it allocates")
+    if len(made) != 2 or made[0] is not both[0][3] or made[1] is not both[0][4]:
+        faults.append("other results than what was allocated")
+    try:
+        again.launch(again.packed, 3, STREAM, both[0][:3], lambda _: 1 / 0, what, 2)
+        faults.append("an error of the allocation is not raised")
+    except ZeroDivisionError:
+        pass
+    made.clear()
+    if sys.getrefcount(both[0][3]) != references:
+        faults.append("references are lost or left")
     cuda.number("context").value = 0
     cuda.seen(calls[0], *kernels)
     if (cuda.number("retained").value, cuda.number("context").value) != (3, 5):

@@ -88,8 +88,8 @@ def launcher() -> Any:
 
 
 class Repeated:
-    """All launches of a pass, which can be repeated: call it with the device's index, other tensors, shapes, strides and
-    dtypes of what it allocates, and how many of these it returns."""
+    """All launches of a pass, which can be repeated: call it with the device's index, other tensors, (shape, strides,
+    dtype) of each tensor to allocate, and how many of these it returns."""
 
     def __init__(self, launches: Sequence[Any], compiled: Sequence[Any], place_of: PlaceOf) -> None:
         """Pack the launches. Raises ValueError, struct.error: launcher.c cannot launch them."""
@@ -106,13 +106,13 @@ class Repeated:
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
-    def __call__(self, index: int, tensors: Sequence[Tensor], made: tuple[Any, ...], results: int) -> tuple[Any, ...]:
+    def __call__(self, index: int, tensors: Sequence[Tensor], allocated: tuple[Any, ...], results: int) -> Any:
         if index != torch._C._cuda_getDevice():
             with torch.cuda.device(index):
-                return self(index, tensors, made, results)
+                return self(index, tensors, allocated, results)
         # torch.compile's allocation on the current device, which takes half of torch.empty's time.
         stream, empty = torch._C._cuda_getCurrentRawStream(index), guards._empty_strided_cuda
-        return self.launch(self.packed, index, stream, tensors, empty, made, results)
+        return self.launch(self.packed, index, stream, tensors, empty, allocated, results)
 
 
 def _packed(launch: Any, compiled: Any, place_of: PlaceOf) -> bytes:
@@ -201,15 +201,15 @@ class Interpreted:
         """Return False: the interpreter calls no hooks."""
         return False
 
-    def __call__(self, index: None, tensors: Sequence[Tensor], made: tuple[Any, ...], results: int) -> tuple[Any, ...]:
-        allocated = tuple([torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in made])
-        tensors = *tensors, *allocated
+    def __call__(self, index: None, tensors: Sequence[Tensor], allocated: tuple[Any, ...], results: int) -> Any:
+        made = tuple([torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in allocated])
+        tensors = *tensors, *made
         for launch, without, places in self.each:
             args = without.copy()
             for place, number, offset, dtype in places:
                 args[place] = _behind(tensors[number], offset, dtype)
             launch.kernel[launch.grid](*args, **launch.constants, **launch.options)
-        return allocated[:results]
+        return made[:results]
 
 
 def _behind(x: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
