@@ -74,7 +74,7 @@ def attend(form: Form, tensors: tuple[Tensor, ...], requested: Requested, packin
         if requested.dropout_p > 0:
             given = (*tensors, seed_tensor(requested.dropout_seed, tensors[0].device), *of_mask)
         repeated = computed(call, given, key[1], requested.return_lse)
-        return repeated if requested.return_lse else repeated[0]  # type: ignore[return-value]
+        return repeated if requested.return_lse else repeated[0]
 
     tensors = autocasted(*tensors)
     check_tensors(form, tensors)

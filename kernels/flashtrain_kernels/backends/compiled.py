@@ -111,7 +111,7 @@ class Repeated:
             with torch.cuda.device(index):
                 return self(index, tensors, allocated, results)
         # torch.compile's allocation on the current device, which takes half of torch.empty's time.
-        stream, empty = torch._C._cuda_getCurrentRawStream(index), guards._empty_strided_cuda
+        stream, empty = torch._C._cuda_getCurrentRawStream(index), guards._empty_strided_cuda  # type: ignore[attr-defined]
         return self.launch(self.packed, index, stream, tensors, empty, allocated, results)
 
 
