@@ -70,8 +70,8 @@ def pass_of(operator: Any, inputs: Sequence[Any]) -> tuple[Pass, list[Tensor]]:
 def computed(
     call: Pass, tensors: Sequence[Tensor], signed: Signature | None, with_lse: bool = True
 ) -> tuple[Tensor, Any]:
-    """Run a forward Pass in eager mode, differentiably: (out, lse). signed: the tensors' launch_cache.signature, or None.
-    Without with_lse, lse may be None: each differentiable result takes time."""
+    """Return (out, lse) of a forward Pass in eager mode, differentiable. signed: the tensors' launch_cache.signature or
+    None. Without with_lse, lse may be None: each differentiable result takes time."""
     if not torch.is_grad_enabled():
         return _results(call, tensors, signed)
     output = (_Eager.apply if signed is None else _apply_plain)(call, signed, with_lse, *tensors)
