@@ -23,9 +23,9 @@ CEILINGS = {
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_062,
     "flashtrain/training": 3_468,
-    "kernels/flashtrain_kernels": 13_870,
+    "kernels/flashtrain_kernels": 13_880,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_445,
+    "tests": 38_471,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 
