@@ -35,8 +35,11 @@ class Pass:
             arguments[place] = x
         return arguments
 
-    def __call__(self, tensors: Sequence[Tensor], signed: Signature) -> Any:
-        """Return the results on tensors of this `signature`; the second call records the launches for later ones."""
+    def __call__(self, tensors: Sequence[Tensor], signed: Signature | None) -> Any:
+        """Return the results on tensors of this `signature`; the second call records the launches for later ones. With
+        signed=None the operator itself is called, as somebody may watch or change it."""
+        if signed is None:
+            return self.operator(*self.filled(tensors))
         key = self.number, signed
         known = _KNOWN.get(key)
         if type(known) is CachedLaunches and not known.watched():
@@ -73,14 +76,9 @@ def computed(
     """Return (out, lse) of a forward Pass in eager mode, differentiable. signed: the tensors' launch_cache.signature or
     None. Without with_lse, lse may be None: each differentiable result takes time."""
     if not torch.is_grad_enabled():
-        return _results(call, tensors, signed)
-    output = (_Eager.apply if signed is None else _apply_plain)(call, signed, with_lse, *tensors)
+        return call(tensors, signed)
+    output = (_Eager.apply if signed is None else _apply_plain)((call, signed, with_lse), *tensors)
     return output if with_lse else (output, None)
-
-
-def _results(call: Pass, tensors: Sequence[Tensor], signed: Signature | None) -> Any:
-    """An operator's results: by the operator itself where somebody may watch or change it."""
-    return call.operator(*call.filled(tensors)) if signed is None else call(tensors, signed)
 
 
 class _Eager(torch.autograd.Function):
@@ -88,10 +86,9 @@ class _Eager(torch.autograd.Function):
     repeated or not, as recomputing under activation checkpointing compares it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, call: Pass, signed: Signature | None, with_lse: bool, *tensors: Tensor
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        output = _results(call, tensors, signed)
+    def forward(ctx: Any, how: tuple[Pass, Signature | None, bool], *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        call, signed, with_lse = how
+        output = call(tensors, signed)
         ctx.save_for_backward(*tensors[: call.count], *output, *tensors[call.count :])  # as the backward takes them
         ctx.call = call
         # An output nobody used has the gradient None instead of a tensor of zeros to fill and read.
@@ -104,9 +101,9 @@ class _Eager(torch.autograd.Function):
         count = call.count
         rest = (None,) * (len(saved) - count - 2)  # the options' tensors
         if dout is None and dlse is None:
-            return (None, None, None, *(None,) * count, *rest)
+            return (None, *(None,) * count, *rest)
         dout = torch.zeros_like(saved[count]) if dout is None else dout
-        wants_bias = call.arguments[count] is not None and ctx.needs_input_grad[3 + count]
+        wants_bias = call.arguments[count] is not None and ctx.needs_input_grad[1 + count]
         given = (dout, *saved) if dlse is None else (dout, dlse, *saved)
         known = call.backwards.get((dlse is None, wants_bias))
         if known is None:
@@ -116,13 +113,13 @@ class _Eager(torch.autograd.Function):
             call.backwards[dlse is None, wants_bias] = known
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                results = _results(known, given, signature(given))
+                results = known(given, signature(given))
             results = without_derivative(results, given)
         else:
-            results = _results(known, given, signature(given))
+            results = known(given, signature(given))
         if wants_bias:
-            return (None, None, None, *results, *rest[1:])
-        return (None, None, None, *results[:count], *rest)  # operators return an empty one for the bias
+            return (None, *results, *rest[1:])
+        return (None, *results[:count], *rest)  # operators return an empty one for the bias
 
 
 # Function.apply looks for transforms first, which a signature says there are none of.

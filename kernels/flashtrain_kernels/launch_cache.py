@@ -46,7 +46,9 @@ def signature(tensors: Sequence[Tensor]) -> Signature | None:
     ):
         return None
     state = environment.forced, torch.are_deterministic_algorithms_enabled()
-    recent = _RECENT.setdefault(len(tensors), [])
+    recent = _RECENT.get(len(tensors))
+    if recent is None:
+        recent = _RECENT[len(tensors)] = []
     for known in recent:
         if known.fits(tensors, state):
             return known.signed
