@@ -206,7 +206,7 @@ def test_current_json_leads_nowhere_else(last) -> None:
 def test_a_copy_that_lacks_a_shard_is_noticed(last, folder) -> None:
     """torch would leave what it holds as it was in memory."""
     next(folder.glob("*.safetensors")).unlink()
-    with pytest.raises(UserError, match=r"missing parts of state_dict/model"):
+    with pytest.raises(UserError, match=r"lacks parts of state_dict/model"):
         read_checkpoint(last)
     (folder / "plain.ckpt").unlink()
     assert not checkpoint_exists(last)
