@@ -71,7 +71,9 @@ def test_dense_peaks_are_the_datasheets_of_names_that_hold_each_other(name, peak
     assert peak_flops_of(name) == peak
 
 
-@pytest.mark.parametrize("name", ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090 Laptop GPU", "AMD MI300X"])
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GeForce GTX 1080", "NVIDIA GeForce RTX 4090 Laptop GPU", "AMD Instinct MI300X"]
+)
 def test_a_gpu_that_the_table_does_not_hold_has_no_peak(name):
     assert peak_flops_of(name) is None
 

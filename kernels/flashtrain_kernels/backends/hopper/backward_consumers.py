@@ -33,11 +33,11 @@ from .backward_schedule import (
     BLOCK_Q,
     first_step,
     item_of,
+    load_number,
     next_step,
     own_number,
     share,
     tile_of,
-    told_number,
     work_of,
 )
 from .backward_scores import changes_of_item, dropped_weights_of, keys_of_item, score_gradients_of, scores_of
@@ -162,7 +162,7 @@ def narrow_consumer(memory, bars, call, WG: gl.constexpr, C: gl.constexpr):
         store_results(dk, dv, item, call, notes, ds_smem.index(0), WG, D, C)
         if C.counted:
             mbarrier.wait(kv_full.index(turn & 1), (turn >> 1) & 1)
-            number = told_number(notes, turn & 1)
+            number = load_number(notes, turn & 1)
         else:
             number += share_step
 

@@ -26,8 +26,8 @@ from .backward_schedule import (
     item_of,
     next_step,
     share,
+    store_number,
     take_number,
-    tell_number,
     tile_of,
     work_of,
 )
@@ -81,7 +81,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         pair = turn & 1 if D == 64 else 0
         await_release(LOADED + pair, turn >= 2)
         if C.counted:
-            tell_number(notes, pair, number)
+            store_number(notes, pair, number)
         full = kv_full.index(pair)
         mbarrier.expect(full, 2 * C.keys * D * 2)
         key = walk.keys_at + first_key
@@ -114,7 +114,7 @@ def _producer(descs, memory, bars, call, D: gl.constexpr, C: gl.constexpr):
         number = following
     if C.counted:  # a number past the last item's ends the consumers' loop
         await_release(LOADED + (turn & 1), turn >= 2)
-        tell_number(notes, turn & 1, number)
+        store_number(notes, turn & 1, number)
         mbarrier.arrive(kv_full.index(turn & 1), count=1)
         await_release(LOADED + ((turn + 1) & 1), turn >= 1)
     if D == 64:

@@ -22,7 +22,7 @@ BLOCKS = gl.constexpr(2)
 # Where with C.deterministic `notes` has a program's number, and from where on its barriers (backward_deterministic.py).
 TICKET = gl.constexpr(12)
 BARRIERS = gl.constexpr(13)
-TOLD = gl.constexpr(12)  # where with C.counted `notes` has two numbers of items
+NUMBERS = gl.constexpr(12)  # where with C.counted `notes` has two numbers of items
 NEVER = gl.constexpr(1 << 30)  # more steps than any item has
 
 
@@ -260,17 +260,17 @@ def take_number(counter):
 
 
 @gluon.jit
-def tell_number(notes, place, number):
+def store_number(notes, place, number):
     """Store an item's number for the consumers, in one of two places, before its K and V are fetched."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    notes.index(TOLD + place).store(gl.full([1], number.to(gl.int64), gl.int64, layout=ONE))
+    notes.index(NUMBERS + place).store(gl.full([1], number.to(gl.int64), gl.int64, layout=ONE))
 
 
 @gluon.jit
-def told_number(notes, place):
-    """Load the number that `tell_number` stored. The caller first waits for that item's K and V."""
+def load_number(notes, place):
+    """Load the number that `store_number` stored. The caller first waits for that item's K and V."""
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.max(notes.index(TOLD + place).load(ONE), 0).to(gl.int32)
+    return gl.max(notes.index(NUMBERS + place).load(ONE), 0).to(gl.int32)
 
 
 @gluon.jit
