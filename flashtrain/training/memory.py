@@ -39,6 +39,7 @@ ADAPTER_TENSORS = 1  # of width F: the adapter's output, in addition to the froz
 CHUNK_TENSORS = 4  # of a feed-forward chunk: output and input of the activation, and their gradients
 GATED_CHUNK_TENSORS = 7  # of a gated chunk differentiated by autograd; our operator reuses them
 QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
+FEW_BYTES, PART_BYTES = 33 << 20, 256 << 20  # up to which a part of dK and dV is one of few tokens; of all parts
 HEAD_STATES = 2  # the output head's input and its gradient
 
 BYTES_OF_4_BITS = 0.5 + 1 / 64  # with a scale of a byte for 64 numbers
@@ -267,10 +268,9 @@ def block_bytes(
     Returns:
         The bytes of a token that are saved for the backward, and the bytes of temporary buffers of the backward.
     """
-    embed, ffn = shape.embed, shape.ffn
+    embed, ffn, dropped = shape.embed, shape.ffn, shape.dropout * shape.embed
     kv_width = embed if shape.kv_width is None else shape.kv_width
     query = embed if shape.query_width is None else shape.query_width
-    dropped = shape.dropout * embed
     chunk = savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
 
     # One token's bytes in each half of a block, in addition to the block's input: the norm's output (and its input in
@@ -286,8 +286,7 @@ def block_bytes(
     whole = stream * extra + attention_half + ffn_half
     # Selective checkpointing saves nothing of standard attention: its S x S matrices are too large.
     keeps_attention = savings.checkpointing == "selective" and attention != "standard"
-    selective = stream + (attended if keeps_attention else 0)
-    saved = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
+    saved = {"none": whole, "selective": stream + keeps_attention * attended, "full": stream}[savings.checkpointing]
 
     # One block's backward has two peaks: in the feed-forward, and then in attention. What was not saved is recomputed;
     # attention's half only when it is needed, if compiled code does not need its result earlier.
@@ -297,15 +296,18 @@ def block_bytes(
         again_in_ffn += ffn_half + (0 if keeps_attention and fused else attention_again)
         again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
-    in_ffn = 0 if chunk else ffn_gradients * ffn * activation
     of_attended = query * (activation + QUERY_GRADIENT_BYTES)
     # A feed-forward chunk is freed before attention begins. During the exchange between devices the gradients of the
     # block's output and of attention's output are live, those of queries, keys and values not yet.
     chunks = (chunk or 0) * chunk_tensors * ffn * activation
-    at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + chunks
+    at_ffn = int(tokens * (gradients + again_in_ffn + (0 if chunk else ffn_gradients * ffn * activation))) + chunks
+    # The kernels' float32 parts of dK and dV (splits_of_group): of single heads if tokens are few, else of four.
+    group, part = max(1, query // kv_width), 8 * tokens * kv_width
+    split = group if part < FEW_BYTES else -(-group // 4)
+    parts = split * part if split > 1 and (part < FEW_BYTES or split * part <= PART_BYTES) else 0
     at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended))
     at_exchange = int(tokens * (stream + again_in_attention + of_attended)) + exchange
-    return saved - stream * savings.offload, max(at_ffn, at_attention, at_exchange)
+    return saved - stream * savings.offload, max(at_ffn, at_attention + parts, at_exchange + parts)
 
 
 def host_bytes(size: int) -> int:

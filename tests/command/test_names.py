@@ -106,6 +106,7 @@ def test_a_name_of_another_program_is_answered_with_ours(name: str, answer: str)
         ("recipe=gpt2 optimizer=adamw_8bit", "use optimizer=adamw optimizer.states=8bit."),
         ("recipe=hf model.adapter=qlora", "use model.adapter=lora model.quantize=nf4."),
         ("recipe=gpt2 attention=flash_attention_2", "use attention=flash."),
+        ("recipe=gpt2 generate.tokens=3 benchmark.ways=x", "max_new_tokens. benchmark.ways=x: use"),
     ],
 )
 def test_so_is_one_whose_answer_depends_on_the_task_or_on_the_value(words: str, answer: str) -> None:
@@ -116,11 +117,6 @@ def test_so_is_one_whose_answer_depends_on_the_task_or_on_the_value(words: str, 
 def test_several_unknown_names_are_answered_at_once(words: str, trained) -> None:
     said = refused(*words.format(trained).split(), "contxt=8", "context=8", "trainer.lr=1", "model.options.x=1")
     assert [said.count(name) for name in ("unknown setting", "'contxt'", "'trainer.lr'")] == [2, 1, 1]
-
-
-def test_several_older_names_are_answered_at_once() -> None:
-    said = refused("recipe=gpt2", "generate.tokens=3", "trainer.strategy=deepspeed")
-    assert all(f"use {ours}." in said for ours in ("generate.max_new_tokens", "trainer.strategy=fsdp"))
 
 
 def test_sft_asks_for_its_model_and_its_data_at_once() -> None:
