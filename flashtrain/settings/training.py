@@ -85,7 +85,7 @@ class TrainerSettings:
     # What devices share: ddp: samples; fsdp (FSDP2): weights too; context_parallel: weights and each sequence; auto:
     # ddp, or context_parallel where context_parallel= is given.
     strategy: str = option("auto", Strategy)
-    # How devices share attention (strategy=context_parallel); auto: a ring on two, else what moves least.
+    # How devices share attention (strategy=context_parallel); auto: the least expected time.
     context_parallel_method: str = option("auto", ContextMethod)
     # Which device holds which tokens of a sequence (strategy=context_parallel).
     context_parallel_layout: str = option("balanced", ContextLayout)
