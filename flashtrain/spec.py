@@ -185,7 +185,7 @@ class Task(ABC):
 
     @abstractmethod
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
-        """Return the line that says what the demo trains; it ends with `where`, how to train the recipe in full."""
+        """Return what follows "training" or "planning": the demo, and then `where`, how to train the recipe in full."""
 
     def of_checkpoint(self, settings: Settings) -> Settings:
         """Return a run's saved settings, changed where the modes that use its checkpoint need other values."""

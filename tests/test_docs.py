@@ -27,9 +27,17 @@ RESULTS = ROOT / "recipes" / "results"
 # Programs that register something of their own, and the words that a page gives them.
 PROGRAMS = ("add a model", "add a task", "add a data source", "add an optimizer", "add a mask")
 RUN_HERE = {
-    *PROGRAMS, "add a mask, its test", "add a baseline", "add a backend", "kernel call", "context parallel script",
-    "python run", "hugging face lightning", "lightning batches", "chat script",
-}  # fmt: skip
+    *PROGRAMS,
+    "add a mask, its test",
+    "add a baseline",
+    "add a backend",
+    "kernel call",
+    "context parallel script",
+    "python run",
+    "hugging face lightning",
+    "lightning batches",
+    "chat script",
+}
 RUN_BY_TEST_README = {"lightning script", "attention module", "attention mask", "hugging face"}
 RUN_ON_RANKS = {"hugging face over several GPUs"}  # tests/distributed/test_huggingface_training.py
 

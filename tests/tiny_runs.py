@@ -87,6 +87,14 @@ def last_weights(folder: Path) -> dict[str, Any]:
     return read_checkpoint(folder / "checkpoints" / "last.ckpt")["state_dict"]
 
 
+def run_mode(*words: str) -> int:
+    """Run a mode of a checkpoint in this process. Returns the exit status."""
+    from flashtrain.command import modes
+    from flashtrain.command.checkpoint_settings import settings_from_checkpoint
+
+    return modes.run_mode(settings_from_checkpoint(words))
+
+
 @dataclass
 class TinyRuns:
     """Starts runs of the tiny configuration: `words` are the overrides, `folder` a place for its runs."""

@@ -55,7 +55,7 @@ def settings_from_checkpoint(words: Sequence[str]) -> Settings:
             f"recipe={given['recipe'].value()}: the run in {folder} is of recipe={own.recipe}, whose settings "
             f"mode={mode} uses. Remove recipe=."
         )
-    check_names(given, own.task)
+    check_names({name: one.value() for name, one in given.items()}, own.task)
     for key, override in given.items():
         if key == "recipe" or key.startswith("hydra"):
             continue

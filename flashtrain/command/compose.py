@@ -26,7 +26,7 @@ from flashtrain.errors import UserError, first_line, unknown
 from flashtrain.files.shipped import conf_folder, recipe_files
 from flashtrain.files.yaml_files import literal
 from flashtrain.mode import check_settings
-from flashtrain.settings.aliases import renamed
+from flashtrain.settings.aliases import current_value, renamed
 from flashtrain.settings.schema import (
     check_names,
     schema_of,
@@ -58,8 +58,8 @@ def register_configs(words: Sequence[str]) -> str:
         if _recipes.get(name, ())[:2] != version:
             _recipes[name] = (*version, _read_recipe(name, path))
             store.store(group="recipe", name=name, node=_recipes[name][2], package="_global_")
-    given = {name: one.value() for name, one in overrides_by_name(words).items() if not one.is_sweep_override()}
-    task = str(given.get("task") or _task_of(str(given.get("recipe"))))
+    given = given_values(words)
+    task = str(given.get("task") or _task_of(current_value("recipe", str(given.get("recipe")))))
     own = {name.partition(".")[0] for name in setting_names(task)}
     check_names(given, task)
     # Of the groups that conf/config.yaml chooses a file of, the task's own.
@@ -101,13 +101,9 @@ def checked_settings(config: DictConfig) -> Settings:
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Parse `key=value` words with Hydra's grammar. Raises UserError, also for older names of settings, all in one."""
+    """Parse `key=value` words with Hydra's grammar. Raises UserError."""
     with readable_errors():
-        parsed = OverridesParser.create().parse_overrides(list(words))
-    valued = {key_of(one): None if one.is_sweep_override() else one.value() for one in parsed}
-    if lines := [line for key, value in valued.items() if (line := renamed(key, value))]:
-        raise UserError(" ".join(lines))
-    return parsed
+        return OverridesParser.create().parse_overrides(list(words))
 
 
 def as_value(text: str) -> str:
@@ -128,6 +124,11 @@ def overrides_by_name(words: Sequence[str]) -> dict[str, Override]:
     return {key_of(override): override for override in parse_overrides(words)}
 
 
+def given_values(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `key=value` words by name; without those that list several values. Raises UserError."""
+    return {name: one.value() for name, one in overrides_by_name(words).items() if not one.is_sweep_override()}
+
+
 def key_of(override: Override) -> str:
     """Return the name of the setting or group that an override sets, without +, ++ or ~."""
     return override.get_key_element().lstrip("+~")
@@ -142,10 +143,7 @@ def check_given_once(words: Sequence[str]) -> None:
     for word, override in zip(words, parse_overrides(words), strict=True):
         key = key_of(override)
         if key in first and key.split(".")[0].split("/")[0] != "hydra":
-            raise UserError(
-                f"{key} is given twice, as {first[key]} and as {word}: give it once, or use -m and commas between the "
-                "values to run each of them."
-            )
+            raise UserError(f"{key} is given twice, as {first[key]} and as {word}. Give it once, or use -m and commas.")
         first[key] = word
 
 

@@ -140,14 +140,11 @@ def _check_processes(settings: Settings) -> None:
 
 
 def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) -> bool:
-    if not settings.demo or settings.hardware.demo == "never":
-        return False
-    if settings.hardware.demo == "always":
-        return True
+    if not settings.demo or settings.hardware.demo != "auto":
+        return bool(settings.demo) and settings.hardware.demo == "always"
     mode = working_mode(settings)
-    if mode is not None and mode.measures:
-        return hardware.kind == "cpu"
-    return hardware.kind == "cpu" and not _OF_A_MODEL & set(given)
+    measures = mode is not None and mode.measures
+    return hardware.kind == "cpu" and (measures or not _OF_A_MODEL & set(given))
 
 
 def _demo_line(full: Settings, demo: Settings) -> str:
@@ -156,7 +153,7 @@ def _demo_line(full: Settings, demo: Settings) -> str:
     mode = working_mode(demo)
     if mode is not None and mode.measures:
         return mode.demo_line(demo, where)
-    return task_of(demo).demo_line(full, demo, where)
+    return f"{'planning' if demo.mode == 'plan' else 'training'} {task_of(demo).demo_line(full, demo, where)}"
 
 
 def _name(hardware: Hardware) -> str:

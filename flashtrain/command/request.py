@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flashtrain.command.compose import check_given_once, compose_settings, overrides_by_name
+from flashtrain.command.compose import check_given_once, compose_settings, given_values
 from flashtrain.command.mode_settings import check_used
-from flashtrain.errors import one_of
+from flashtrain.errors import UserError, one_of
 from flashtrain.mode import is_of_checkpoint
+from flashtrain.settings.aliases import renamed
 from flashtrain.settings.settings import Settings, mode_names
 
 
@@ -17,8 +18,10 @@ def settings_of(words: Sequence[str]) -> Settings:
     Raises UserError if a word names no setting, its value cannot be used, or the mode does not use the setting.
     """
     check_given_once(words)
-    given = {name: one.value() for name, one in overrides_by_name(words).items() if not one.is_sweep_override()}
+    given = given_values(words)
     mode = str(given.get("mode", "train"))
+    if line := renamed("mode", mode):
+        raise UserError(line)
     one_of("mode", mode, mode_names())
     alone = "recipe" not in given and given.get("resume") not in (None, "auto")  # resume=RUN is enough to go on
     if is_of_checkpoint(mode) or alone:

@@ -249,8 +249,9 @@ class TextDataModule(ResumableDataModule):
 
     def describe(self) -> str:
         """Describe the corpus in one line: source, tokenizer, counts, and the folder of the token file."""
+        documents = f"{self.cache.documents:,} document{'s' * (self.cache.documents != 1)}"
         return (
-            f"{self.source.describe()} | {self.tokenizer.describe()} | {self.cache.documents:,} documents, "
+            f"{self.source.describe()} | {self.tokenizer.describe()} | {documents}, "
             f"{self.train_tokens:,} tokens to train on, {self.validation_tokens:,} held out | {self.cache.folder}"
         )
 
@@ -276,8 +277,7 @@ class TextDataModule(ResumableDataModule):
 
     def _samples(self, spans: Spans) -> PackedSamples:
         cache = self.cache
-        mixed = getattr(cache, "samples", None)
-        if mixed is not None:
+        if (mixed := getattr(cache, "samples", None)) is not None:
             return mixed(spans, self.context, self.document_mask, in_proportion=spans is self.split.validation)
         whole = self.validation_fraction == 1
         return PackedSamples(cache.tokens, spans, self.context, self.document_mask, whole=whole)

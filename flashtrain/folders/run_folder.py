@@ -73,8 +73,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def note_failure(folder: Path, error: str) -> None:
     """Record in the summary row of a run that it failed, if the row says that it is still running."""
-    row = read_summary(folder)
-    if row.get("status") == RUNNING:
+    if (row := read_summary(folder)).get("status") == RUNNING:
         write_summary(folder, {**row, "status": FAILED, "error": error})
 
 
@@ -97,12 +96,13 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
         auto = ", or resume=auto for the newest unfinished run" if setting == "resume" else ""
         raise UserError(f"{setting}={given} does not exist. Use a run folder or a .ckpt in one{auto}.")
     if (path / CONFIG_FILE).is_file():
-        order = (LAST, BEST) if prefer == LAST else (BEST, LAST)
-        for name in order:
+        for name in (LAST, BEST) if prefer == LAST else (BEST, LAST):
             if checkpoint_exists(path / CHECKPOINTS / name):
                 return path, path / CHECKPOINTS / name
         raise UserError(f"run {path} has saved no checkpoint: expected {LAST} or {BEST} in its {CHECKPOINTS}/.")
     folder = path.parent.parent
     if not (folder / CONFIG_FILE).is_file():
-        raise UserError(f"{given} is neither a run folder nor a checkpoint in one: {folder} has no {CONFIG_FILE}.")
+        runs = sorted(path.glob(f"*/{CONFIG_FILE}"))
+        newest = f" The newest run in it is {runs[-1].parent}." if runs else ""
+        raise UserError(f"{setting}={given} is neither a run folder (with a {CONFIG_FILE}) nor a .ckpt in one.{newest}")
     return folder, path

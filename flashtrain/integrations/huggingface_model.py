@@ -137,7 +137,7 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
             if value is not None:
                 raise UserError(f"model.{name}={value:g} needs rotary positions, but {where} has none.")
         if context is not None and trained is not None and context > trained:
-            raise UserError(f"context={context} is longer than the {trained} learned positions of {where}.")
+            raise UserError(f"context={context} is longer than the {trained} learned positions of {where}. Lower it.")
         return
     if base is not None or factor is not None:
         each = list(rotary.values()) if all(isinstance(one, dict) for one in rotary.values()) else [rotary]

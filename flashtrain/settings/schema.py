@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Any, cast, get_type_hints
@@ -89,13 +89,14 @@ def _walk(group: type, prefix: str) -> Iterator[tuple[str, Any, Any]]:
             yield from _walk(hints[one.name], f"{prefix}{one.name}.")
 
 
-def check_names(given: Iterable[str], task: str) -> None:
-    """Raise UserError, which names all of them, if the task does not have some of the settings given by name."""
+def check_names(given: Mapping[str, Any], task: str) -> None:
+    """Raise UserError, which names all, for settings (name -> value) that the task lacks or that have newer names."""
     names = set(setting_names(task))
     leaves = names - {name.rpartition(".")[0] for name in names}
     free = ("hydra", *(f"{leaf}." for leaf in leaves))  # what is no group may be a dictionary
-    if wrong := [key for key in given if key not in names and not key.startswith(free)]:
-        raise UserError(" ".join(str(unknown_setting(key, task)) for key in wrong))
+    missing = {key: str(unknown_setting(key, task)) for key in given if key not in names and not key.startswith(free)}
+    if lines := [line for key, value in given.items() if (line := renamed(key, value) or missing.get(key))]:
+        raise UserError(" ".join(lines))
 
 
 def unknown_setting(given: str, task: str) -> UserError:
@@ -106,8 +107,7 @@ def unknown_setting(given: str, task: str) -> UserError:
         return UserError(f"{given} is an option of a registered component. Add a plus: +{given}=...")
     if line := renamed(given):
         return UserError(line)
-    others = [other for other in registered("task") if other != task and given in setting_names(other)]
-    if others:
+    if others := [other for other in registered("task") if other != task and given in setting_names(other)]:
         what = f"{given} is a setting of task={' and '.join(others)}, not of task={task}."
         return UserError(f"{what} {meant(given, names)}".rstrip())
     siblings = ", ".join(sorted(name for name in names if group and name.rpartition(".")[0] == group))

@@ -50,7 +50,7 @@ def score(
     if "validation_loss" not in found:
         raise UserError("nothing is held out to evaluate on. Raise data.validation_fraction, or use more text.")
     scored, why_not = counts(), why_not_held_out(trained.settings, trained.folder)
-    numbers = ", ".join(f"{number:,} {name}" for name, number in scored.items())
+    numbers = ", ".join(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in scored.items())
     claim, doubt = ("held-out ", "") if why_not is None else ("", f"; {why_not}")
     said = words.format(perplexity=perplexity(found["validation_loss"]), **found)
     step = f" (step {trained.step})" if trained.settings.checkpoint else ""

@@ -9,10 +9,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_runs import TinyRuns
+from tiny_runs import TinyRuns, run_mode
 
-from flashtrain.command import modes
-from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.folders.run_folder import read_summary
 from flashtrain.folders.run_lock import let_go
@@ -73,12 +71,6 @@ def test_its_checkpoint_is_evaluated_and_generated_with_and_exported_on_one_devi
     assert capsys.readouterr().out.startswith("the quick")
     assert run_mode("mode=export", f"checkpoint={last}") == 0
     assert (folder / "export" / "model.safetensors").is_file()
-
-
-def run_mode(*words: str) -> int:
-    settings = settings_from_checkpoint(words)
-    assert settings is not None
-    return modes.run_mode(settings)
 
 
 def test_ranks_stop_together_when_time_is_up_and_one_process_goes_on(

@@ -46,6 +46,7 @@ def test_a_machine_without_a_gpu_trains_the_demo_and_says_so_in_one_line(settle)
     (line,) = [line for line in said.splitlines() if "demo" in line]
     assert "no NVIDIA GPU found here" in line
     assert "gpt2-124m" in line  # what one would get with a GPU
+    assert "found here: planning the recipe's small demo" in settle(cpu(), "mode=plan")[2]
 
 
 @pytest.mark.parametrize("word", ["model.size=355m", "model=llama", "hardware.demo=never"])

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_runs import TinyRuns
+from tiny_runs import TinyRuns, run_mode
 
-from flashtrain.command import modes
 from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
 from flashtrain.tasks.language.plan import plan_language as plan
-
-
-def run_mode(*words: str) -> int:
-    settings = settings_from_checkpoint(words)
-    assert settings is not None
-    return modes.run_mode(settings)
 
 
 def test_an_export_has_the_tokenizer_that_the_model_was_trained_with(trained) -> None:

@@ -35,6 +35,7 @@ def test_the_names_that_are_answered_are_no_settings_and_their_answers_are() -> 
         ("recipe=gpt2 model=modern", "model=modern: use model=llama."),
         ("recipe=gpt2 model.name=modern", "model.name=modern: use model.name=llama."),
         ("recipe=finetune", "recipe=finetune: use recipe=bert-finetune."),
+        ("recipe=finetune finetune.data=cues finetune.bach=2", "use finetune.data=synthetic. unknown setting"),
         ("recipe=gpt2 trainer.strategy=context", "trainer.strategy=context: use trainer.strategy=context_parallel."),
         ("recipe=pathx curriculum.stages=[{side:24,until:0.9}]", "until: use stop_at_accuracy."),
         ("recipe=long-context-benchmark benchmark.layouts=[head-tail]", "head-tail: use benchmark.layouts=zigzag."),

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from chat_folders import CHATML, save_tokenizer_folder, write_sums
 from forked_commands import run
-from tiny_runs import TINY, TinyRuns, made_once
+from tiny_runs import TINY, TinyRuns, made_once, run_mode
 
-from flashtrain.command import modes
-from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.job import settle
 from flashtrain.errors import UserError
@@ -44,12 +42,6 @@ def test_a_run_learns_what_the_assistant_says(finished, capsys):
     assert row["train_loss"] < row["train_loss_first"]
     assert row["validation_loss"] is not None
     assert row["epochs"] > 1
-
-
-def run_mode(*words: str) -> int:
-    settings = settings_from_checkpoint(words)
-    assert settings is not None
-    return modes.run_mode(settings)
 
 
 def test_its_checkpoint_is_evaluated_on_the_held_out_answers(finished, caplog):

@@ -89,8 +89,7 @@ class LanguageTask(Task):
 
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         tokens = "the file's own tokens" if demo.data.source == "tokens" else f"tokenizer {demo.data.tokenizer}"
-        does = "planning" if demo.mode == "plan" else "training"
-        trained = f"{does} the recipe's small demo model instead ({demo.model.label}, {tokens}, {contexts_words(demo)})"
+        trained = f"the recipe's small demo model instead ({demo.model.label}, {tokens}, {contexts_words(demo)})"
         if full.model.name == "huggingface" and full.model.path is None:
             return f"{trained}, with random weights. To train a model of your own, set model.path=FOLDER_OR_HUB_NAME."
         return f"{trained}. For the recipe in full ({full.model.label}, {contexts_words(full)}), {where}"

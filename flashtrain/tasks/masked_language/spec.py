@@ -64,4 +64,4 @@ class MaskedTask(Task):
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         trained, meant = (f"{one.bert.label}, {contexts_words(one)}" for one in (demo, full))
         full_size = f" ({meant})" if meant != trained else ""
-        return f"training the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"
+        return f"the recipe's small demo instead ({trained}). For the recipe in full{full_size}, {where}"

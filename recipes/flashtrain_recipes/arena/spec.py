@@ -43,10 +43,8 @@ class ClassificationTask(Task):
     def demo_line(self, full: Settings, demo: Settings, where: str) -> str:
         from flashtrain_recipes.arena.words import trained_line
 
-        return (
-            f"training the recipe's small demo instead ({trained_line(demo)}). "
-            f"For the recipe in full ({trained_line(full)}), {where}"
-        )
+        trained, meant = trained_line(demo), trained_line(full)
+        return f"the recipe's small demo instead ({trained}). For the recipe in full ({meant}), {where}"
 
 
 class Preview(Mode):

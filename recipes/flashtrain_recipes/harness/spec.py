@@ -70,9 +70,9 @@ class Benchmark(Mode):
         return row
 
     def demo_line(self, demo: Settings, where: str) -> str:
-        limit = demo.benchmark.max_seconds
-        most = f", for {limit:g} s at most" if limit else ""
-        return f"measuring a small selection of the recipe{most}. For the recipe in full, {where}"
+        most = f", for {demo.benchmark.max_seconds:g} s at most" if demo.benchmark.max_seconds else ""
+        does = "planning" if demo.mode == "plan" else "measuring"
+        return f"{does} a small selection of the recipe{most}. For the recipe in full, {where}"
 
 
 def _named(settings: Settings, hardware: Hardware) -> Any:
