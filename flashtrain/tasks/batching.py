@@ -81,7 +81,7 @@ def choose_micro_batch(
         fixed = sum(chosen.estimate.parts()[name] for name in ("weights", "gradients", "optimizer"))
         raise UserError(
             f"the smallest micro-batch, {sizes[0]:,}, needs an estimated {chosen.estimate.total / GIB:.1f} GiB "
-            f"({fixed / GIB:.1f} of them weights, gradients and optimiser states), and "
+            f"({fixed / GIB:.1f} of them weights, gradients and optimizer states), and "
             f"{FREE_SHARE * free.device / GIB:.1f} GiB ({FREE_SHARE:.0%} of what is free) may be used. Use "
             "memory.activation_checkpointing=auto, a smaller model, shorter samples, attention=flash, or "
             "trainer.strategy=fsdp (or context_parallel) on more devices."

@@ -96,7 +96,7 @@ def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch
     choice = attention_choice(sharding, precision, shape, micro_batch)
     moved = choice.traffic
     return [
-        f"devices: {settings.data_ranks} (data) x {sharding.degree} (context); weights, gradients and optimiser states "
+        f"devices: {settings.data_ranks} (data) x {sharding.degree} (context); weights, gradients and optimizer states "
         f"are sharded over all {settings.trainer.ranks}",
         f"context-parallel method: {choice.reason}",
         f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "

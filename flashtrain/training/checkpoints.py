@@ -157,7 +157,7 @@ def check_resumable(saved: Mapping[str, Any], checkpoint: Path) -> int:
     """Return the optimiser step of a checkpoint. Raises UserError if it holds weights only, as best.ckpt does."""
     if not saved.get("optimizer_states"):
         raise UserError(
-            f"{checkpoint} has no state of the optimiser, so a run cannot be resumed from it. "
+            f"{checkpoint} has no state of the optimizer, so a run cannot be resumed from it. "
             f"To train its weights further, use weights={checkpoint} without resume=."
         )
     return saved["global_step"]

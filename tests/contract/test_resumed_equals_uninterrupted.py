@@ -126,7 +126,7 @@ def test_beyond_its_end_a_run_has_the_rates_of_its_new_length(states: str, setti
 
 def test_the_best_weights_are_not_resumed(settings_of, uninterrupted, tmp_path: Path) -> None:
     best = uninterrupted("language") / "checkpoints" / "best.ckpt"
-    with pytest.raises(flashtrain.UserError, match="no state of the optimiser"):
+    with pytest.raises(flashtrain.UserError, match="no state of the optimizer"):
         train(settings_of("language"), tmp_path, resume=best, **{"trainer.steps": 12})
 
 
