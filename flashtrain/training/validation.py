@@ -70,4 +70,4 @@ def held_out_samples(requested: int | None, every: int, batch: int, *, maximum: 
 def describe_validation(samples: int, requested: int | None, every: int, setting: str) -> str:
     """Return the line that reports how much each validation reads, and the setting's name if it was not set."""
     bound = "" if requested is not None else f" (at most about a tenth of the training time; change it with {setting}=)"
-    return f"validation: {samples:,} held-out samples every {every:,} steps{bound}"
+    return f"validation: {samples:,} held-out sample{'s' * (samples != 1)} every {every:,} steps{bound}"

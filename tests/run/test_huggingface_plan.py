@@ -82,3 +82,5 @@ def test_a_plan_says_what_would_be_trained_and_reads_no_weights(config: Path) ->
     assert text.startswith("qwen3-8b0: 8190.7M parameters, context 32768, attention flash")
     assert "full checkpointing" in text
     assert "nothing was started" in text
+    lora = plan_language(settings_of(config, "model.adapter=lora"), H200)
+    assert "M parameters (43.65M of them trained), context" in lora

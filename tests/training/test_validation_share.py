@@ -22,9 +22,7 @@ def test_the_line_names_the_setting_only_where_the_number_was_chosen() -> None:
     line = describe_validation(1920, None, 100, "data.validation_tokens")
     assert line.startswith("validation: 1,920 held-out samples every 100 steps (")
     assert "data.validation_tokens=" in line
-    assert describe_validation(512, 512, 100, "data.validation_tokens") == (
-        "validation: 512 held-out samples every 100 steps"
-    )
+    assert describe_validation(1, 512, 100, "data.validation_tokens") == "validation: 1 held-out sample every 100 steps"
 
 
 @pytest.mark.parametrize(("asked", "samples"), [([], 12), (["masked.validation_samples=3"], 3)])

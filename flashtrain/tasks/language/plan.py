@@ -72,16 +72,17 @@ def _text(settings: Settings, tokens: int) -> str:
 
 def describe(settings: Settings, hardware: Hardware, model: Trainable, batching: Batching) -> str:
     """Return the line that announces a training: model, context, steps, machine, micro-batch, memory."""
-    shared, columns = "", context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
-    if columns:
-        shared = f", each sequence over {columns['context_parallel']} devices ({columns['context_way']})"
+    columns = context_columns(settings.sharding, hardware.precision, model, batching.micro_batch)
+    shared = f", each sequence over {columns['context_parallel']} devices ({columns['context_way']})" if columns else ""
+    parameters = model.parameter_count()
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)  # fewer with adapters
+    part = f" ({trained / 1e6:.2f}M of them trained)" if trained < parameters else ""
     return (
-        f"{settings.named(settings.model.label)}: {model.parameter_count() / 1e6:.1f}M parameters, "
+        f"{settings.named(settings.model.label)}: {parameters / 1e6:.1f}M parameters{part}, "
         f"context {settings.context}, attention {hardware.attention}; "
         f"{settings.trainer.steps} steps of {settings.samples_per_step} sample{'s' * (settings.samples_per_step > 1)} "
-        f"({settings.trainer.tokens_per_step:,} tokens) on "
-        f"{settings.trainer.ranks} x {hardware.name}, {hardware.precision}, "
-        f"micro-batch {batching.micro_batch}{shared}{memory_words(batching)}"
+        f"({settings.trainer.tokens_per_step:,} tokens) on {settings.trainer.ranks} x {hardware.name}, "
+        f"{hardware.precision}, micro-batch {batching.micro_batch}{shared}{memory_words(batching)}"
     )
 
 
