@@ -39,8 +39,7 @@ def unfinished_or_new(parent: Path, settings: Settings) -> Path:
     """
 
     def choose() -> Path:
-        folder = find_unfinished(parent, settings)
-        if folder is None:
+        if (folder := find_unfinished(parent, settings)) is None:
             say("resume=auto: found no free unfinished run with these settings and a checkpoint, starting a new one.")
             folder = _new(parent)
             hold(folder)

@@ -103,6 +103,7 @@ def find_checkpoint(given: str, *, prefer: str, setting: str = "checkpoint") -> 
     folder = path.parent.parent
     if not (folder / CONFIG_FILE).is_file():
         runs = sorted(path.glob(f"*/{CONFIG_FILE}"))
-        newest = f" The newest run in it is {runs[-1].parent}." if runs else ""
-        raise UserError(f"{setting}={given} is neither a run folder (with a {CONFIG_FILE}) nor a .ckpt in one.{newest}")
+        hint = f" The newest run in it is {runs[-1].parent}." if runs else ""
+        hint = f" It is an exported model: use model.path={given}." if (path / "config.json").is_file() else hint
+        raise UserError(f"{setting}={given} is neither a run folder (with a {CONFIG_FILE}) nor a .ckpt in one.{hint}")
     return folder, path

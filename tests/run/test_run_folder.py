@@ -67,6 +67,9 @@ def test_a_run_folder_gives_its_last_checkpoint_to_go_on_and_its_best_to_use(tmp
     assert find_checkpoint(str(folder / CHECKPOINTS / LAST), prefer=BEST) == (folder, folder / CHECKPOINTS / LAST)
     with pytest.raises(UserError, match=f"The newest run in it is {folder}."):
         find_checkpoint(str(tmp_path), prefer=BEST)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(UserError, match=f"It is an exported model: use model.path={tmp_path}."):
+        find_checkpoint(str(tmp_path), prefer=BEST)
 
 
 @pytest.mark.parametrize("given", ["missing", "missing/last.ckpt"])
