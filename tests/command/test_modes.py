@@ -83,3 +83,5 @@ def test_plan_names_parameters_tokens_memory_and_time_and_starts_nothing(tiny_ru
     ):
         assert part in text
     assert set(tiny_runs.folder.iterdir()) == before
+    words = ["recipe=gpt2", "mode=plan", "hardware=cpu"]
+    assert "MB of text: 0.1 epochs at" in plan(*settle(compose_settings(words), words))

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from flashtrain.data.sources import StandardLibrarySource
 from flashtrain.data.text_files import FilesSource
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.trainable import Trainable
@@ -63,7 +64,7 @@ def plan_language(settings: Settings, hardware: Hardware) -> str:
 def _text(settings: Settings, tokens: int) -> str:
     """The source; of local files also their size, and how often `tokens` tokens read it. UserError: no such file."""
     source = make_source(settings.data)
-    if not isinstance(source, FilesSource) or source.address is not None:
+    if not isinstance(source, FilesSource | StandardLibrarySource) or getattr(source, "address", None) is not None:
         return source.describe()
     size, each = source.approximate_bytes(), 1 if settings.data.tokenizer == "bytes" else BYTES_PER_TOKEN
     epochs = f"{tokens * each / max(1, size):,.1f} epochs at {each} byte{'s' * (each > 1)} a token"
