@@ -23,9 +23,9 @@ CEILINGS = {
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_062,
     "flashtrain/training": 3_468,
-    "kernels/flashtrain_kernels": 13_880,
+    "kernels/flashtrain_kernels": 14_080,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_473,
+    "tests": 38_515,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

@@ -51,7 +51,7 @@ def variants(feature: str) -> Iterator[tuple[int, int, int, int]]:
         if group > 1 and call.mask is None:  # heads that are not split among items
             yield 64, group, S, MANY
             yield 128, group, S, MANY
-        if call.mask is None and not call.rich and not call.deterministic:
+        if call.mask is None and (not call.rich or call.softcap) and not call.deterministic:
             yield 256, group, S, B
         if feature.split()[-1] in ("full", "causal") and call.mask is None:
             yield 128, group, SHORT, B
@@ -67,12 +67,15 @@ def rows(features: list[str]) -> Iterator[dict[str, Any]]:
             kv = empty(batch, length, H // group, head_dim, dtype=torch.bfloat16)
             lse = empty(batch, H, length, dtype=torch.float32)
             call = Call(q, kv, kv, requested(feature))
-            launch = backward_launches(call, Gradients(q, None, q, lse, q, kv, kv, None))[1]
+            _, launch, *of_queries, _ = backward_launches(call, Gradients(q, None, q, lse, q, kv, kv, None))
             choices = launch.constants["C"]
-            yield {
+            row = {
                 "feature": feature, "head_dim": head_dim, "group": group, "split": choices.split, "length": length,
-                "whole": choices.whole, "late": choices.late, **used(*compile_gluon_launch(launch)),
+                "whole": choices.whole, "late": choices.late,
             }  # fmt: skip
+            yield row | used(*compile_gluon_launch(launch))
+            for launch in of_queries:
+                yield row | {"feature": f"{feature}, dQ", **used(*compile_gluon_launch(launch))}
 
 
 # Spilling instructions that are let pass, the more of Triton 3.6's and 3.7's; of packed sequences, where an item begins
@@ -85,6 +88,7 @@ SPILLS = {
     ("alibi causal", 64): 2, ("deterministic packed", 128): 2,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
+SPILLS |= {("causal, dQ", 256): 8, ("window, dQ", 256): 2, ("softcap, dQ", 256): 10, ("padded, dQ", 200): 8}
 SPILLS |= {
     (3, 8): {("blocks", 128): 37, ("causal", 256): 2, ("intervals", 128): 6},
     (3, 9): {
@@ -101,7 +105,7 @@ SPILLS |= {
 IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14, ("softcap two intervals", 128): 14}
 IN_LOOPS |= {
     ("dropout causal", 64): 2, ("dropout causal", 128): 3, ("dropout window", 128): 7, ("dropout packed full", 128): 2,
-    ("softcap", 128): 2, ("softcap packed", 128): 1,
+    ("softcap", 128): 2, ("softcap packed", 128): 1, ("softcap, dQ", 256): 1,
 }  # fmt: skip
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}

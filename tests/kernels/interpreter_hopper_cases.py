@@ -32,7 +32,7 @@ def test_what_is_computed_again_has_the_softcap_and_any_head_dimension(head_dim,
     wanted = reference.backward_from(*exact, options, False)
     gradients = tuple(torch.full_like(x, torch.nan) for x in (q, k, v))
     given = Gradients(dout, dlse, out.half(), lse, *gradients, None)
-    prepare, _, finish = backward_launches(Call(q, k, v, options), given)
+    prepare, *_, finish = backward_launches(Call(q, k, v, options), given)
     prepare.run()
     work, _, flags, parts = finish.args[:4]
     flags.fill_(1)

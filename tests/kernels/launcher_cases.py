@@ -29,8 +29,8 @@ STREAM = 11
 LIBCUDA = """
 #include <string.h>
 typedef unsigned long long u64;
-int sizes[4][128], counts[4], launches;      /* of the parameters of the first launch, the second ... in bytes */
-char seen[4][128 * 128 + 64];         /* grid, block, shared memory; stream; attributes; function; parameters */
+int sizes[5][128], counts[5], launches;      /* of the parameters of the first launch, the second ... in bytes */
+char seen[5][128 * 128 + 64];         /* grid, block, shared memory; stream; attributes; function; parameters */
 long context = 1, functions = 77;
 int encoded, retained, fails;
 #define PASS(name) int name() { return 0; }
@@ -120,10 +120,10 @@ class Cuda:
 
     def seen(self, function: Any, *kernels: Any) -> list[bytes]:
         """What launches of these compiled kernels ask for. kernels: none where the launch returns it."""
-        sizes = (ctypes.c_int * 128 * 4).in_dll(self.library, "sizes")
-        counts = (ctypes.c_int * 4).in_dll(self.library, "counts")
+        sizes = (ctypes.c_int * 128 * 5).in_dll(self.library, "sizes")
+        counts = (ctypes.c_int * 5).in_dll(self.library, "counts")
         launched = self.number("launches")
-        counts[:] = [0] * 4
+        counts[:] = [0] * 5
         launched.value = 0
         if not kernels:
             kernels = (function(),)
@@ -133,7 +133,7 @@ class Cuda:
         launched.value = 0
         function()
         assert launched.value == len(kernels), "not as many launches"
-        seen = (ctypes.c_char * (128 * 128 + 64) * 4).in_dll(self.library, "seen")
+        seen = (ctypes.c_char * (128 * 128 + 64) * 5).in_dll(self.library, "seen")
         return [seen[number].raw[: 48 + sum(each)] for number, each in enumerate(wanted)]
 
 
@@ -157,7 +157,8 @@ def launches(head_dim: int, softcap: float) -> tuple[list[torch.Tensor], dict[st
         backwards = backward.backward_launches(call, gradients)
     finally:
         torch.empty = empty
-    return tensors, {**made, **dict(zip(("prepare", "backward", "finish"), backwards, strict=True))}
+    names = ("prepare", "backward", *["dq"] * (len(backwards) - 3), "finish")
+    return tensors, {**made, **dict(zip(names, backwards, strict=True))}
 
 
 def places(tensors: list[torch.Tensor]) -> Any:
@@ -256,7 +257,7 @@ def main() -> None:
         torch.cuda.current_device = lambda: 0
         rows = (
             {"head_dim": head_dim, "softcap": softcap, "kernel": name, **row}
-            for head_dim, softcap in ((64, 0.0), (128, 0.0), (72, 30.0))
+            for head_dim, softcap in ((64, 0.0), (128, 0.0), (72, 30.0), (256, 0.0))
             for name, row in cases(cuda, head_dim, softcap).items()
         )
         report(rows, "--strict" in sys.argv)

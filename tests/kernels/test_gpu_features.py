@@ -163,7 +163,7 @@ def test_ten_runs_are_equal_bit_for_bit(case, path):
 
 
 # Where the Hopper kernels add dQ up in one order: every mask that they do so with, grouped heads, both warpgroups' ways
-# at D = 128 (a tile late or not), and more items than run at once.
+# at D = 128 (a tile late or not), and more items than run at once. At D = 256 dQ has a kernel of its own.
 DETERMINISTIC = [
     Case(2, 1000, 1000, 4, 2, 64, "causal"), Case(2, 700, 1300, 4, 4, 64, "window"),
     Case(1, 1300, 700, 4, 1, 64, "full"), Case(2, 1000, 1000, 4, 4, 128, "causal"),
@@ -171,6 +171,9 @@ DETERMINISTIC = [
     Case(1, 1301, 777, 4, 4, 128, "full"), Case(2, 1333, 1333, 4, 2, 128, "window causal"),
     Case(2, 1000, 1100, 4, 2, 96, "causal", softcap=3.0), Case(2, 3000, 3000, 16, 16, 128, "causal"),
     Case(2, 1000, 1000, 4, 2, 64, "causal", alibi="alibi"), Case(2, 700, 1000, 4, 1, 128, "causal", alibi="alibi"),
+    Case(2, 1000, 1000, 4, 2, 256, "causal"), Case(1, 777, 1301, 4, 4, 256, "full"),
+    Case(1, 1301, 333, 4, 1, 200, "window"), Case(1, 1000, 1100, 4, 2, 256, "causal", softcap=3.0),
+    Case(2, 3000, 3000, 16, 16, 256, "window causal"),
 ]  # fmt: skip
 
 
@@ -195,7 +198,7 @@ def test_two_hundred_runs_give_the_same_bits_but_for_the_hopper_kernels_dq(case,
     for _ in range(199):
         again = ours(case, inputs)
         for name, value in first.items():
-            assert_same(again[name], value, added=path == "hopper" and name == "dq")
+            assert_same(again[name], value, added=path == "hopper" and name == "dq" and case.head_dim <= 128)
 
 
 @pytest.mark.parametrize("head_dim", [64, 72, 128, 256])

@@ -121,6 +121,23 @@ def test_an_output_of_more_than_two_to_the_31_elements():
     torch.testing.assert_close(out[:, tail], wanted, atol=1e-2, rtol=1e-2)
 
 
+def test_gradients_of_more_than_two_to_the_31_elements():
+    length, heads, tail = 600_000, 16, slice(-1000, None)
+    q, k, v = (randn(1, length, n, 256) for n in (heads, 1, 1))
+    assert q.numel() > 2**31
+
+    def gradients(q, k, v, dout):
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(fk.flash_attn_func(*inputs, window_size=(255, 0)), inputs, dout)
+
+    dout = torch.randn_like(q)
+    got, before = gradients(q, k, v, dout), slice(-1255, None)
+    wanted = gradients(q[:, tail], k[:, before], v[:, before], dout[:, tail])
+    assert_near(got[0][:, tail], wanted[0].double())
+    for one, other in zip(got[1:], wanted[1:], strict=True):
+        assert_near(one[:, -700:], other[:, -700:].double())  # whose queries are all among the last thousand
+
+
 def test_a_bias_of_more_than_two_to_the_31_elements_and_its_gradient():
     length, heads = 47_000, 2
     bias = randn(1, 1, length, length)

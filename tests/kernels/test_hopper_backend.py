@@ -133,7 +133,7 @@ def test_what_lies_otherwise_than_they_read_is_left_to_the_portable_kernels(gpu)
 
 
 @pytest.mark.parametrize("requested", [True, False])
-def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(requested, gpu):
+def test_a_deterministic_backward_is_served_but_with_masks(requested, gpu):
     """Requested of the call, or of torch."""
     from flashtrain_kernels.backends.hopper.backward import choices
 
@@ -141,15 +141,13 @@ def test_a_deterministic_backward_is_served_but_with_masks_and_wide_heads(reques
     torch.use_deterministic_algorithms(not requested)
     try:
         for given, options in SERVED:
-            if given.get("head_dim", 64) > 128:
-                continue
             options, inputs = {**options, "deterministic": requested}, tensors(**given)
             assert refusals(*inputs, **options) == (None, None)
-            assert choices(Call(*inputs, Options(0.125, **options)), inputs).deterministic
+            # Beyond D = 128 dQ is not added up: a kernel of its own has all keys (backward_dq_d256.py).
+            ordered = choices(Call(*inputs, Options(0.125, **options)), inputs).deterministic
+            assert ordered == (given.get("head_dim", 64) <= 128)
         planned = DOCUMENTS["mask"].planned(64, BF16)
-        for others in ((*tensors(256), {"right": 0}), (*tensors(), {"mask": planned})):
-            *inputs, options = others
-            assert "deterministic" in refusals(*inputs, deterministic=requested, **options)[1]
+        assert "deterministic" in refusals(*tensors(), deterministic=requested, mask=planned)[1]
     finally:
         torch.use_deterministic_algorithms(False)
     assert not choices(Call(*tensors(), Options(0.125)), tensors()).deterministic

@@ -1,6 +1,7 @@
 """The order in which the Hopper kernels add dQ up for a deterministic call: by the kernels' own arithmetic, on a CPU.
 
-B K heads of keys, each with `group` query heads; items are 128 keys, tiles 64 queries.
+B K heads of keys, each with `group` query heads; items are 128 keys, tiles 64 queries. At D = 256 dQ has a kernel of
+its own, whose programs have 128 queries of a head and whose tiles are 64 keys.
 """
 
 import importlib.util
@@ -63,6 +64,11 @@ def items_of(seqlen_q, seqlen_k, left, right, batch=1, kv_heads=1, group=1, toge
     return [Item(number, call, choices, {"opaque": lambda x: x}) for number in range(key_tiles * batch * kv_heads)]
 
 
+def visible(seqlen_q, seqlen_k, left, right):
+    distance = np.arange(seqlen_k)[None, :] - np.arange(seqlen_q)[:, None]
+    return (distance >= (-np.inf if left is None else left)) & (distance <= (np.inf if right is None else right))
+
+
 def run(items, processors, made):
     """Run the programs as some GPU might: started in the order of their numbers, each as fast as it likes. The items
     that added to each place, in their order."""
@@ -97,12 +103,7 @@ def test_every_tile_of_dq_is_added_up_in_one_order_and_nobody_waits_for_ever(
 ):
     items = items_of(seqlen_q, seqlen_k, left, right, batch, kv_heads, group, together)
     added = run(items, processors, random.Random(seed))
-    query, key = np.arange(seqlen_q)[:, None], np.arange(seqlen_k)[None, :]
-    seen = np.ones((seqlen_q, seqlen_k), bool)
-    if left is not None:
-        seen &= key >= query + left
-    if right is not None:
-        seen &= key <= query + right
+    seen = visible(seqlen_q, seqlen_k, left, right)
     query_tiles = -(-seqlen_q // 64)
     for place in range(batch * kv_heads * group * query_tiles):
         rows = seen[place % query_tiles * 64 :][:64]
@@ -156,3 +157,33 @@ def test_items_that_start_together_wait_only_when_they_start():
                 done[item.counter, step + 1] = now
             ends[item.first_key] = now - len(item.needed)
         assert all(late <= lag * (key // 128) for key, late in ends.items())
+
+
+@settings(max_examples=120)
+@given(
+    seqlen_q=st.integers(1, 900), seqlen_k=st.integers(1, 900), left=BOUND, right=BOUND, batch=st.integers(1, 2),
+    heads=st.integers(1, 3), together=st.integers(1, 6),
+)  # fmt: skip
+def test_at_d_256_a_program_has_queries_of_its_own_and_visits_all_that_they_see(
+    seqlen_q, seqlen_k, left, right, batch, heads, together
+):
+    from plain_jit import plain
+
+    from flashtrain_kernels.backends.hopper import backward_dq_d256, backward_kernel
+    from flashtrain_kernels.backends.portable.tiles import Bounds
+
+    bounds, tiles = Bounds(seqlen_q, seqlen_k, left or 0, right or 0), -(-seqlen_q // 128)
+    call = backward_dq_d256.Call(1.0, heads, bounds, tiles, None, batch * heads, together, None, None, None, None)
+    choices = backward_kernel.Choices(stages=2, left=left is not None, right=right is not None)
+    work, seen = plain(backward_dq_d256._work), visible(seqlen_q, seqlen_k, left, right)
+    programs = [work(number, call, choices) for number in range(tiles * batch * heads)]
+    assert sorted(program[:3] for program in programs) == [
+        (b, h, tile * 128) for b in range(batch) for h in range(heads) for tile in range(tiles)
+    ]
+    for _batch, _head, first, begin, past, full_begin, full_past in programs:
+        for tile in range(-(-seqlen_k // 64)):
+            pairs = seen[first : first + 128, tile * 64 :][:, :64]
+            assert begin <= tile < past or not pairs.any()
+            if full_begin <= tile < full_past:
+                assert pairs.all()
+                assert pairs.shape[1] == 64

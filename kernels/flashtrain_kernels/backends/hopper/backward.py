@@ -1,4 +1,4 @@
-"""The backward on Hopper GPUs: three kernel launches, of which the second does the work (backward_kernel.py).
+"""The backward on Hopper GPUs: three launches, the second of which does the work, and at D = 256 one more for dQ.
 
 B batch, Sq queries, Sk keys, H query heads, K key/value heads, D head dimension.
 """
@@ -13,6 +13,7 @@ from ...options import Options
 from .. import Call, Gradients
 from ..portable.launch import Launch, ceil_div, features_of, mask_arguments, multiprocessors, strides_of, table_of
 from ..portable.tile_table import width_of
+from .backward_dq_d256 import dq_kernel
 from .backward_kernel import Choices, backward_kernel
 from .backward_rows import FLAGS, finish_kernel, prepare_kernel
 from .backward_schedule import BAND, BLOCK_K, BLOCK_Q, BLOCKS, PLAN
@@ -106,7 +107,7 @@ def choices(call: Call, gradients: tuple[Tensor, ...], split: int = 1) -> Choice
         softcap=options.softcap > 0,
         dropout=options.dropout_p > 0,
         alibi=options.alibi_slopes is not None,
-        deterministic=is_deterministic(options) and not has_whole_heads(q, k, options),
+        deterministic=width <= 128 and is_deterministic(options) and not has_whole_heads(q, k, options),
     )
 
 
@@ -116,12 +117,10 @@ def is_deterministic(options: Options) -> bool:
 
 
 def why_not_deterministic(q: Tensor, options: Options) -> str | None:
-    """Return None if the kernel can add up dQ in a fixed order (backward_deterministic.py), else the reason."""
+    """Return None if dQ is added up in a fixed order or can be (backward_deterministic.py), else the reason."""
     if isinstance(options.mask, (Mask, BlockMask)):  # a table tells its tiles, not who else visits them
         return "not deterministic with a mask: dQ is added up in any order"
-    if q.shape[3] > 128:
-        return "not deterministic beyond head dimension 128: dQ is added up in any order"
-    if options.left is not None and options.right is not None and options.left > options.right:
+    if q.shape[3] <= 128 and options.left is not None and options.right is not None and options.left > options.right:
         return "not deterministic with a window in which no query sees a key"
     return None
 
@@ -218,8 +217,9 @@ def is_queued(constants: Choices, width: int) -> bool:
     return width != 64 or constants.deterministic or (uneven and not constants.whole and not constants.counted)
 
 
-def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch, Launch]:
-    """Return the three launches of a backward, in order, with new workspaces. The last one may have an empty grid."""
+def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
+    """Return the launches of a backward, in order, with new workspaces: the statistics of queries, the fused kernel, dQ
+    at D = 256, and what remains. The last one may have an empty grid."""
     q, k, v, options = call
     dout, dlse, out, lse, dq, dk, dv, _ = gradients
     batch, seqlen_q, heads, head_dim = q.shape
@@ -236,12 +236,13 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
     split = splits_of_group(items, q, k, options)
     items, all_heads = items * split, batch * kv_heads * split
     constants = choices(call, (dq, dk, dv), split)
+    stored = constants.whole or width == 256  # dQ, in its dtype, before the last kernel
     # In one order, no program may have two items: a later one might wait for a program that has not begun.
     programs = items if is_queued(constants, width) else min(multiprocessors(q.device), items)
     masked = constants.left or constants.right or constants.kind != BAND.value or packed is not None
     # Tiles of queries' statistics; dQ in float32; does a NaN come out for 64 keys (or a tile of queries)?
     rows = torch.empty(places * 2 * QUERIES, dtype=torch.float32, device=q.device)
-    tiles = programs * query_tiles if constants.whole else places
+    tiles = programs * query_tiles if constants.whole else 0 if stored else places
     work = torch.empty(tiles * QUERIES * width, dtype=torch.float32, device=q.device)
     halves = 2 * items * keys // KEYS
     # Of each 64 keys of an item, in float32: its parts of dK and dV.
@@ -249,7 +250,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
     flags = work.view(torch.int32)  # where nothing may be masked, or parts are summed up, no kernel reads or writes any
     counters = 1 + halves if constants.deterministic or constants.counted else 0
     if (masked and split == 1) or counters:
-        flags = torch.empty(halves + places * constants.whole + counters, dtype=torch.int32, device=q.device)
+        flags = torch.empty(halves + places * stored + counters, dtype=torch.int32, device=q.device)
     scale_log2, finish_scale = scale_of(options), options.scale * keep_scale_of(options)
     warps = 4 if width <= 128 else 8
     mask = options.mask
@@ -263,7 +264,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
             heads, seqlen_q, query_tiles, halves, cu_seqlens_q, sequences,
         ),
         constants={
-            "HAS_DLSE": dlse is not None, "RECOMPUTE": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
+            "HAS_DLSE": dlse is not None, "RECOMPUTE": masked, "WHOLE": stored, "PACKED": constants.packed,
             "COUNTERS": counters > 0, "D": width, "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
@@ -287,7 +288,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
         constants={"D": width, "C": constants},
         options=backward_options(width, constants.intervals),
     )  # fmt: skip
-    if constants.whole:
+    if stored:
         last_programs = ceil_div(halves + places, FLAGS.value) if masked else 0
     else:
         last_programs = places + halves // split if masked or split > 1 else places
@@ -300,10 +301,25 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, Launch,
             query_tiles, key_tiles * keys // KEYS, *mask_given, *table_of(mask, lse, "dq"), *of_keys,
         ),
         constants={
-            "RECOMPUTE": masked, "WHOLE": constants.whole, "PACKED": constants.packed,
+            "RECOMPUTE": masked, "WHOLE": stored, "PACKED": constants.packed,
             "GROUP": constants.group * split, "SPLIT": split, "F": features_of(options), "D": width,
             "HEAD_DIM": head_dim,
         },
         options={"num_warps": warps},
     )  # fmt: skip
-    return prepare, fused, finish
+    if width <= 128:
+        return prepare, fused, finish
+    wide_tiles = ceil_div(seqlen_q, 2 * QUERIES)
+    of_queries = GluonLaunch(
+        kernel=dq_kernel,
+        grid=(wide_tiles * batch * heads,),
+        args=(
+            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q), rows, dq,
+            flags, halves, dq.stride(0), dq.stride(1) // (8 if constants.aligned else 1), dq.stride(2), scale_log2,
+            heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0, wide_tiles, query_tiles, batch * heads,
+            heads_together(wide_tiles, batch * heads, width, options),
+        ),
+        constants={"C": constants},
+        options=backward_options(width, 0),
+    )  # fmt: skip
+    return prepare, fused, of_queries, finish

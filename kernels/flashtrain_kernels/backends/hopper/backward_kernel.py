@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..portable.tiles import Bounds
 from .assembly import note
 from .backward_consumers import narrow_consumer, wide_consumer
-from .backward_consumers_d256 import gradient_consumer, score_consumer
+from .backward_consumers_d256 import key_consumer, value_consumer
 from .backward_deterministic import add_in_order
 from .backward_parts import LOADED, RING, await_release
 from .backward_schedule import (
@@ -139,8 +139,8 @@ def backward_kernel(
     stride_tb, stride_th, stride_tr, list_ptr, dq_ptr, stride_dqb, stride_dqs, stride_dqh, D: gl.constexpr,
     C: gl.constexpr,
 ):  # fmt: skip
-    """Compute dK and dV, and add up dQ in float32. A program takes a block of C.keys keys of a key/value head (a work
-    item, see backward_schedule.work_of), or at D = 64 several blocks.
+    """Compute dK and dV, and add up dQ in float32 (not at D = 256: backward_dq_d256.py). A program takes a block of
+    C.keys keys of a key/value head (a work item, see backward_schedule.work_of), or at D = 64 several blocks.
 
     Args:
         q_desc, k_desc, v_desc, do_desc: TMA descriptors of q, k, v and dout.
@@ -164,14 +164,16 @@ def backward_kernel(
     q_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, BLOCK_Q, 1, D], q_desc.layout)
     do_ring = gl.allocate_shared_memory(dtype, [SLOTS, 1, BLOCK_Q, 1, D], do_desc.layout)
     row_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 2 * BLOCK_Q], row_desc.layout)
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
-    ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, C.keys, BLOCK_Q], ds_layout)
-    if D == 64 and not C.deterministic:
-        staging = ds_smem  # not used
-    elif D <= 128:
+    if D == 256:  # not dS^T but P^T, on its way between the warpgroups
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        ds_smem = gl.allocate_shared_memory(gl.float32, [2, C.keys * BLOCK_Q], flat)
+    else:
+        ds_layout: gl.constexpr = gl.NVMMASharedLayout(64 if D == 64 else 128, 16, 2)
+        ds_smem = gl.allocate_shared_memory(dtype, [3 if C.late else 2, C.keys, BLOCK_Q], ds_layout)
+    if D == 128 or C.deterministic:
         staging = gl.allocate_shared_memory(gl.float32, [2, D, 32], target.layout)
-    else:  # P^T, on its way between the warpgroups
-        staging = gl.allocate_shared_memory(gl.float32, [C.keys * BLOCK_Q], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    else:
+        staging = ds_smem  # not used
     kv_full = gl.allocate_shared_memory(gl.int64, [PAIRS, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -233,8 +235,8 @@ def backward_kernel(
     else:
         gl.warp_specialize(
             [
-                (score_consumer, (memory, bars, call, C)),
-                (gradient_consumer, (memory, bars, call, C)),
+                (value_consumer, (memory, bars, call, C)),
+                (key_consumer, (memory, bars, call, C)),
                 (_producer, (descs, memory, bars, call, D, C)),
             ],
             [4, 1],

@@ -114,16 +114,25 @@ def gradient_scale(call, C: gl.constexpr):
 
 
 @gluon.jit
-def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.constexpr):
-    """Set the scores s (keys, queries) of masked pairs to -inf; with C.softcap s is the tanh, and gets -1e18. tile: the
-    query tile's number; key, position: the keys' indices and positions (keys, 1); bounds: Walk.bounds."""
+def hide_outside(s, query, key, bounds, C: gl.constexpr):
+    """Set the scores s of pairs outside of the window and of keys past Sk to -inf; with C.softcap s is the tanh, and
+    gets -1e18. query, key: indices that broadcast to s. C: may also be Features."""
     HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
-    query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
     s = gl.where(key < bounds.seqlen_k, s, HIDDEN)
     if C.left:
         s = gl.where(key >= query + bounds.left, s, HIDDEN)
     if C.right:
         s = gl.where(key <= query + bounds.right, s, HIDDEN)
+    return s
+
+
+@gluon.jit
+def hide(s, tile, key, position, bounds, masks, C: gl.constexpr, layout: gl.constexpr):
+    """Set the scores s (keys, queries) of masked pairs as `hide_outside` does. tile: the query tile's number; key,
+    position: the keys' indices and positions (keys, 1); bounds: Walk.bounds."""
+    HIDDEN: gl.constexpr = _HIDDEN if C.softcap else float("-inf")
+    query = opaque(tile * BLOCK_Q) + gl.arange(0, BLOCK_Q, layout=gl.SliceLayout(0, layout))[None, :]
+    s = hide_outside(s, query, key, bounds, C)
     if C.intervals:
         mask_ptr = masks.queries
         plane = masks.plane

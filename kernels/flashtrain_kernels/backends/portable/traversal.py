@@ -63,10 +63,11 @@ def _listed(row, TILES: tl.constexpr):
 
 
 @triton.jit
-def _in_band(
+def in_band(
     own, past, limit, before, after, HAS_BEFORE: tl.constexpr, HAS_AFTER: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The tiles of the other side, up to `limit`, that the positions [own, past) meet: `before` to `after` of each."""
+    """Return the tiles of the other side, up to `limit`, that [own, past) meet, `before` to `after` of each position
+    (where HAS_BEFORE, HAS_AFTER), as Pieces."""
     low = 0
     full_low = 0
     high = limit
@@ -92,7 +93,7 @@ def key_pieces(
         pieces = _listed(table + (query // F.block_q) * table_stride, F.block_k // BLOCK_K)
     else:
         past = tl.minimum(query + BLOCK_Q, bounds.seqlen_q)
-        pieces = _in_band(query, past, bounds.seqlen_k, bounds.left, bounds.right, F.left, F.right, BLOCK_K)
+        pieces = in_band(query, past, bounds.seqlen_k, bounds.left, bounds.right, F.left, F.right, BLOCK_K)
     return pieces
 
 
@@ -108,7 +109,7 @@ def query_pieces(
         pieces = _listed(table + (key // F.block_k) * table_stride, F.block_q // BLOCK_Q)
     else:
         past = tl.minimum(key + BLOCK_K, bounds.seqlen_k)
-        pieces = _in_band(key, past, bounds.seqlen_q, -bounds.right, -bounds.left, F.right, F.left, BLOCK_Q)
+        pieces = in_band(key, past, bounds.seqlen_q, -bounds.right, -bounds.left, F.right, F.left, BLOCK_Q)
     return pieces
 
 
