@@ -88,7 +88,7 @@ SPILLS = {
     ("alibi causal", 64): 2, ("deterministic packed", 128): 2,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
-SPILLS |= {("causal, dQ", 256): 8, ("window, dQ", 256): 2, ("softcap, dQ", 256): 10, ("padded, dQ", 200): 8}
+SPILLS |= {("causal, dQ", 256): 8, ("window, dQ", 256): 6, ("softcap, dQ", 256): 10, ("padded, dQ", 200): 8}
 SPILLS |= {
     (3, 8): {("blocks", 128): 37, ("causal", 256): 2, ("intervals", 128): 6},
     (3, 9): {
@@ -110,7 +110,10 @@ IN_LOOPS |= {
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
 if release() == (3, 9):
-    IN_LOOPS |= {("causal", 128): 2, ("intervals", 128): 9}
+    SPILLS |= {("full, dQ", 256): 54, ("causal, dQ", 256): 60, ("window, dQ", 256): 46, ("softcap, dQ", 256): 88}
+    SPILLS |= {("padded, dQ", 200): 62}
+    IN_LOOPS |= {("causal", 128): 2, ("intervals", 128): 9, ("full, dQ", 256): 20, ("causal, dQ", 256): 21}
+    IN_LOOPS |= {("window, dQ", 256): 20, ("softcap, dQ", 256): 33, ("padded, dQ", 200): 21}
 
 
 if __name__ == "__main__":
