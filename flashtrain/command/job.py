@@ -140,11 +140,14 @@ def _check_processes(settings: Settings) -> None:
 
 
 def _wants_demo(settings: Settings, hardware: Hardware, given: Collection[str]) -> bool:
-    if not settings.demo or settings.hardware.demo != "auto":
-        return bool(settings.demo) and settings.hardware.demo == "always"
+    if not settings.demo or settings.hardware.demo == "never":
+        return False
+    if settings.hardware.demo == "always":
+        return True
     mode = working_mode(settings)
-    measures = mode is not None and mode.measures
-    return hardware.kind == "cpu" and (measures or not _OF_A_MODEL & set(given))
+    if mode is not None and mode.measures:
+        return hardware.kind == "cpu"
+    return hardware.kind == "cpu" and not _OF_A_MODEL & set(given)
 
 
 def _demo_line(full: Settings, demo: Settings) -> str:

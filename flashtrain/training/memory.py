@@ -38,7 +38,7 @@ FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's deri
 ADAPTER_TENSORS = 1  # of width F: the adapter's output, in addition to the frozen matrix's
 CHUNK_TENSORS = 4  # of a feed-forward chunk: output and input of the activation, and their gradients
 GATED_CHUNK_TENSORS = 7  # of a gated chunk differentiated by autograd; our operator reuses them
-QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32
+QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32, at head dimensions up to 128
 FEW_BYTES, PART_BYTES = 33 << 20, 256 << 20  # up to which a part of dK and dV is one of few tokens; of all parts
 HEAD_STATES = 2  # the output head's input and its gradient
 
@@ -268,9 +268,10 @@ def block_bytes(
     Returns:
         The bytes of a token that are saved for the backward, and the bytes of temporary buffers of the backward.
     """
-    embed, ffn, dropped = shape.embed, shape.ffn, shape.dropout * shape.embed
+    embed, ffn = shape.embed, shape.ffn
     kv_width = embed if shape.kv_width is None else shape.kv_width
     query = embed if shape.query_width is None else shape.query_width
+    dropped = shape.dropout * embed
     chunk = savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
 
     # One token's bytes in each half of a block, in addition to the block's input: the norm's output (and its input in
@@ -286,7 +287,8 @@ def block_bytes(
     whole = stream * extra + attention_half + ffn_half
     # Selective checkpointing saves nothing of standard attention: its S x S matrices are too large.
     keeps_attention = savings.checkpointing == "selective" and attention != "standard"
-    saved = {"none": whole, "selective": stream + keeps_attention * attended, "full": stream}[savings.checkpointing]
+    selective = stream + (attended if keeps_attention else 0)
+    saved = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
 
     # One block's backward has two peaks: in the feed-forward, and then in attention. What was not saved is recomputed;
     # attention's half only when it is needed, if compiled code does not need its result earlier.
@@ -296,11 +298,12 @@ def block_bytes(
         again_in_ffn += ffn_half + (0 if keeps_attention and fused else attention_again)
         again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
+    in_ffn = 0 if chunk else ffn_gradients * ffn * activation
     of_attended = query * (activation + QUERY_GRADIENT_BYTES)
     # A feed-forward chunk is freed before attention begins. During the exchange between devices the gradients of the
     # block's output and of attention's output are live, those of queries, keys and values not yet.
     chunks = (chunk or 0) * chunk_tensors * ffn * activation
-    at_ffn = int(tokens * (gradients + again_in_ffn + (0 if chunk else ffn_gradients * ffn * activation))) + chunks
+    at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + chunks
     # The kernels' float32 parts of dK and dV (splits_of_group): of single heads if tokens are few, else of four.
     group, part = max(1, query // kv_width), 8 * tokens * kv_width
     split = group if part < FEW_BYTES else -(-group // 4)

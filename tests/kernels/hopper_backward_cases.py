@@ -85,21 +85,18 @@ SPILLS = {
     ("softcap two intervals", 64): 6, ("softcap two intervals", 128): 32, ("softcap packed", 64): 4,
     ("softcap packed", 128): 4, ("dropout causal", 64): 30, ("dropout causal", 128): 33,
     ("dropout window", 128): 34, ("dropout packed full", 64): 20, ("dropout packed full", 128): 6,
-    ("alibi causal", 64): 2, ("deterministic packed", 128): 2,
+    ("alibi causal", 64): 2, ("deterministic packed", 128): 2, ("causal, dQ", 256): 8, ("window, dQ", 256): 6,
+    ("softcap, dQ", 256): 10, ("padded, dQ", 200): 8,
 }  # fmt: skip
 # And those of other releases: with 3.9 at D = 64 where an item begins and ends, too.
-SPILLS |= {("causal, dQ", 256): 8, ("window, dQ", 256): 6, ("softcap, dQ", 256): 10, ("padded, dQ", 200): 8}
 SPILLS |= {
     (3, 8): {("blocks", 128): 37, ("causal", 256): 2, ("intervals", 128): 6},
     (3, 9): {
-        ("full", 64): 8,
-        ("causal", 64): 6,
-        ("blocks", 64): 14,
-        ("packed full", 64): 8,
-        ("causal", 128): 13,
-        ("intervals", 128): 40,
+        ("full", 64): 8, ("causal", 64): 6, ("blocks", 64): 14, ("packed full", 64): 8, ("causal", 128): 13,
+        ("intervals", 128): 40, ("full, dQ", 256): 54, ("causal, dQ", 256): 60, ("window, dQ", 256): 46,
+        ("softcap, dQ", 256): 88, ("padded, dQ", 200): 62,
     },
-}.get(release(), {})
+}.get(release(), {})  # fmt: skip
 # Of them in a loop over queries: two intervals a query need many registers, and so do draws; 3.8 takes more than
 # others.
 IN_LOOPS = {("two intervals", 128): 14, ("permuted", 128): 14, ("softcap two intervals", 128): 14}
@@ -110,8 +107,6 @@ IN_LOOPS |= {
 if release() == (3, 8):
     IN_LOOPS |= {("blocks", 128): 15, ("causal", 256): 1}
 if release() == (3, 9):
-    SPILLS |= {("full, dQ", 256): 54, ("causal, dQ", 256): 60, ("window, dQ", 256): 46, ("softcap, dQ", 256): 88}
-    SPILLS |= {("padded, dQ", 200): 62}
     IN_LOOPS |= {("causal", 128): 2, ("intervals", 128): 9, ("full, dQ", 256): 20, ("causal, dQ", 256): 21}
     IN_LOOPS |= {("window, dQ", 256): 20, ("softcap, dQ", 256): 33, ("padded, dQ", 200): 21}
 

@@ -272,6 +272,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
     copied = width == 128 or constants.deterministic
     target: Any = workspace(work, (width, 32)) if copied else work
     box_q, box_k = (1, QUERIES, 1, width), (1, keys, 1, width)
+    tensors = descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q)
     together = 1 if constants.whole else heads_together(key_tiles, all_heads, width, options)
     if constants.deterministic:
         together = DETERMINISTIC_HEADS
@@ -279,8 +280,7 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
         kernel=backward_kernel,
         grid=(programs,),
         args=(
-            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q),
-            workspace(rows, (2 * QUERIES,)), target, *((parts, parts) if split > 1 else (dk, dv)), flags,
+            *tensors, workspace(rows, (2 * QUERIES,)), target, *((parts, parts) if split > 1 else (dk, dv)), flags,
             *dk.stride()[:3], *dv.stride()[:3], scale_log2, heads, seqlen_q, seqlen_k,
             options.left or 0, options.right or 0, query_tiles, key_tiles, all_heads, together,
             *mask_given, *of_keys, dq, *dq.stride()[:3],
@@ -314,9 +314,9 @@ def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
         kernel=dq_kernel,
         grid=(wide_tiles * batch * heads,),
         args=(
-            descriptor(q, box_q), descriptor(k, box_k), descriptor(v, box_k), descriptor(dout, box_q), rows, dq,
-            flags, halves, dq.stride(0), dq.stride(1) // (8 if constants.aligned else 1), dq.stride(2), scale_log2,
-            heads, seqlen_q, seqlen_k, options.left or 0, options.right or 0, wide_tiles, query_tiles, batch * heads,
+            *tensors, rows, dq, flags, halves,
+            dq.stride(0), dq.stride(1) // (8 if constants.aligned else 1), dq.stride(2), scale_log2, heads, seqlen_q,
+            seqlen_k, options.left or 0, options.right or 0, wide_tiles, query_tiles, batch * heads,
             heads_together(wide_tiles, batch * heads, width, options),
         ),
         constants={"C": constants},
