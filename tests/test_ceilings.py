@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_395,
+    "flashtrain": 30_426,
     "flashtrain/command": 1_669,
     "flashtrain/data": 5_772,
-    "flashtrain/distributed": 3_257,
+    "flashtrain/distributed": 3_276,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,
@@ -21,11 +21,11 @@ CEILINGS = {
     "flashtrain/report": 1_740,
     "flashtrain/run": 516,
     "flashtrain/settings": 1_103,
-    "flashtrain/tasks": 4_062,
-    "flashtrain/training": 3_471,
+    "flashtrain/tasks": 4_065,
+    "flashtrain/training": 3_477,
     "kernels/flashtrain_kernels": 14_080,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_520,
+    "tests": 38_563,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

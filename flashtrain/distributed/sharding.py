@@ -21,6 +21,7 @@ def shard(
     precision: str = "32-true",
     *,
     blocks: Iterable[nn.Module] | None = None,
+    group_bytes: int = 0,
 ) -> nn.Module:
     """Shard a model over the data-parallel devices, in place, and return it.
 
@@ -32,8 +33,10 @@ def shard(
             used.
         precision: Lightning's name. The mixed ones gather weights and compute in bf16 or fp16, and reduce gradients in
             float32.
-        blocks: the submodules that are gathered, used and freed one by one; None: `module.blocks`, or a transformers
+        blocks: the submodules that are gathered, used and freed in turn; None: `module.blocks`, or a transformers
             model's layers. The rest (embeddings, final norm) is gathered as one.
+        group_bytes: consecutive blocks are gathered in groups of at least so many bytes, a smaller model whole; 0: each
+            block by itself.
 
     Raises:
         UserError: no blocks are given or found.
@@ -49,12 +52,31 @@ def shard(
             )
     computed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=None if computed is None else torch.float32)
-    for part in (*blocks, module):
+    for part in (*groups_of(module, blocks, computed, group_bytes), module):
         fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=policy)
     for name in FORWARD_METHODS:
         if hasattr(module, name):
             register_fsdp_forward_method(module, name)
     return module
+
+
+def groups_of(
+    module: nn.Module, blocks: Iterable[nn.Module], computed: torch.dtype | None, group_bytes: int
+) -> list[list[nn.Module]]:
+    """Return consecutive blocks in groups of at least `group_bytes` as gathered; [] if the whole module is smaller."""
+
+    def gathered(part: nn.Module) -> int:
+        return sum(x.numel() * (computed or x.dtype).itemsize for x in part.parameters())
+
+    groups: list[list[nn.Module]] = []
+    left = 0
+    for block in blocks if gathered(module) >= group_bytes else ():
+        if left <= 0:
+            groups.append([])
+            left = group_bytes
+        groups[-1].append(block)
+        left -= gathered(block)
+    return groups
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:

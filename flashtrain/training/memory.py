@@ -43,6 +43,10 @@ FEW_BYTES, PART_BYTES = 33 << 20, 256 << 20  # up to which a part of dK and dV i
 HEAD_STATES = 2  # the output head's input and its gradient
 
 BYTES_OF_4_BITS = 0.5 + 1 / 64  # with a scale of a byte for 64 numbers
+# Bytes of weights, as gathered, that FSDP2 gathers at once if a block has fewer. Every gathering is a break in compiled
+# code, and NCCL takes multiprocessors from the kernels that it runs beside. GPT-2 124M on four H200s: 140 ms a step by
+# blocks, 119 ms at once (recipes/results/gpt2-four-gpus-h200.json).
+GROUP_BYTES = 256 << 20
 FIXED_BYTES = int(0.5 * GIB)  # CUDA context, cuBLAS workspaces, the allocator's rounding
 FREE_SHARE = 0.9  # of the free memory that the estimate may fill
 
@@ -204,6 +208,8 @@ def estimate_memory(
     updated = ADAMW_STATES * each_state + (4 if masters and states != "host" else 0)
     trained, of_frozen = parameters - frozen, 2 if copy or weight < 4 else weight
     stored = trained * weight + (frozen - quantized) * of_frozen + int(quantized * BYTES_OF_4_BITS)
+    if shards > 1 and context_degree == 1:  # small blocks are gathered in groups
+        of_block *= min(layers, -(-GROUP_BYTES // max(1, of_block * computed)))
     # Unsharded weights in the compute type: those of one block, of the next block that is being gathered, and of the
     # embedding. Without sharding, autocast holds copies of all weights: until the loss is computed (without
     # torch.compile), and for the backward of whatever is not recomputed.

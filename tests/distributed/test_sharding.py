@@ -12,9 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from flashtrain.distributed.sharding import shard
+from flashtrain.distributed.sharding import groups_of, shard
 from flashtrain.errors import UserError
+from flashtrain.integrations.huggingface_attention import register_with_transformers
+from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.models import GPT2, GPT2Config, MemorySavings
+from flashtrain.tasks import LanguageModel
 from flashtrain.training.gradient_clipping import clip_gradients
 
 
@@ -81,6 +84,48 @@ def test_blocks_and_the_rest_are_sharded_and_the_loss_method_works(mesh):
     assert isinstance(sharded, FSDPModule)
     assert all(isinstance(block, FSDPModule) for block in sharded.blocks)
     assert torch.equal(sharded.loss(tokens()), plain.loss(tokens()))
+
+
+@pytest.mark.parametrize(
+    ("group_bytes", "groups"),
+    [(0, [[0], [1], [2], [3], [4]]), (400, [[0], [1], [2], [3], [4]]), (401, [[0, 1], [2, 3], [4]]), (2001, [])],
+)
+def test_small_blocks_are_gathered_in_groups_and_a_small_model_whole(group_bytes, groups):
+    module = torch.nn.Sequential(*[torch.nn.Linear(10, 10, bias=False) for _ in range(5)])  # 400 bytes each
+    numbers = {block: number for number, block in enumerate(module)}
+    found = groups_of(module, module, None, group_bytes)
+    assert [[numbers[block] for block in group] for group in found] == groups
+
+
+def of_transformers(savings: MemorySavings) -> HuggingFaceDecoder:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=17, hidden_size=32, intermediate_size=48, num_hidden_layers=5, num_attention_heads=4
+    )
+    config._attn_implementation = register_with_transformers()
+    model = HuggingFaceDecoder(transformers.LlamaForCausalLM(config).double()).train()
+    model.save_memory(savings)
+    return model
+
+
+@pytest.mark.slow  # compiles
+def test_compiled_layers_that_compute_parts_again_train_under_ddp(mesh):
+    plain, compiled = of_transformers(MemorySavings()), of_transformers(MemorySavings("selective"))
+    LanguageModel(compiled, compile=True).configure_model()
+    wrapped = DistributedDataParallel(LossOf(compiled))
+    for ours, exact in zip(gradients(wrapped, wrapped), gradients(plain, plain.loss), strict=True):
+        torch.testing.assert_close(ours, exact, atol=1e-6, rtol=0)  # transformers' norms are in float32
+
+
+@pytest.mark.parametrize("savings", [MemorySavings(), MemorySavings("selective"), MemorySavings("full")])
+def test_layers_gathered_in_groups_have_the_same_gradients_step_after_step(mesh, savings):
+    plain, sharded = of_transformers(MemorySavings()), of_transformers(savings)
+    shard(sharded, mesh, group_bytes=2 * 8 * sum(x.numel() for x in plain.blocks[0].parameters()))
+    assert len({id(block._get_fsdp_state()._fsdp_param_group) for block in sharded.blocks}) == 3  # of 2, 2 and 1
+    for _ in range(3):
+        for ours, exact in zip(gradients(sharded, sharded.loss), gradients(plain, plain.loss), strict=True):
+            torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
 
 
 def test_gradients_of_a_sharded_model_are_clipped_by_the_same_norm(mesh):

@@ -64,7 +64,7 @@ def test_what_is_compiled_and_computed_again_needs_no_copies_of_all_weights():
 
 def test_sharded_gradients_are_whole_before_they_are_shared_out():
     head = 50304 * 768
-    block = (124_475_904 - head) // 12
+    block = (124_475_904 - head) // 12 * 12  # all of them are gathered at once
     one, two = (GPT2_124M(micro_batch=1, checkpointing="full", shards=shards).block for shards in (1, 2))
     # The buffer that a block is gathered in, its gradient, this one in float32 as it is sent; the head's gradient.
     assert two - one == block * (2 + 2 + 4) + head * 2
@@ -72,17 +72,20 @@ def test_sharded_gradients_are_whole_before_they_are_shared_out():
     assert adapters(shards=2).block - adapters(shards=1).block == pytest.approx(block * 2, rel=0.05)
     few = GPT2_124M(micro_batch=1, checkpointing="full", shards=2, frozen=4096)  # one norm, say
     whole = GPT2_124M(micro_batch=1, checkpointing="full", shards=2)
-    assert few.total == pytest.approx(whole.total, rel=1e-3)
+    assert few.total == pytest.approx(whole.total, abs=1024 * 4 * 768 * 2)  # the output that an adapter would have
 
 
-@pytest.mark.parametrize(("precision", "bytes_of_a_block"), [("32-true", 4 + 4 + 4), ("bf16-true", 2 + 2 + 2)])
-def test_sharded_gradients_are_sent_in_the_weights_own_type(precision, bytes_of_a_block):
+@pytest.mark.parametrize(
+    ("precision", "blocks", "bytes_of_a_block"),  # that are gathered together
+    [("32-true", 10, 4 + 4 + 4), ("bf16-true", 12, 2 + 2 + 2)],
+)
+def test_sharded_gradients_are_sent_in_the_weights_own_type(precision, blocks, bytes_of_a_block):
     head = 50304 * 768
     one, two = (
         GPT2_124M(micro_batch=1, checkpointing="full", precision=precision, shards=shards).block for shards in (1, 2)
     )
     computed = bytes_of_a_block // 3
-    assert two - one == (124_475_904 - head) // 12 * bytes_of_a_block + head * computed
+    assert two - one == (124_475_904 - head) // 12 * blocks * bytes_of_a_block + head * computed
 
 
 def logits_of(tokens, **options):
@@ -111,8 +114,8 @@ def test_gradients_that_stay_are_there_beside_all_that_is_kept():
 
 def test_the_embeddings_gradients_are_shared_out_when_the_blocks_are_done():
     """Of a large vocabulary this is more than any block's backward."""
-    large = partial(OF_12_LAYERS, 200_000_000, vocab_rows=150_000, outside=150_000 * 768, shards=2, micro_batch=1,
-                    checkpointing="full")  # fmt: skip
+    large = partial(OF_12_LAYERS, 200_000_000, vocab_rows=150_000, outside=150_000 * 768, shards=2, context_degree=2,
+                    micro_batch=1, checkpointing="full")  # fmt: skip
     assert large().parts()["gradients"] == 200_000_000 * 4 // 2
     gathered = 150_000 * 768 + 2 * ((200_000_000 - 150_000 * 768) // 12)
     assert large().parts()["temporary buffers"] == 150_000 * 768 * (2 + 4) - 2 * gathered

@@ -18,6 +18,7 @@ from flashtrain.models.sharded_sequence import mean_over_context, whole
 from flashtrain.models.trainable import Trainable, as_trainable
 from flashtrain.tasks.attention_masks import causal_length
 from flashtrain.tasks.training_task import TrainingTask, replayed
+from flashtrain.training.memory import GROUP_BYTES
 from flashtrain_kernels import Mask, masks
 
 
@@ -69,7 +70,8 @@ class LanguageModel(TrainingTask):
         if self.device_mesh is not None and not self._shard_mesh_seen:
             from flashtrain.distributed.sharding import shard
 
-            shard(self.model, self.device_mesh, precision=str(self.trainer.precision))
+            together = 0 if getattr(self.trainer.strategy, "shares_sequences", False) else GROUP_BYTES
+            shard(self.model, self.device_mesh, str(self.trainer.precision), group_bytes=together)
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
         if self._trainer is not None:
@@ -81,6 +83,8 @@ class LanguageModel(TrainingTask):
         apart = self._compile and (self.model.recomputes_blocks or shares)
         if apart and self.model.compile_blocks(dynamic=False, fullgraph=not shares):
             self._replays = False
+            # DDP's buckets need not divide a block, and torch cannot divide one that recomputes parts of itself.
+            torch._dynamo.config.optimize_ddp = False
         elif self._compile:
             # FSDP2's hooks break the graph between blocks, so one full graph is requested only without it.
             self._loss = torch.compile(

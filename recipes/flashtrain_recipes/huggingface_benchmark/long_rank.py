@@ -70,14 +70,15 @@ def measure_steps(
         [torch.empty(HOST_PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(host // HOST_PIECE)]
     columns = {"compile_seconds": round(compiling, 1), "set_up_seconds": round(time.perf_counter() - began, 1)}
     rate = settings.trainer.devices * (hardware.peak_flops or 0.0) / case.flops_per_token()
+    tokens = case.context * (1 if settings.shares_sequences else settings.trainer.devices)  # of a step
 
     def done(seconds: list[float], peak: float | None) -> None:
         median = statistics.median(seconds[1:] or seconds)
         send({
             **columns,
             "step_seconds": round(median, 3),
-            "tokens_per_second": round(case.context / median, 1),
-            "mfu": None if not rate else round(case.context / median / rate, 4),
+            "tokens_per_second": round(tokens / median, 1),
+            "mfu": None if not rate else round(tokens / median / rate, 4),
             "peak_memory_gib": None if peak is None else round(peak, 3),
             "steps": len(seconds),
         })  # fmt: skip
