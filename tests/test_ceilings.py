@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_426,
+    "flashtrain": 30_427,
     "flashtrain/command": 1_669,
     "flashtrain/data": 5_772,
-    "flashtrain/distributed": 3_276,
+    "flashtrain/distributed": 3_277,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,

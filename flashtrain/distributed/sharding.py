@@ -52,7 +52,8 @@ def shard(
             )
     computed = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=None if computed is None else torch.float32)
-    for part in (*groups_of(module, blocks, computed, group_bytes), module):
+    parts: list[Any] = [*groups_of(module, blocks, computed, group_bytes), module]
+    for part in parts:
         fully_shard(part, mesh=device_mesh[DATA_PARALLEL], mp_policy=policy)
     for name in FORWARD_METHODS:
         if hasattr(module, name):
