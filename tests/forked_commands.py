@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+from free_port import free_port
 
 Settings = dict[str, Any] | list[str]  # by name, or the command's words
 _FORKS = multiprocessing.get_context("forkserver")
@@ -37,9 +38,7 @@ def start(
     if temporary is not None:
         shared["TMPDIR"] = str(temporary)
     if world > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         if slurm:
             shared |= {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "contract", "SLURM_NODELIST": "localhost"}
             del shared["MASTER_ADDR"]  # Lightning's, from the list

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_427,
+    "flashtrain": 30_430,
     "flashtrain/command": 1_669,
     "flashtrain/data": 5_772,
     "flashtrain/distributed": 3_277,
@@ -22,10 +22,10 @@ CEILINGS = {
     "flashtrain/run": 516,
     "flashtrain/settings": 1_103,
     "flashtrain/tasks": 4_065,
-    "flashtrain/training": 3_477,
+    "flashtrain/training": 3_480,
     "kernels/flashtrain_kernels": 14_080,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_563,
+    "tests": 38_587,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -78,6 +79,8 @@ def is_broken_connection(error: BaseException) -> bool:
 
 def lost_process(error: BaseException) -> str | None:
     """Return a line about a process that is not this one's child, as under torchrun; None: no connection broke."""
+    if "EADDRINUSE" in str(error):
+        return f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another process here: set another one"
     host = _HOST.search(str(error))
     where = f"on {host[1]}" if host else "of this job"
     lost = f"the connection to a process {where} broke: the process, its machine or the network failed"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 from contract_runs import Settings, language, last_step, logged, summary
 from forked_commands import end, run, start, words_of
+from free_port import free_port
 from tiny_runs import checkout_environment, wait_for
 
 from flashtrain.errors import UserError
@@ -64,9 +64,7 @@ def test_two_nodes_have_the_losses_of_one_process(case: str, slurm: bool, settin
 def test_a_node_that_dies_ends_the_other_and_resume_auto_continues(settings: Settings, tmp_path: Path) -> None:
     often = {"trainer.steps": 5000, "trainer.checkpoint_every": 2, "trainer.validate_every": 5000, **NODES}
     words = {**settings, **often, "trainer.strategy": "ddp", "output": tmp_path}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = ("--master-addr=127.0.0.1", f"--master-port={free.getsockname()[1]}")
+    address = ("--master-addr=127.0.0.1", f"--master-port={free_port()}")
     agents = []
     for node in range(2):
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", *address]

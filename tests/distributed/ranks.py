@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from filelock import FileLock
+from free_port import free_port
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 HERE = Path(__file__).parent
@@ -56,9 +56,7 @@ def fork(ranks: int, function: Callable[..., None], folder: Path, *arguments: An
 def start(ranks: int, function: Callable[..., None], folder: Path, *arguments: Any) -> Callable[[], None]:
     """As `fork`, without the waiting for their end: that is what it gives."""
     folder.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     shared |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
     processes = [ForkProcess(target=_rank, args=(rank, shared, function, folder, arguments)) for rank in range(ranks)]
     for process in processes:

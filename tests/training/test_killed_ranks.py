@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
+from torch.distributed import DistNetworkError, TCPStore
 
 from flashtrain.announce import quieten
 from flashtrain.errors import RunFailed
 from flashtrain.run.fitting import naming_killed_ranks
-from flashtrain.training.killed_ranks import LAUNCHER, killed_rank, name_killed_ranks
+from flashtrain.training.killed_ranks import LAUNCHER, killed_rank, lost_process, name_killed_ranks
 
 
 class Observer(_ChildProcessObserver):
@@ -93,3 +94,12 @@ def test_what_fails_beside_a_killed_rank_names_it_in_validation_too(code, error,
     trainer = SimpleNamespace(strategy=SimpleNamespace(launcher=SimpleNamespace(procs=[rank])))
     with pytest.raises(raised, match=words), naming_killed_ranks(trainer):
         raise error
+
+
+def test_a_port_that_another_process_uses_is_named(monkeypatch) -> None:
+    other = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_PORT", str(other.port))
+    with pytest.raises(DistNetworkError) as refused:
+        TCPStore("127.0.0.1", other.port, is_master=True, wait_for_workers=False)
+    line = f"MASTER_PORT={other.port} is in use by another process here: set another one"
+    assert lost_process(refused.value) == line

@@ -67,16 +67,16 @@ class LanguageModel(TrainingTask):
 
     def configure_model(self) -> None:
         """Shard the weights if the strategy brings a device mesh (FSDP2), then compile."""
+        shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
         if self.device_mesh is not None and not self._shard_mesh_seen:
             from flashtrain.distributed.sharding import shard
 
-            together = 0 if getattr(self.trainer.strategy, "shares_sequences", False) else GROUP_BYTES
+            together = 0 if shares else GROUP_BYTES
             shard(self.model, self.device_mesh, str(self.trainer.precision), group_bytes=together)
             self._shard_mesh_seen = True
             self._loss = self.model.loss  # the one that gathers the weights first
         if self._trainer is not None:
             self.model.materialise(self.trainer.strategy.root_device)
-        shares = self._trainer is not None and getattr(self.trainer.strategy, "shares_sequences", False)
         # Under full checkpointing each block is compiled by itself: offloading runs between blocks, and one block at a
         # time is computed again (compiled as a whole, 1.3B at 524,288 tokens took 30 GiB more on an H200). Under
         # context parallelism blocks are compiled in parts before and behind their attention, which communicates.
