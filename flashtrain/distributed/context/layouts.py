@@ -13,7 +13,7 @@ import numpy as np
 from flashtrain.distributed.context.balance import APART, SAME, SHARED, Run, assign, is_even
 from flashtrain.distributed.context.layout import Layout, layout_of
 from flashtrain.distributed.context.local_mask import CAUSAL, FULL
-from flashtrain.distributed.context.work import visible_keys
+from flashtrain.distributed.context.work import attention_work, visible_keys
 from flashtrain_kernels.masks import START, Mask
 
 MIN_BLOCK = 128  # the largest tile of queries that a kernel takes
@@ -46,6 +46,7 @@ def balanced(mask: Mask, degree: int) -> Layout:
 
     Runs of up to MAX_BLOCK tokens, about BLOCKS_A_RANK for each rank, are assigned by the number of keys that their
     queries see. Plain causal and full masks get the layouts zigzag and contiguous: equal work, and fastest to compute.
+    Where contiguous parts have nearly equal work, as under a window, they are taken: neighbors see each other's keys.
 
     Args:
         mask: the mask of the whole sequence; it is read on the host, so a mask on the CPU saves a copy.
@@ -54,7 +55,10 @@ def balanced(mask: Mask, degree: int) -> Layout:
     length = mask.seqlen_k
     if mask.band in PLAIN and length % (2 * degree) == 0:
         return PLAIN[mask.band](mask, degree)
-    costs, starts = visible_keys(mask).cpu().numpy(), mask.queries[START].cpu().numpy()
+    seen, runs = visible_keys(mask).cpu(), contiguous(mask, degree)
+    if is_even(attention_work(runs, seen).tolist()) and not runs.padding:
+        return runs
+    costs, starts = seen.numpy(), mask.queries[START].cpu().numpy()
     block, layout, least = _block(length, degree), None, 0
     for size in (max(1, block // finer) for finer in FINER):
         rows, work = _assign(costs, starts, degree, size)

@@ -53,12 +53,12 @@ def test_work_of_a_single_sequence_is_even(name):
 
 
 def test_short_documents_stay_on_one_rank():
-    ids = documents([200] * 700, LENGTH)
+    ids = documents([180] * 300 + [200] * 400, LENGTH)
     mask = masks.document(ids, causal=True)
     layout = balanced(mask, DEGREE)
-    cut = sum(
-        int((np.bincount(ids[0, layout.tokens[0, rank]], minlength=700) % 200 > 0).sum()) for rank in range(DEGREE)
-    )
+    lengths = np.bincount(ids[0])
+    held = [np.bincount(ids[0, layout.tokens[0, rank]], minlength=len(lengths)) for rank in range(DEGREE)]
+    cut = sum(int(((part > 0) & (part < lengths)).sum()) for part in held)
     # Sharded block by block, nearly every block of 256 would cut a document of 200.
     assert cut < 0.35 * LENGTH / layout.block
     scattered = attention_work(layout, visible_keys(mask))
@@ -84,6 +84,12 @@ def test_ranks_fetch_next_to_nothing_where_documents_can_stay_whole():
         assert fetched_share(needed_keys(layout, mask), layout.held) < 0.05
         assert imbalance(attention_work(layout, visible_keys(mask))) <= 1.05
         assert layout.padding == 0
+
+
+def test_under_a_window_a_rank_fetches_what_the_window_reaches_of_its_neighbors_tokens():
+    mask = masks.sliding_window(LENGTH, (1023, 0))
+    needed = needed_keys(balanced(mask, DEGREE), mask)
+    assert [sum(map(len, of_rank)) for of_rank in needed] == [0] + [1023] * (DEGREE - 1)
 
 
 def test_what_a_rank_needs_from_others_is_counted():
