@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_434,
+    "flashtrain": 30_485,
     "flashtrain/command": 1_669,
     "flashtrain/data": 5_772,
-    "flashtrain/distributed": 3_281,
+    "flashtrain/distributed": 3_332,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,

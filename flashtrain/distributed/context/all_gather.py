@@ -6,8 +6,9 @@ after the exchange, H query heads, K key/value heads, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,13 +19,14 @@ from flashtrain.distributed.context.group import ContextGroup
 from flashtrain.distributed.context.indexing import ascending, inverse, put, take, take_into
 from flashtrain.distributed.context.layout import Layout
 from flashtrain.distributed.context.local_attention import Scores, summing_dtype
-from flashtrain.distributed.context.local_mask import LocalMasks
-from flashtrain.distributed.context.needed_keys import Needed
+from flashtrain.distributed.context.local_mask import LocalMasks, Part
+from flashtrain.distributed.context.needed_keys import Needed, outward_queries, own_keys
 from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer, overlapped, pieces_of
 
 # What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
 # backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250 MiB take there and back.
 PIECE_BYTES = 256 << 20
+Arriving = Iterator[tuple[Piece, Any]]  # pieces of heads, each with its keys and values
 # torch 2.13 renamed both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -57,32 +59,46 @@ class AllGather:
 
         q (B, n, H, D), k and v (B, n, K, D) are of this rank's tokens; scores: scale, dropout and other options.
         """
-        outs, lses = [], []
-        for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
-            of_heads = scores.from_head(piece.queries.start)
-            out, lse = local_attention.forward(q[:, :, piece.queries], keys, values, self.part, of_heads)
-            out, lse = of_heads.with_sinks(out, lse)
-            outs.append(out)
-            lses.append(lse)
-        return _whole(outs), torch.cat(lses, 1)
+        return scores.with_sinks(*self._outputs(q, self._arriving(q, k, v), self.part, scores))
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (dq, dk, dv) of this rank's tokens; dout: the gradient of out; out, lse: what `forward` returned."""
         scores.add_sink_gradients(dout, out, lse)
+        dq, sums = self._gradients(dout, q, out, lse, self._arriving(q, k, v), self.part, scores)
+        dks, dvs = zip(*(x.result() for x in sums), strict=True)
+        return dq, _whole(dks).to(k.dtype), _whole(dvs).to(v.dtype)
+
+    def _outputs(self, q: Tensor, arriving: Arriving, part: Part, scores: Scores) -> tuple[Tensor, Tensor]:
+        """(out, log-sum-exp) of these queries over keys and values that arrive some heads at a time."""
+        outs, lses = [], []
+        for piece, (keys, values) in arriving:
+            own = piece.queries
+            out, lse = local_attention.forward(q[:, :, own], keys, values, part, scores.from_head(own.start))
+            outs.append(out)
+            lses.append(lse)
+        return _whole(outs), torch.cat(lses, 1)
+
+    def _gradients(
+        self, dout: Tensor, q: Tensor, out: Tensor, lse: Tensor, arriving: Arriving, part: Part, scores: Scores
+    ) -> tuple[Tensor, list[Transfer]]:
+        """(dq of these queries, the sums of dk and dv of each piece of heads, which are under way)."""
         dqs: list[Tensor] = []
         sums: list[Transfer] = []
-        for piece, (keys, values) in overlapped(self._pieces(q, k), partial(self._gather, k, v)):
+        for piece, (keys, values) in arriving:
             own = piece.queries
             of_heads = dout[:, :, own], q[:, :, own], keys, values, out[:, :, own], lse[:, own].contiguous()
-            dq, dk, dv = local_attention.backward(*of_heads, self.part, scores.from_head(own.start))
+            dq, dk, dv = local_attention.backward(*of_heads, part, scores.from_head(own.start))
             dqs.append(dq)
             if sums:
                 sums[-1].wait()  # it was summed while this piece was computed: what was sent is no longer needed
             sums.append(self._reduce(dk, dv))
-        dks, dvs = zip(*(x.result() for x in sums), strict=True)
-        return _whole(dqs), _whole(dks).to(k.dtype), _whole(dvs).to(v.dtype)
+        return _whole(dqs), sums
+
+    def _arriving(self, q: Tensor, k: Tensor, v: Tensor) -> Arriving:
+        """Start gathering, and return the pieces of heads with their keys and values."""
+        return overlapped(self._pieces(q, k), partial(self._gather, k, v))
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
         """The heads that go together; the same on every rank."""
@@ -114,82 +130,97 @@ class AllGatherNeeded(AllGather):
     """Context parallelism by gathering only the keys and values that this rank's queries see (packed documents: few).
 
     This is MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention). The
-    ranks exchange parts of unequal size; large exchanges are divided by heads. Gradients return in the kernels' dtype,
-    are summed in at least float32, rank by rank, and rounded once.
+    ranks exchange parts of unequal size; large exchanges are divided by heads. Queries that see no other rank's keys
+    are computed while the first keys come, from where they lie. Gradients return in the kernels' dtype, are summed in
+    at least float32, rank by rank, and rounded once.
 
     Args:
         layout, group, local_masks: see AllGather.
         needed: needed[rank][other], the indices of the tokens that `rank` must fetch from rank `other` (needed_keys).
     """
 
-    # A rank's own keys and gradients are copied straight to their places: apart from the kernels, copies of whole
-    # tensors would take most of the time.
-
     def __init__(self, layout: Layout, group: ContextGroup, local_masks: LocalMasks, needed: Needed) -> None:
         device, rank = local_masks.device, group.rank
-        self.group = group.group
-        given = [torch.from_numpy(needed[other][rank]) for other in range(group.size)]
-        self.gives = [len(places) for places in given]
-        self.gets = [len(places) for places in needed[rank]]
+        self.group, self.dtype = group.group, local_masks.dtype
         self.largest = max(sum(len(places) for places in of_rank) for of_rank in needed)
+        outward = outward_queries(layout, local_masks.mask, rank)
+        # What the outward queries see of their own rank's keys comes as other ranks' keys do.
+        own = own_keys(layout, local_masks.mask, rank, outward)
+        fetched = [own if other == rank else places for other, places in enumerate(needed[rank])]
+        given = [torch.from_numpy(own if other == rank else needed[other][rank]) for other in range(group.size)]
+        self.gives, self.gets = ([len(places) for places in of_ranks] for of_ranks in (given, fetched))
         self.sent = torch.cat(given).to(device)
-        # What others see of this rank's tokens, each once, and where in that what each of them brings belongs.
+        # What is sent of this rank's tokens, each once, and where in that the gradients of each rank belong.
         wanted, which = torch.cat(given).unique(return_inverse=True)
-        self.wanted, self.which = wanted.to(device), which.to(device).split(self.gives)
-        own = layout.tokens[:, rank]
-        others = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(needed[rank])]
-        keys = torch.cat([own, *others], 1).to(device)
+        self.wanted, self.which = wanted[None].to(device), which.to(device).split(self.gives)
+        tokens = [layout.tokens[:, other, torch.from_numpy(places)] for other, places in enumerate(fetched)]
+        keys = torch.cat(tokens, 1).to(device)
         order = ascending(keys)
-        back = inverse(order, keys.shape[1])
-        self.own, self.others = back[:, : layout.held], back[:, layout.held :]
-        self.part = local_masks.part(own.to(device), keys.gather(1, order))
+        self.places = inverse(order, keys.shape[1])
+        self.rows = torch.from_numpy(outward)[None].to(device)
+        held = layout.tokens[:, rank].to(device)
+        self.inward = local_masks.part(held.index_fill(1, self.rows[0], -1), held)
+        self.outward = local_masks.part(held[:, self.rows[0]], keys.gather(1, order)) if len(outward) else ()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        arriving = self._arriving(q, k, v)
+        out, lse = local_attention.forward(q, k, v, self.inward, scores)
+        some, rows = self._outputs(take(q, self.rows), arriving, self.outward, scores)
+        put(out, self.rows, some)
+        return scores.with_sinks(out, lse.index_copy_(2, self.rows[0], rows))
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        scores.add_sink_gradients(dout, out, lse)
+        arriving = self._arriving(q, k, v)
+        dq, dk, dv = local_attention.backward(dout, q, k, v, out, lse, self.inward, scores)
+        dout, q, out = (take(x, self.rows) for x in (dout, q, out))
+        some, sums = self._gradients(dout, q, out, lse.index_select(2, self.rows[0]), arriving, self.outward, scores)
+        put(dq, self.rows, some)
+        for piece, transfer in zip(self._pieces(q, k), sums, strict=True):
+            for own, came in zip((dk, dv), transfer.result().movedim(0, 1).unbind(2), strict=True):
+                self._add(own[:, :, piece.keys], came)
+        return dq, dk, dv
 
     def _pieces(self, q: Tensor, k: Tensor) -> list[Piece]:
         coming = self.largest * 2 * k[:, 0].nbytes  # keys and values, to the rank that gets most
         return pieces_of(q.shape[2], k.shape[2], min(MAX_PIECES, 1 + coming // PIECE_BYTES))
 
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
-        """Start fetching some heads of other ranks' keys and values; the result is all needed ones (B, p, heads, D)."""
+        """Start fetching some heads of the keys and values that the outward queries see: both (B, p, heads, D)."""
         own = k[:, :, piece.keys], v[:, :, piece.keys]
         sent = k.new_empty((len(self.sent), len(k), 2, *own[0].shape[2:]))
         for index, x in enumerate(own):
             take_into(sent[:, :, index], x.movedim(1, 0), self.sent)
-        needed = self.own.shape[1] + self.others.shape[1]
-        found = [x.new_empty((x.shape[0], needed, *x.shape[2:])) for x in own]
-        transfer = self._exchange(sent, self.gives, self.gets, partial(self._completed, found))
-        for keys, x in zip(found, own, strict=True):
-            put(keys, self.own, x)
-        return transfer
+        return self._exchange(sent, self.gives, self.gets, self._in_order)
 
-    def _completed(self, found: list[Tensor], received: Tensor) -> list[Tensor]:
-        """Own keys and values, completed by what came: received (m, B, 2, heads, D)."""
-        for keys, x in zip(found, received.movedim(0, 1).unbind(2), strict=True):
-            put(keys, self.others, x)
+    def _in_order(self, received: Tensor) -> Sequence[Tensor]:
+        """The keys and values that came, (m, B, 2, heads, D), by their tokens: both (B, m, heads, D)."""
+        found = []
+        for x in received.movedim(0, 1).unbind(2):
+            found.append(x.new_empty(x.shape))
+            put(found[-1], self.places, x)
         return found
 
     def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
         """Start sending gradients (B, p, heads, D) to the ranks that hold their tokens."""
-        batch, _, *heads = keys.shape
-        sent = keys.new_empty((self.others.shape[1], batch, 2, *heads))
-        own = keys.new_empty((2, batch, self.own.shape[1], *heads))
-        rows = [(index, row, x[row]) for index, x in enumerate((keys, values)) for row in range(batch)]
-        for index, row, x in rows:
-            take_into(sent[:, row, index], x, self.others[row % len(self.others)])
-        transfer = self._exchange(sent, self.gets, self.gives, partial(self._summed, own))
-        for index, row, x in rows:
-            take_into(own[index, row], x, self.own[row % len(self.own)])
-        return transfer
+        batch, count, *heads = keys.shape
+        sent = keys.new_empty((count, batch, 2, *heads), dtype=self.dtype)  # of no tokens their sums are in float32
+        for index, x in enumerate((keys, values)):
+            for row in range(batch):
+                take_into(sent[:, row, index], x[row], self.places[row % len(self.places)])
+        return self._exchange(sent, self.gets, self.gives)
 
-    def _summed(self, own: Tensor, received: Tensor) -> Sequence[Tensor]:
-        """Own gradients (2, B, n, heads, D) plus those that came (w, B, 2, heads, D), in the order of ranks."""
-        total = own.index_select(2, self.wanted).to(summing_dtype(own.dtype))
-        for places, part in zip(self.which, received.transpose(0, 2).split(self.gives, 2), strict=True):
-            total.index_add_(2, places, part.to(total.dtype))
-        own.index_copy_(2, self.wanted, total.to(own.dtype))
-        return own.unbind(0)
+    def _add(self, own: Tensor, came: Tensor) -> None:
+        """Add gradients that came, (B, w, heads, D) in the order of ranks, to this rank's (B, n, heads, D)."""
+        total = take(own, self.wanted).to(summing_dtype(own.dtype))
+        for places, part in zip(self.which, came.split(self.gives, 1), strict=True):
+            total.index_add_(1, places, part.to(total.dtype))
+        put(own, self.wanted, total.to(own.dtype))
 
     def _exchange(
-        self, sent: Tensor, gives: list[int], gets: list[int], finish: Callable[[Tensor], object]
+        self, sent: Tensor, gives: list[int], gets: list[int], finish: Callable[[Tensor], object] | None = None
     ) -> Transfer:
         """Start sending the first gives[0] of `sent` to rank 0 and so on; what comes is in the ranks' order."""
         received = sent.new_empty((sum(gets), *sent.shape[1:]))

@@ -48,7 +48,7 @@ class LocalMasks:
     def __init__(
         self, mask: Mask, batch: int, head_dim: int, dtype: torch.dtype, *, dropout: bool = False, softcap: bool = False
     ) -> None:
-        self.mask, self.device, self.batch = mask, mask.queries.device, batch
+        self.mask, self.device, self.batch, self.dtype = mask, mask.queries.device, batch, dtype
         self._mask = _numbered(mask, batch) if dropout else mask
         self._sizes, self._dropout, self._softcap = (head_dim, dtype), dropout, softcap
 

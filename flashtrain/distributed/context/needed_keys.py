@@ -32,14 +32,7 @@ def needed_keys(layout: Layout, mask: Mask) -> Needed:
     needed = np.zeros((layout.degree, layout.degree, layout.held), dtype=bool)
     for of_mask, tokens in _rows(layout, mask):
         for rank in range(layout.degree):
-            mine = tokens[rank][tokens[rank] >= 0]
-            edges = np.zeros(mask.seqlen_k + 1, dtype=np.int64)
-            for low, high in _INTERVALS[: len(of_mask) // 2 - 1]:
-                first = of_mask[low, mine].clip(0, mask.seqlen_k)
-                past = np.maximum(first, of_mask[high, mine].clip(0, mask.seqlen_k))
-                edges += np.bincount(first, minlength=len(edges)) - np.bincount(past, minlength=len(edges))
-            seen = edges.cumsum()[:-1] > 0
-            needed[rank] |= (tokens >= 0) & seen[tokens.clip(0)]
+            needed[rank] |= _seen(of_mask, tokens[rank], tokens)
     needed[range(layout.degree), range(layout.degree)] = False
     return [[np.flatnonzero(places) for places in of_rank] for of_rank in needed]
 
@@ -56,6 +49,26 @@ def outward_queries(layout: Layout, mask: Mask, rank: int) -> np.ndarray:
             first, past = (of_mask[bound, own].clip(0, mask.seqlen_k) for bound in (low, high))
             found |= real & (before[past] > before[first])
     return np.flatnonzero(found)
+
+
+def own_keys(layout: Layout, mask: Mask, rank: int, queries: np.ndarray) -> np.ndarray:
+    """Find the keys of a rank that some of its own queries see, in any row: ascending indices below n, as `queries`."""
+    found = np.zeros(layout.held, dtype=bool)
+    for of_mask, tokens in _rows(layout, mask):
+        found |= _seen(of_mask, tokens[rank, queries], tokens[rank])
+    return np.flatnonzero(found)
+
+
+def _seen(of_mask: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Whether each of the keys is seen by any of the queries; both are tokens of a row, -1 for padding."""
+    length = of_mask.shape[1]
+    asked = queries[queries >= 0]
+    edges = np.zeros(length + 1, dtype=np.int64)
+    for low, high in _INTERVALS[: len(of_mask) // 2 - 1]:
+        first = of_mask[low, asked].clip(0, length)
+        past = np.maximum(first, of_mask[high, asked].clip(0, length))
+        edges += np.bincount(first, minlength=len(edges)) - np.bincount(past, minlength=len(edges))
+    return (keys >= 0) & (edges.cumsum()[:-1] > 0)[keys.clip(0)]
 
 
 def _rows(layout: Layout, mask: Mask) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -59,10 +59,17 @@ class Transfer:
 
 
 def overlapped(pieces: Sequence[Piece], start: Callable[[Piece], Transfer]) -> Iterator[tuple[Piece, Any]]:
-    """Yield (piece, result of its transfer) for all pieces of heads; start(piece) begins transfers, one piece ahead."""
-    coming = start(pieces[0])
-    for index, piece in enumerate(pieces):
-        result = coming.result()
-        if index + 1 < len(pieces):
-            coming = start(pieces[index + 1])
-        yield piece, result
+    """Begin the first transfer, and return (piece, result of its transfer) for all pieces of heads, one by one.
+
+    start(piece) begins a transfer; from then on it is called one piece ahead.
+    """
+    coming = [start(pieces[0])]
+
+    def results() -> Iterator[tuple[Piece, Any]]:
+        for index, piece in enumerate(pieces):
+            result = coming.pop().result()
+            if index + 1 < len(pieces):
+                coming.append(start(pieces[index + 1]))
+            yield piece, result
+
+    return results()
