@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,6 +27,8 @@ from flashtrain.distributed.context.transfers import MAX_PIECES, Piece, Transfer
 # What must come to a rank for each further piece. The copies and launches of one more took up to 2 ms, forward and
 # backward, on two H200s (context-documents-two-gpus-h200.json): as long as some 250 MiB take there and back.
 PIECE_BYTES = 256 << 20
+# The largest share of outward queries that are copied apart: with more, the copies take too much memory and time.
+MOST_OUTWARD = 0.5
 Arriving = Iterator[tuple[Piece, Any]]  # pieces of heads, each with its keys and values
 # torch 2.13 renamed both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -131,8 +134,8 @@ class AllGatherNeeded(AllGather):
 
     This is MagiAttention's group-cast and group-reduce (SandAI 2025, https://github.com/SandAI-org/MagiAttention). The
     ranks exchange parts of unequal size; large exchanges are divided by heads. Queries that see no other rank's keys
-    are computed while the first keys come, from where they lie. Gradients return in the kernels' dtype, are summed in
-    at least float32, rank by rank, and rounded once.
+    are computed while the first keys come, over the rank's keys and values as they are. The others are copied, if they
+    are few. Gradients return in the kernels' dtype, and are summed in at least float32, rank by rank.
 
     Args:
         layout, group, local_masks: see AllGather.
@@ -144,12 +147,15 @@ class AllGatherNeeded(AllGather):
         self.group, self.dtype = group.group, local_masks.dtype
         self.largest = max(sum(len(places) for places in of_rank) for of_rank in needed)
         outward = outward_queries(layout, local_masks.mask, rank)
+        few = len(outward) <= MOST_OUTWARD * layout.held
+        if not few:  # all are computed together
+            outward = np.arange(layout.held)
         # What the outward queries see of their own rank's keys comes as other ranks' keys do.
         own = own_keys(layout, local_masks.mask, rank, outward)
         fetched = [own if other == rank else places for other, places in enumerate(needed[rank])]
         given = [torch.from_numpy(own if other == rank else needed[other][rank]) for other in range(group.size)]
         self.gives, self.gets = ([len(places) for places in of_ranks] for of_ranks in (given, fetched))
-        self.sent = torch.cat(given).to(device)
+        self.given = torch.cat(given).to(device)
         # What is sent of this rank's tokens, each once, and where in that the gradients of each rank belong.
         wanted, which = torch.cat(given).unique(return_inverse=True)
         self.wanted, self.which = wanted[None].to(device), which.to(device).split(self.gives)
@@ -157,27 +163,35 @@ class AllGatherNeeded(AllGather):
         keys = torch.cat(tokens, 1).to(device)
         order = ascending(keys)
         self.places = inverse(order, keys.shape[1])
-        self.rows = torch.from_numpy(outward)[None].to(device)
+        rows = torch.from_numpy(outward)[None].to(device)
+        self.rows = rows if few else None
         held = layout.tokens[:, rank].to(device)
-        self.inward = local_masks.part(held.index_fill(1, self.rows[0], -1), held)
-        self.outward = local_masks.part(held[:, self.rows[0]], keys.gather(1, order)) if len(outward) else ()
+        self.inward = local_masks.part(held.index_fill(1, rows[0], -1), held) if few else ()
+        self.outward = local_masks.part(held[:, rows[0]], keys.gather(1, order)) if len(outward) else ()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         arriving = self._arriving(q, k, v)
+        if self.rows is None:
+            return scores.with_sinks(*self._outputs(q, arriving, self.outward, scores))
         out, lse = local_attention.forward(q, k, v, self.inward, scores)
-        some, rows = self._outputs(take(q, self.rows), arriving, self.outward, scores)
+        some, lses = self._outputs(take(q, self.rows), arriving, self.outward, scores)
         put(out, self.rows, some)
-        return scores.with_sinks(out, lse.index_copy_(2, self.rows[0], rows))
+        return scores.with_sinks(out, lse.index_copy_(2, self.rows[0], lses))
 
     def backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
     ) -> tuple[Tensor, Tensor, Tensor]:
         scores.add_sink_gradients(dout, out, lse)
         arriving = self._arriving(q, k, v)
-        dq, dk, dv = local_attention.backward(dout, q, k, v, out, lse, self.inward, scores)
-        dout, q, out = (take(x, self.rows) for x in (dout, q, out))
-        some, sums = self._gradients(dout, q, out, lse.index_select(2, self.rows[0]), arriving, self.outward, scores)
-        put(dq, self.rows, some)
+        if self.rows is None:
+            dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+            dq, sums = self._gradients(dout, q, out, lse, arriving, self.outward, scores)
+        else:
+            dq, dk, dv = local_attention.backward(dout, q, k, v, out, lse, self.inward, scores)
+            dout, q, out = (take(x, self.rows) for x in (dout, q, out))
+            lse = lse.index_select(2, self.rows[0])
+            some, sums = self._gradients(dout, q, out, lse, arriving, self.outward, scores)
+            put(dq, self.rows, some)
         for piece, transfer in zip(self._pieces(q, k), sums, strict=True):
             for own, came in zip((dk, dv), transfer.result().movedim(0, 1).unbind(2), strict=True):
                 self._add(own[:, :, piece.keys], came)
@@ -190,9 +204,9 @@ class AllGatherNeeded(AllGather):
     def _gather(self, k: Tensor, v: Tensor, piece: Piece) -> Transfer:
         """Start fetching some heads of the keys and values that the outward queries see: both (B, p, heads, D)."""
         own = k[:, :, piece.keys], v[:, :, piece.keys]
-        sent = k.new_empty((len(self.sent), len(k), 2, *own[0].shape[2:]))
+        sent = k.new_empty((len(self.given), len(k), 2, *own[0].shape[2:]))
         for index, x in enumerate(own):
-            take_into(sent[:, :, index], x.movedim(1, 0), self.sent)
+            take_into(sent[:, :, index], x.movedim(1, 0), self.given)
         return self._exchange(sent, self.gives, self.gets, self._in_order)
 
     def _in_order(self, received: Tensor) -> Sequence[Tensor]:
@@ -206,9 +220,9 @@ class AllGatherNeeded(AllGather):
     def _reduce(self, keys: Tensor, values: Tensor) -> Transfer:
         """Start sending gradients (B, p, heads, D) to the ranks that hold their tokens."""
         batch, count, *heads = keys.shape
-        sent = keys.new_empty((count, batch, 2, *heads), dtype=self.dtype)  # of no tokens their sums are in float32
+        sent = keys.new_empty((count, batch, 2, *heads), dtype=self.dtype)
         for index, x in enumerate((keys, values)):
-            for row in range(batch):
+            for row in range(batch if count else 0):  # without outward queries there is nothing, in float32
                 take_into(sent[:, row, index], x[row], self.places[row % len(self.places)])
         return self._exchange(sent, self.gets, self.gives)
 

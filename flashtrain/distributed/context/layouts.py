@@ -46,7 +46,8 @@ def balanced(mask: Mask, degree: int) -> Layout:
 
     Runs of up to MAX_BLOCK tokens, about BLOCKS_A_RANK for each rank, are assigned by the number of keys that their
     queries see. Plain causal and full masks get the layouts zigzag and contiguous: equal work, and fastest to compute.
-    Where contiguous parts have nearly equal work, as under a window, they are taken: neighbors see each other's keys.
+    Rows without documents whose contiguous parts have nearly equal work, as under a window, get these: neighbors see
+    each other's keys.
 
     Args:
         mask: the mask of the whole sequence; it is read on the host, so a mask on the CPU saves a copy.
@@ -55,10 +56,11 @@ def balanced(mask: Mask, degree: int) -> Layout:
     length = mask.seqlen_k
     if mask.band in PLAIN and length % (2 * degree) == 0:
         return PLAIN[mask.band](mask, degree)
-    seen, runs = visible_keys(mask).cpu(), contiguous(mask, degree)
-    if is_even(attention_work(runs, seen).tolist()) and not runs.padding:
+    seen, starts = visible_keys(mask).cpu(), mask.queries[START].cpu().numpy()
+    runs = contiguous(mask, degree)
+    if not starts.any() and not runs.padding and is_even(attention_work(runs, seen).tolist()):
         return runs
-    costs, starts = seen.numpy(), mask.queries[START].cpu().numpy()
+    costs = seen.numpy()
     block, layout, least = _block(length, degree), None, 0
     for size in (max(1, block // finer) for finer in FINER):
         rows, work = _assign(costs, starts, degree, size)

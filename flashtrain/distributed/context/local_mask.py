@@ -56,8 +56,8 @@ class LocalMasks:
         """Return the mask between some of the queries and some of the keys.
 
         Args:
-            queries: (Bl, m) positions in the sequence, ascending, then -1 for padding, which sees no key; None: all.
-            keys: (Bl, p) positions likewise; no query sees padding; None: all.
+            queries: (Bl, m) positions in the sequence, ascending, or -1 for those that see no key; None: all.
+            keys: (Bl, p) positions, ascending, then -1 for padding, which no query sees; None: all.
 
         Returns:
             BandCalls, where a few calls with windows suffice (queries in none of them see no key); otherwise a Mask.
@@ -112,13 +112,14 @@ def _select(mask: Mask, queries: Tensor | None, keys: Tensor | None, *, position
 
 
 def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:
-    """The real tokens (m,); None where the rows of a batch hold different ones."""
+    """The real tokens (m,); None where the rows of a batch hold different ones, or others than the last are -1."""
     if tokens is None:
         return np.arange(length)
     if tokens.shape[0] != 1:
         return None
     held = tokens[0].cpu().numpy()
-    return held[held >= 0]
+    real = held[held >= 0]
+    return real if len(real) == len(held) or (held[: len(real)] >= 0).all() else None
 
 
 def _calls(

@@ -3,7 +3,7 @@
 ulysses      every rank computes some of the heads, for all tokens
 all-gather   every rank computes its own queries against all keys, which it gathers some heads at a time; with packed
              documents it gathers only the keys that its queries see
-ring         keys and values go from rank to rank, and partial results are merged: the least memory
+ring         keys and values go from rank to rank, and partial results are merged
 hybrid       ulysses within groups of ranks, rings between them: 12 heads on 8 ranks as groups of 4, rings of 2; on
              several machines the groups are within one
 """

@@ -1,4 +1,4 @@
-"""Find the keys of other ranks that the queries of each rank see under a mask.
+"""Find which keys, of other ranks and of its own, the queries of a rank see under a mask.
 
 Shapes: S sequence, R ranks (the degree), n tokens a rank holds.
 """

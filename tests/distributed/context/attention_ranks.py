@@ -55,8 +55,8 @@ MASKS = (
 
 
 class Case(NamedTuple):
-    """dropout: of the weights. whole: what is seen comes in one piece. capped: scores
-    are bounded, and a sink stands in every row."""
+    """dropout: of the weights. whole: what is seen comes in one piece, and queries that see other ranks' keys are
+    copied even if they are many. capped: scores are bounded, and a sink stands in every row."""
 
     method: str
     mask: str
@@ -138,6 +138,7 @@ def errors(case: Case, group: ContextGroup) -> dict[str, float]:
     (*whole, sinks, dout), (*exact, to_sinks) = one_process(case.mask, heads, kv_heads, case.dropout, case.capped)
     layout = LAYOUTS[case.layout](mask, case.degree)
     all_gather.PIECE_BYTES = ulysses.PIECE_ROWS = 1 << 28 if case.whole else 1
+    all_gather.MOST_OUTWARD = 1.0 if case.whole else 0.5
     mine = [layout.shard(x, group.rank).requires_grad_() for x in whole]
     sink = sinks.clone().requires_grad_()
     capped = {"softcap": SOFTCAP, "sinks": sink} if case.capped else {}

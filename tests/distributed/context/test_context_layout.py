@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrain.distributed.context.layouts import LAYOUTS, balanced, contiguous
-from flashtrain.distributed.context.needed_keys import fetched_share, needed_keys, outward_queries
+from flashtrain.distributed.context.needed_keys import fetched_share, needed_keys, outward_queries, own_keys
 from flashtrain.distributed.context.work import attention_work, imbalance, visible_keys
 from flashtrain_kernels import masks
 
@@ -53,12 +53,12 @@ def test_work_of_a_single_sequence_is_even(name):
 
 
 def test_short_documents_stay_on_one_rank():
-    ids = documents([180] * 300 + [200] * 400, LENGTH)
+    ids = documents([200] * 700, LENGTH)
     mask = masks.document(ids, causal=True)
     layout = balanced(mask, DEGREE)
-    lengths = np.bincount(ids[0])
-    held = [np.bincount(ids[0, layout.tokens[0, rank]], minlength=len(lengths)) for rank in range(DEGREE)]
-    cut = sum(int(((part > 0) & (part < lengths)).sum()) for part in held)
+    cut = sum(
+        int((np.bincount(ids[0, layout.tokens[0, rank]], minlength=700) % 200 > 0).sum()) for rank in range(DEGREE)
+    )
     # Sharded block by block, nearly every block of 256 would cut a document of 200.
     assert cut < 0.35 * LENGTH / layout.block
     scattered = attention_work(layout, visible_keys(mask))
@@ -120,7 +120,13 @@ def test_queries_that_see_other_ranks_keys_are_those_of_the_mask(name):
                 own = tokens[rank][tokens[rank] >= 0]
                 others = torch.ones(27, dtype=torch.bool).index_fill(0, own, False)
                 wanted |= set(of_mask[own][:, others].any(1).nonzero()[:, 0].tolist())
-            assert outward_queries(layout, mask, rank).tolist() == sorted(wanted)
+            asked, keys = outward_queries(layout, mask, rank), set()
+            assert asked.tolist() == sorted(wanted)
+            for of_mask, tokens in zip(seen.expand(rows, -1, -1), layout.tokens.expand(rows, -1, -1), strict=True):
+                queries = tokens[rank, asked][tokens[rank, asked] >= 0]
+                visible = of_mask[queries].any(0) if len(queries) else torch.zeros(27, dtype=torch.bool)
+                keys |= {place for place, token in enumerate(tokens[rank].tolist()) if token >= 0 and visible[token]}
+            assert own_keys(layout, mask, rank, asked).tolist() == sorted(keys)
 
 
 @settings(max_examples=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flashtrain.distributed.context import local_attention, ring
+from flashtrain.distributed.context import all_gather, local_attention, ring
 from flashtrain.distributed.context.exchange_memory import exchange_bytes
+from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.local_attention import Scores
-from flashtrain.distributed.context.local_mask import FULL, BandCall
+from flashtrain.distributed.context.local_mask import FULL, BandCall, LocalMasks
 from flashtrain.distributed.context.methods import AUTO, METHODS, choose_method
+from flashtrain.distributed.context.needed_keys import needed_keys
 from flashtrain.distributed.context.traffic import Sizes
 from flashtrain.distributed.context.transfers import Transfer
+from flashtrain_kernels import masks
 
 
 def needed(method: str, held: int, degree: int, heads: int = 16, kv_heads: int = 4) -> int:
@@ -85,3 +89,28 @@ def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int
     estimated = needed("ring", 2048, 3, kv_heads=kv_heads) + of_layer
     assert backward.most == pytest.approx(estimated, rel=0.02)
     assert forward.most <= estimated * 1.02
+
+
+@pytest.mark.parametrize("first", [1229, 2048])  # tokens of two documents: the other rank's queries see all, or none
+def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(first: int, monkeypatch) -> None:
+    """Two ranks as each sees them. The kernel and the exchange give zeros."""
+
+    def of_kernel(*tensors: torch.Tensor, **_: Any) -> Any:
+        if len(tensors) > 3:
+            return [torch.zeros_like(x) for x in tensors[1:4]]
+        return torch.zeros_like(tensors[0]), torch.zeros(1, tensors[0].shape[2], tensors[0].shape[1])
+
+    monkeypatch.setattr(all_gather.dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    monkeypatch.setattr(local_attention, "attention_forward", of_kernel)
+    monkeypatch.setattr(local_attention, "attention_backward", of_kernel)
+    mask = masks.document((torch.arange(8192) >= first).long()[None], causal=True)
+    layout = contiguous(mask, 2)
+    q, out, dout = (torch.zeros(1, 4096, 16, 64, dtype=torch.bfloat16) for _ in range(3))
+    k, v, lse = *(torch.zeros(1, 4096, 4, 64, dtype=torch.bfloat16) for _ in range(2)), torch.zeros(1, 16, 4096)
+    for rank in range(2):
+        local_masks = LocalMasks(mask, 1, 64, torch.bfloat16)
+        group = SimpleNamespace(group=None, size=2, rank=rank)
+        method = all_gather.AllGatherNeeded(layout, group, local_masks, needed_keys(layout, mask))
+        with Peak(dout, q, k, v, out, lse) as backward:
+            method.backward(dout, q, k, v, out, lse, Scores(0.125))
+        assert backward.most <= needed("all-gather", 4096, 2) + q.nbytes  # dq is counted elsewhere
