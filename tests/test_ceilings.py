@@ -10,10 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_502,
+    "flashtrain": 30_503,
     "flashtrain/command": 1_669,
     "flashtrain/data": 5_772,
-    "flashtrain/distributed": 3_349,
+    "flashtrain/distributed": 3_350,
     "flashtrain/files": 440,
     "flashtrain/folders": 474,
     "flashtrain/integrations": 3_580,
@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_480,
     "kernels/flashtrain_kernels": 14_080,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_629,
+    "tests": 38_630,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

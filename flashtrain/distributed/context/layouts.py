@@ -57,9 +57,10 @@ def balanced(mask: Mask, degree: int) -> Layout:
     if mask.band in PLAIN and length % (2 * degree) == 0:
         return PLAIN[mask.band](mask, degree)
     seen, starts = visible_keys(mask).cpu(), mask.queries[START].cpu().numpy()
-    runs = contiguous(mask, degree)
-    if not starts.any() and not runs.padding and is_even(attention_work(runs, seen).tolist()):
-        return runs
+    if not starts.any():
+        runs = contiguous(mask, degree)
+        if not runs.padding and is_even(attention_work(runs, seen).tolist()):
+            return runs
     costs = seen.numpy()
     block, layout, least = _block(length, degree), None, 0
     for size in (max(1, block // finer) for finer in FINER):

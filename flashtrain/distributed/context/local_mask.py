@@ -119,7 +119,7 @@ def _places(tokens: Tensor | None, length: int) -> np.ndarray | None:
         return None
     held = tokens[0].cpu().numpy()
     real = held[held >= 0]
-    return real if len(real) == len(held) or (held[: len(real)] >= 0).all() else None
+    return real if (held[: len(real)] >= 0).all() else None
 
 
 def _calls(

@@ -91,8 +91,8 @@ def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int
     assert forward.most <= estimated * 1.02
 
 
-@pytest.mark.parametrize("first", [1229, 2048])  # tokens of two documents: the other rank's queries see all, or none
-def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(first: int, monkeypatch) -> None:
+@pytest.mark.parametrize("begins", [[1229], [1229, 6144]], ids=["together", "half copied apart"])
+def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(begins: list[int], monkeypatch) -> None:
     """Two ranks as each sees them. The kernel and the exchange give zeros."""
 
     def of_kernel(*tensors: torch.Tensor, **_: Any) -> Any:
@@ -103,7 +103,8 @@ def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(first: int
     monkeypatch.setattr(all_gather.dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=lambda: None))
     monkeypatch.setattr(local_attention, "attention_forward", of_kernel)
     monkeypatch.setattr(local_attention, "attention_backward", of_kernel)
-    mask = masks.document((torch.arange(8192) >= first).long()[None], causal=True)
+    # All of the second rank's queries see the first rank's keys, or, where another document begins, half of them.
+    mask = masks.document(torch.bucketize(torch.arange(8192), torch.tensor(begins), right=True)[None], causal=True)
     layout = contiguous(mask, 2)
     q, out, dout = (torch.zeros(1, 4096, 16, 64, dtype=torch.bfloat16) for _ in range(3))
     k, v, lse = *(torch.zeros(1, 4096, 4, 64, dtype=torch.bfloat16) for _ in range(2)), torch.zeros(1, 16, 4096)
