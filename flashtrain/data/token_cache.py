@@ -311,6 +311,6 @@ def _write(groups: Iterable[Encoded], part: Path, dtype: str, expected_bytes: in
     if not (part / MARKS).stat().st_size:
         (part / MARKS).unlink()
     np.save(part / DOCUMENTS, np.frombuffer(offsets, dtype=np.int64), allow_pickle=False)
-    rate = offsets[-1] / max(1e-9, time.monotonic() - begun) / 1e6
-    log.info("%s tokens of %s documents, %.2fM tokens/s", f"{offsets[-1]:,}", f"{len(offsets) - 1:,}", rate)
-    return {"dtype": dtype, "tokens": offsets[-1], "documents": len(offsets) - 1}
+    rate, count = offsets[-1] / max(1e-9, time.monotonic() - begun) / 1e6, len(offsets) - 1
+    log.info("%s tokens of %s, %.2fM tokens/s", f"{offsets[-1]:,}", f"{count:,} document{'s' * (count != 1)}", rate)
+    return {"dtype": dtype, "tokens": offsets[-1], "documents": count}

@@ -22,7 +22,7 @@ from flashtrain.training.checkpoint_callbacks import checkpoint_callbacks, keep_
 from flashtrain.training.checkpoints import AtomicCheckpointIO
 from flashtrain.training.early_stopping import StopOnNonFinite
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.killed_ranks import killed_rank, lost_process
+from flashtrain.training.killed_ranks import killed_rank, lost_connection
 from flashtrain.training.loggers import close_loggers, log_summary, make_loggers
 from flashtrain.training.out_of_memory import OTHERWISE, OutOfMemory, is_out_of_memory, out_of_memory_line
 from flashtrain.training.progress import LineProgress
@@ -152,7 +152,7 @@ def naming_killed_ranks(trainer: pl.Trainer) -> Iterator[None]:
     except RuntimeError as error:  # raised by a failed collective
         if is_out_of_memory(error):
             raise
-        killed = killed_rank(getattr(trainer.strategy.launcher, "procs", ())) or lost_process(error)
+        killed = killed_rank(getattr(trainer.strategy.launcher, "procs", ())) or lost_connection(error)
         if killed is None:
             raise
         raise RunFailed(f"{killed}. The job ends.") from error

@@ -77,8 +77,8 @@ def is_broken_connection(error: BaseException) -> bool:
     )
 
 
-def lost_process(error: BaseException) -> str | None:
-    """Return a line about a process that is not this one's child, as under torchrun; None: no connection failed."""
+def lost_connection(error: BaseException) -> str | None:
+    """Return a line about what kept this process from the others, as under torchrun; None: no connection failed."""
     if "EADDRINUSE" in str(error):
         return f"MASTER_PORT={os.environ.get('MASTER_PORT')} is in use by another process here: set another one"
     host = _HOST.search(str(error))

@@ -15,7 +15,7 @@ from torch.distributed import DistNetworkError, TCPStore
 from flashtrain.announce import quieten
 from flashtrain.errors import RunFailed
 from flashtrain.run.fitting import naming_killed_ranks
-from flashtrain.training.killed_ranks import LAUNCHER, killed_rank, lost_process, name_killed_ranks
+from flashtrain.training.killed_ranks import LAUNCHER, killed_rank, lost_connection, name_killed_ranks
 
 
 class Observer(_ChildProcessObserver):
@@ -102,4 +102,4 @@ def test_a_port_that_another_process_uses_is_named(monkeypatch) -> None:
     with pytest.raises(DistNetworkError) as refused:
         TCPStore("127.0.0.1", other.port, is_master=True, wait_for_workers=False)
     line = f"MASTER_PORT={other.port} is in use by another process here: set another one"
-    assert lost_process(refused.value) == line
+    assert lost_connection(refused.value) == line

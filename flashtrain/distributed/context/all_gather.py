@@ -146,12 +146,12 @@ class AllGatherNeeded(AllGather):
         device, rank = local_masks.device, group.rank
         self.group, self.dtype = group.group, local_masks.dtype
         self.largest = max(sum(len(places) for places in of_rank) for of_rank in needed)
-        outward = outward_queries(layout, local_masks.mask, rank)
+        mask = local_masks.mask._replace(queries=local_masks.mask.queries.cpu())  # once: both read it on the host
+        outward = outward_queries(layout, mask, rank)
         few = len(outward) <= MOST_OUTWARD * layout.held
-        if not few:  # all are computed together
-            outward = np.arange(layout.held)
+        outward = outward if few else np.arange(layout.held)  # else all are computed together
         # What the outward queries see of their own rank's keys comes as other ranks' keys do.
-        own = own_keys(layout, local_masks.mask, rank, outward)
+        own = own_keys(layout, mask, rank, outward)
         fetched = [own if other == rank else places for other, places in enumerate(needed[rank])]
         given = [torch.from_numpy(own if other == rank else needed[other][rank]) for other in range(group.size)]
         self.gives, self.gets = ([len(places) for places in of_ranks] for of_ranks in (given, fetched))
