@@ -57,11 +57,9 @@ class Ring:
         """Make the ring under a mask: only keys that other ranks see travel, if they are few. layout: of the ring."""
         mask, device, rank = local_masks.mask, local_masks.device, dist.get_rank(group)
         held = layout.tokens.to(device).unbind(1)
-        if mask.band in PLAIN:  # nearly all keys are seen
-            return cls(group, [local_masks.part(held[rank], keys) for keys in held])
-        needed = needed_keys(layout, mask)
+        needed = () if mask.band in PLAIN else needed_keys(layout, mask)  # under plain masks nearly all keys are seen
         seen = [np.unique(np.concatenate(of_ranks)) for of_ranks in zip(*needed, strict=True)]
-        if max(map(len, seen)) > MAX_FETCHED * layout.held:
+        if max(map(len, seen), default=layout.held) > MAX_FETCHED * layout.held:
             return cls(group, [local_masks.part(held[rank], keys) for keys in held])
         moving = [torch.from_numpy(places)[None].to(device) for places in seen]
         rows = torch.from_numpy(outward_queries(layout, mask, rank))[None].to(device)

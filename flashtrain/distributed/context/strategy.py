@@ -5,6 +5,7 @@ trainer = Trainer(devices=8, strategy=flashtrain.ContextParallelStrategy(context
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -130,6 +131,7 @@ class ContextParallelStrategy(ShardedCheckpoints):
         if degree < 1 or world % degree:
             fitting = ", ".join(str(number) for number in range(1, world + 1) if world % number == 0)
             raise UserError(f"context_parallel={degree} on {world} devices. Expected one of {fitting}.")
+        os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # else NCCL's kernels wait for those of attention to end
         self._setup_distributed()
         if self.context is None:  # a validation after a fit reuses the groups: each of NCCL's takes memory
             kind = self.root_device.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +33,7 @@ class Team:
         self.rank, self.size = rank, size
         if kind == "cuda":
             torch.cuda.set_device(rank)
+            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # as a training's
         else:
             torch.set_num_threads(max(1, torch.get_num_threads() // size))
         self.device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")

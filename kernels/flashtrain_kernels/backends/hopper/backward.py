@@ -211,10 +211,10 @@ def heads_together(key_tiles: int, all_heads: int, width: int, options: Options)
 
 def is_queued(constants: Choices, width: int) -> bool:
     """Return whether each item is a program of its own, which the GPU starts when another has ended, longest first.
-    Otherwise a program for each multiprocessor takes every n-th item, or the next one that none has taken
-    (`counts_items`): at D = 64 that saves starts where items are equally long, or short."""
-    uneven = constants.packed or (constants.kind == BAND.value and constants.right and not constants.left)
-    return width != 64 or constants.deterministic or (uneven and not constants.whole and not constants.counted)
+    Else a program a multiprocessor takes every n-th, or the next (`counts_items`): fewer starts if items are alike."""
+    causal = constants.kind == BAND.value and constants.right and not constants.left
+    uneven = (causal or constants.packed or constants.intervals > 0) and not (constants.whole or constants.counted)
+    return width != 64 or constants.deterministic or uneven
 
 
 def backward_launches(call: Call, gradients: Gradients) -> tuple[Launch, ...]:
