@@ -1,8 +1,7 @@
 """The memory that communication takes on one rank.
 
-The estimate counts the buffers of ulysses.py, ring.py and all_gather.py. It is within 10% of the traced peaks of four
-gloo ranks on a CPU (MHA and GQA, without the kernels' own memory and gloo's copies; of ulysses, where it exchanges all
-heads at once). The all-gather of seen keys alone takes at most what is estimated for all keys.
+The estimate counts the buffers of ulysses.py, ring.py and all_gather.py. Tests compare it with the traced peaks of one
+rank, without the kernels' own memory. The all-gather of seen keys alone takes at most what is estimated for all keys.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from flashtrain.distributed.context.transfers import pieces_of
 from flashtrain.distributed.context.ulysses import head_pieces
 
 MASK_BYTES = 4 * (7 + 5)  # int32 rows of a mask of the whole sequence, and of the part for a rank's own tokens
-SUM_BYTES = 4  # the gradients of a ring's queries are summed in float32
+SUM_BYTES = 4  # the gradients of queries are summed in float32: a ring's, and the kernels'
 
 
 def exchange_bytes(choice: Choice) -> int:
@@ -38,22 +37,23 @@ def exchange_bytes(choice: Choice) -> int:
     divided = choice.heads_degree > 1
     # Among the ranks that divide the heads: q, k, v, output and its gradient go there, three gradients come back.
     there, back = (3 * queries + numbers) * bytes_each * divided, (queries + numbers) * bytes_each * divided
-    peak = 2 * there + 3 * back
     if choice.heads_degree == degree:
-        # Each rank's own heads go in pieces: one at hand, one coming, and of those that left what came in return.
+        # Each rank's own heads go in pieces: one at hand (while it is taken up, the one before too), one coming, and of
+        # those that left what came in return. At the end all of that is joined.
         own = math.lcm(kv_heads, degree) // degree
         *others, last = head_pieces(heads // degree, own, held * degree)
         pieces = len(others) + 1
-        peak = peak if pieces == 1 else max(3 * back, (4 * there + 3 * back) // pieces + back)
+        peak = max((1, 3, 4, 4)[pieces - 1] * there + max(pieces, 3) * back, there + (2 * pieces + 1) * back) // pieces
         if not last.keys.stop:  # the first piece stays, whose keys and values all read; their gradients are summed
             peak += there // pieces + numbers * GRADIENT_BYTES
+        peak -= queries * SUM_BYTES  # the kernels' sums, which a layer is estimated with: freed before this moment
     else:
         # Keys and values at hand and coming, their gradients as computed; in float32 those leaving and those coming. Of
         # half of the heads the gradients over a rank's own keys.
         ring = 3 * numbers * bytes_each + 2 * numbers * GRADIENT_BYTES + queries * SUM_BYTES
         own = math.lcm(kv_heads, choice.heads_degree) // choice.heads_degree
         ring += (queries + numbers) * bytes_each * ((own + 1) // 2) // own
-        peak = max(peak, ring + 2 * there)
+        peak = max(2 * there + 3 * back, ring + 2 * there)
     return whole + peak
 
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flashtrain.distributed.context import all_gather, local_attention, ring
-from flashtrain.distributed.context.exchange_memory import exchange_bytes
+from flashtrain.distributed.context import all_gather, local_attention, ring, ulysses
+from flashtrain.distributed.context.exchange_memory import SUM_BYTES, exchange_bytes
 from flashtrain.distributed.context.layouts import contiguous
 from flashtrain.distributed.context.local_attention import Scores
 from flashtrain.distributed.context.local_mask import FULL, BandCall, LocalMasks
@@ -61,25 +61,35 @@ class Peak(TorchDispatchMode):
         self.held -= size
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4, 16])
-def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int, monkeypatch) -> None:
-    """Three ranks as one sees them: what it receives is as large as what it sends. The kernel gives zeros."""
+@pytest.fixture(autouse=True)
+def zeros(monkeypatch) -> None:
+    """The kernel and the exchange give zeros."""
 
-    def of_kernel(*tensors: Any, **_: Any) -> Any:
+    def of_kernel(*tensors: torch.Tensor, **_: Any) -> Any:
         if len(tensors) > 3:
             return [torch.zeros_like(x) for x in tensors[1:4]]
-        return torch.zeros_like(q), torch.zeros(lse.shape)
+        return torch.zeros_like(tensors[0]), torch.zeros(1, tensors[0].shape[2], tensors[0].shape[1])
+
+    monkeypatch.setattr(all_gather.dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    monkeypatch.setattr(all_gather.dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(local_attention, "attention_forward", of_kernel)
+    monkeypatch.setattr(local_attention, "attention_backward", of_kernel)
+
+
+def given(held: int, heads: int, kv_heads: int) -> list[torch.Tensor]:
+    """q, out, dout, k and v of a rank."""
+    return [torch.zeros(1, held, number, 64, dtype=torch.bfloat16) for number in (heads,) * 3 + (kv_heads,) * 2]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 16])
+def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int, monkeypatch) -> None:
+    """Three ranks as one sees them: what it receives is as large as what it sends."""
 
     def sent_on(_: Any, tensors: list[torch.Tensor], step: int, tag: int) -> Transfer:
         return Transfer([torch.zeros_like(x) for x in tensors], tensors, [])
 
     monkeypatch.setattr(ring.Ring, "_send_on", sent_on)
-    monkeypatch.setattr(local_attention, "attention_forward", of_kernel)
-    monkeypatch.setattr(local_attention, "attention_backward", of_kernel)
-    monkeypatch.setattr(ring.dist, "get_rank", lambda group: 0)
-    q, out, dout = (torch.zeros(1, 2048, 16, 64, dtype=torch.bfloat16) for _ in range(3))
-    k, v = (torch.zeros(1, 2048, kv_heads, 64, dtype=torch.bfloat16) for _ in range(2))
-    lse = torch.zeros(1, 16, 2048)
+    (q, out, dout, k, v), lse = given(2048, 16, kv_heads), torch.zeros(1, 16, 2048)
     three = ring.Ring(None, [(BandCall(slice(0, 2048), 2048, FULL),)] * 3)
     with Peak(q, k, v) as forward:
         three.forward(q, k, v, Scores(0.1))
@@ -91,23 +101,28 @@ def test_a_ring_holds_what_is_estimated_and_no_more_in_its_forward(kv_heads: int
     assert forward.most <= estimated * 1.02
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "most"), [(32, 8, 1.02), (16, 16, 1.02), (12, 12, 1.02), (32, 4, 1.1)])
+@pytest.mark.parametrize("rows", [1, 1 << 30], ids=["in pieces", "at once"])
+def test_ulysses_holds_what_is_estimated(heads: int, kv_heads: int, most: float, rows: int, monkeypatch) -> None:
+    """Four ranks as one sees them. One key head a rank: its gradients are summed, which the estimate rounds up."""
+    monkeypatch.setattr(ulysses, "PIECE_ROWS", rows)
+    mask = masks.causal(8192)
+    group = SimpleNamespace(size=4, rank=0, parts=lambda degree: (None, None))
+    method = ulysses.Ulysses(contiguous(mask, 4), group, LocalMasks(mask, 1, 64, torch.bfloat16), 4)
+    (q, out, dout, k, v), lse = given(2048, heads, kv_heads), torch.zeros(1, heads // 4, 8192)
+    with Peak(dout, q, k, v, out, lse) as backward:
+        method.backward(dout, q, k, v, out, lse, Scores(0.125))
+    estimated = needed("ulysses", 2048, 4, heads, kv_heads) + q.numel() * SUM_BYTES  # the kernels' of a layer
+    assert backward.most <= estimated <= most * backward.most
+
+
 @pytest.mark.parametrize("begins", [[1229], [1229, 6144]], ids=["together", "half copied apart"])
-def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(begins: list[int], monkeypatch) -> None:
-    """Two ranks as each sees them. The kernel and the exchange give zeros."""
-
-    def of_kernel(*tensors: torch.Tensor, **_: Any) -> Any:
-        if len(tensors) > 3:
-            return [torch.zeros_like(x) for x in tensors[1:4]]
-        return torch.zeros_like(tensors[0]), torch.zeros(1, tensors[0].shape[2], tensors[0].shape[1])
-
-    monkeypatch.setattr(all_gather.dist, "all_to_all_single", lambda *_, **__: SimpleNamespace(wait=lambda: None))
-    monkeypatch.setattr(local_attention, "attention_forward", of_kernel)
-    monkeypatch.setattr(local_attention, "attention_backward", of_kernel)
+def test_an_all_gather_of_seen_keys_takes_at_most_the_estimate_of_all(begins: list[int]) -> None:
+    """Two ranks as each sees them."""
     # All of the second rank's queries see the first rank's keys, or, where another document begins, half of them.
     mask = masks.document(torch.bucketize(torch.arange(8192), torch.tensor(begins), right=True)[None], causal=True)
     layout = contiguous(mask, 2)
-    q, out, dout = (torch.zeros(1, 4096, 16, 64, dtype=torch.bfloat16) for _ in range(3))
-    k, v, lse = *(torch.zeros(1, 4096, 4, 64, dtype=torch.bfloat16) for _ in range(2)), torch.zeros(1, 16, 4096)
+    (q, out, dout, k, v), lse = given(4096, 16, 4), torch.zeros(1, 16, 4096)
     for rank in range(2):
         local_masks = LocalMasks(mask, 1, 64, torch.bfloat16)
         group = SimpleNamespace(group=None, size=2, rank=rank)
