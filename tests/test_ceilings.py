@@ -25,7 +25,7 @@ CEILINGS = {
     "flashtrain/training": 3_480,
     "kernels/flashtrain_kernels": 14_080,
     "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_647,
+    "tests": 38_649,
 }
 RAISES = 369  # of flashtrain: no new guard without a user's report
 

@@ -43,7 +43,7 @@ def exchange_bytes(choice: Choice) -> int:
         own = math.lcm(kv_heads, degree) // degree
         *others, last = head_pieces(heads // degree, own, held * degree)
         pieces = len(others) + 1
-        peak = max((1, 3, 4, 4)[pieces - 1] * there + max(pieces, 3) * back, there + (2 * pieces + 1) * back) // pieces
+        peak = max(min(2 * pieces - 1, 4) * there + max(pieces, 3) * back, there + (2 * pieces + 1) * back) // pieces
         if not last.keys.stop:  # the first piece stays, whose keys and values all read; their gradients are summed
             peak += there // pieces + numbers * GRADIENT_BYTES
         peak -= queries * SUM_BYTES  # the kernels' sums, which a layer is estimated with: freed before this moment

@@ -94,20 +94,22 @@ def test_the_plan_of_an_h200_holds_393_216_tokens_of_an_8b_model_with_adapters()
 
 
 @pytest.mark.parametrize(
-    ("name", "devices"),
+    ("name", "least", "devices"),
     [
-        ("hf-long-h200", ()),
-        ("hf-long-h100", ()),
-        ("hf-long-two-gpus-h200", ("trainer.devices=2", "context_parallel=2")),
-        ("hf-long-four-gpus-h100", ("trainer.devices=4", "context_parallel=4")),
-        ("hf-long-four-gpus-h200", ("trainer.devices=4", "context_parallel=4")),
+        ("hf-long-h200", 5, ()),
+        ("hf-long-h100", 5, ()),
+        ("hf-long-two-gpus-h200", 5, ("trainer.devices=2", "context_parallel=2")),
+        ("hf-long-four-gpus-h100", 1, ("trainer.devices=4", "context_parallel=4")),
+        ("hf-long-four-gpus-h200", 1, ("trainer.devices=4", "context_parallel=4")),
     ],
 )
-def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(name: str, devices: tuple[str, ...]) -> None:
+def test_estimates_are_at_most_a_tenth_above_the_peaks_and_never_below(
+    name: str, least: int, devices: tuple[str, ...]
+) -> None:
     """But for one row, of code that kept pieces of 65,536 tokens beside each other, which is no more."""
     rows = read_result(RESULTS / f"{name}.json").rows
     measured = {(r["model"], r["context"]): r for r in rows if r["peak_memory_gib"] and "by 65,536" not in r["memory"]}
-    assert measured
+    assert len(measured) >= least
     savings = ("memory.offload=true", "memory.ffn_chunk=16384", "memory.loss_chunk=2048")
     for (model, context), row in measured.items():
         case = (f"benchmark.models=[{model}]", f"benchmark.contexts=[{context}]")
