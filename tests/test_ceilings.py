@@ -8,26 +8,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Lines of Python in a folder and below. Whoever needs more takes as much out, or raises the ceiling and says why.
+# Lines of Python in a folder and below, with 2% of slack when an issue begins. Whoever needs more takes as much out, or
+# raises the ceiling and says why.
 CEILINGS = {
-    "flashtrain": 30_503,
-    "flashtrain/command": 1_669,
-    "flashtrain/data": 5_772,
-    "flashtrain/distributed": 3_350,
-    "flashtrain/files": 440,
-    "flashtrain/folders": 474,
-    "flashtrain/integrations": 3_580,
-    "flashtrain/models": 3_450,
-    "flashtrain/report": 1_740,
-    "flashtrain/run": 516,
-    "flashtrain/settings": 1_103,
-    "flashtrain/tasks": 4_065,
-    "flashtrain/training": 3_480,
-    "kernels/flashtrain_kernels": 14_080,
-    "recipes/flashtrain_recipes": 11_623,
-    "tests": 38_649,
+    "flashtrain": 31_120,
+    "flashtrain/command": 1_690,
+    "flashtrain/data": 5_890,
+    "flashtrain/distributed": 3_420,
+    "flashtrain/files": 450,
+    "flashtrain/folders": 490,
+    "flashtrain/integrations": 3_660,
+    "flashtrain/models": 3_520,
+    "flashtrain/report": 1_780,
+    "flashtrain/run": 530,
+    "flashtrain/settings": 1_130,
+    "flashtrain/tasks": 4_150,
+    "flashtrain/training": 3_550,
+    "kernels/flashtrain_kernels": 14_370,
+    "recipes/flashtrain_recipes": 11_830,
+    "tests": 39_430,
 }
-RAISES = 369  # of flashtrain: no new guard without a user's report
+# Of flashtrain: no new guard without a user's report. 369 before the silent faults that strangers found on 28 November.
+RAISES = 395
 
 
 def rooms() -> set[str]:
