@@ -15,7 +15,7 @@ from flashtrain.errors import UserError
 from flashtrain.files.disk import write_atomically
 from flashtrain.files.yaml_files import literal, read_yaml
 from flashtrain.registry import registered
-from flashtrain.settings.aliases import updated
+from flashtrain.settings.aliases import completed, updated
 from flashtrain.settings.schema import setting_names, typed_settings
 from flashtrain.settings.settings import Settings
 from flashtrain.training.checkpoints import BEST, LAST, checkpoint_exists
@@ -54,10 +54,11 @@ def read_settings(folder: Path) -> Settings:
 
 
 def _own(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a config.yaml without the groups of other tasks, which older runs have."""
+    """The content of a config.yaml for its task: without other tasks' groups, which older runs have, and completed."""
     task = content.get("task", Settings.task)
     others = {name for other in registered("task") if other != task for name in setting_names(other)}
-    return {name: value for name, value in content.items() if name in setting_names(task) or name not in others}
+    own = {name: value for name, value in content.items() if name in setting_names(task) or name not in others}
+    return completed(own, setting_names(task))
 
 
 def write_summary(folder: Path, row: dict[str, Any]) -> None:

@@ -48,6 +48,9 @@ RENAMED = {
     "trainer.strategy=deepspeed": "trainer.strategy=fsdp",
 }
 
+# A setting that a run's configuration lacks since it is newer than the run, and the value that repeats what it did.
+NEWER: dict[str, Any] = {}
+
 
 @cache
 def others() -> dict[str, str]:
@@ -111,6 +114,20 @@ def updated(content: dict[str, Any], group: str = "") -> dict[str, Any]:
             value = current_value(name, value)
         made[name.removeprefix(group)] = value
     return made
+
+
+def completed(content: dict[str, Any], settings: Collection[str]) -> dict[str, Any]:
+    """Return a saved configuration with the values that repeat what its run did, of settings newer than the run.
+
+    Args:
+        content: the configuration, with present names.
+        settings: the dotted names of the task's settings.
+    """
+    for name, value in NEWER.items():
+        group, _, key = name.rpartition(".")
+        if name in settings:
+            (content.setdefault(group, {}) if group else content).setdefault(key, value)
+    return content
 
 
 def current_value(setting: str, value: Any) -> Any:
