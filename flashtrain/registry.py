@@ -33,6 +33,7 @@ EXPERIMENTS = "flashtrain_recipes"  # the package next to the recipes: recipes/ 
 GROUPS: dict[str, str] = {
     "model": "build(settings, *, vocab_size, context, attention) -> nn.Module with .loss, .flops_per_token, "
     ".parameter_count",
+    "mixer": "a flashtrain.models.mixer.MixerSpec: a layer of model.pattern=[NAME, ...], beside its feed-forward",
     "source": "build(settings) -> flashtrain.data.sources.TextSource",
     "documents": "build(settings, context) -> flashtrain.tasks.fine_tuning.splits.LabelledSource: finetune.data=NAME",
     "mask": "build(settings, *, documents, positions, seqlen, device) -> flashtrain_kernels.Mask: once a batch",
@@ -54,6 +55,7 @@ _OWN = {
     "task.language_model": "flashtrain.tasks.language.spec:LanguageTask",
     "task.masked_language_model": "flashtrain.tasks.masked_language.spec:MaskedTask",
     "task.fine_tuning": "flashtrain.tasks.fine_tuning.spec:FineTuningTask",
+    "mixer.attention": "flashtrain.models.attention_spec:AttentionSpec",
     "model.huggingface": "flashtrain.integrations.huggingface_model:build",
     "figure.context": "flashtrain.report.figures:sweep_figure",
 }

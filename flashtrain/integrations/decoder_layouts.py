@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from flashtrain.integrations.weight_files import Part
+from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.block import EPSILON
-from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.gpt2_config import DecoderConfig
+from flashtrain.models.layer_spec import mixers
 
 WITH_VOCABULARY = ("token_embedding", "head")  # modules that may have more rows than tokens
 
@@ -19,23 +21,24 @@ class Layout(NamedTuple):
     """The layout in which transformers stores one kind of decoder: names of tensors and of config.json's entries."""
 
     architecture: str  # transformers' class
-    ours: dict[str, Any]  # GPT2Config's fields with the values that a model of this kind has
+    ours: dict[str, Any]  # DecoderConfig's fields with the values that a model of this kind has
     prefix: str  # of all tensors' names but the head's
     layer: str  # the prefix of the names of a layer's tensors
     names: dict[str, tuple[str, ...]]  # for each of our modules, transformers' modules that it joins, in order
-    sizes: dict[str, str]  # for each size in GPT2Config, the name of its entry in config.json
+    sizes: dict[str, str]  # for each size in DecoderConfig, the name of its entry in config.json
     absent: dict[str, Any]  # values to use for entries that config.json leaves out
     computation: dict[str, tuple[Any, ...]]  # accepted values of further entries; the first where an entry is missing
     biases: tuple[str, ...] = ()  # entries of config.json that say whether layers have biases
     transposed: tuple[str, ...] = ()  # endings of the names of matrices that are stored as (in, out)
     ignored: tuple[str, ...] = ()  # endings of the names of constants in older files, which are not read
 
-    def holds(self, config: GPT2Config) -> bool:
+    def holds(self, config: DecoderConfig) -> bool:
         """Return whether this layout can store a model of this configuration."""
-        same = all(getattr(config, field) == value for field, value in self.ours.items())
-        return same and ("kv_heads" in self.sizes or config.kv_heads == config.heads)
+        own = config.plain()
+        same = config.alike is not None and all(own[field] == value for field, value in self.ours.items())
+        return same and ("kv_heads" in self.sizes or own["kv_heads"] == own["heads"])
 
-    def parts(self, name: str, rows: int, config: GPT2Config) -> list[Part]:
+    def parts(self, name: str, rows: int, config: DecoderConfig) -> list[Part]:
         """Return transformers' tensors whose concatenation along the rows is our tensor `name` (of `rows` rows), as
         (name without self.prefix, number of rows). For example, name is "blocks.0.attention.qkv.weight"."""
         module, kind = name.rsplit(".", 1)
@@ -43,7 +46,8 @@ class Layout(NamedTuple):
             return [(f"{self.names[module][0]}.{kind}", config.vocab_size if module in WITH_VOCABULARY else rows)]
         _, layer, rest = module.split(".", 2)
         theirs = self.names[rest]
-        keys = config.kv_heads * config.head_dim
+        attention = mixers(config.layers, AttentionSpec)[0]
+        keys = attention.kv_heads * attention.head_dim
         each = (config.embed, keys, keys) if len(theirs) == 3 else (rows // len(theirs),) * len(theirs)
         return [(f"{self.layer}.{layer}.{part}.{kind}", count) for part, count in zip(theirs, each, strict=True)]
 

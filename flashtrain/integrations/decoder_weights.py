@@ -26,7 +26,7 @@ from flashtrain.integrations.weight_files import (
 )
 from flashtrain.models.block import round_up
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.gpt2_config import DecoderConfig
 
 
 def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = None) -> str:
@@ -47,7 +47,7 @@ def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = N
         kind = next((name for name, layout in LAYOUTS.items() if layout.holds(model.config)), None)
     if kind is None:
         return save_weights(model, folder)
-    config: GPT2Config = model.config
+    config: DecoderConfig = model.config
     layout, tensors = LAYOUTS[kind], {}
     for name, tensor in model.state_dict().items():
         parts = layout.parts(name, len(tensor), config)
@@ -61,7 +61,9 @@ def save_decoder(model: GPT2, folder: str | Path, *, end_of_text: int | None = N
     return f"Hugging Face's {kind} layout: transformers.AutoModelForCausalLM.from_pretrained reads it"
 
 
-def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -> tuple[GPT2Config, dict[str, Tensor]]:
+def load_decoder(
+    folder_or_file: str | Path, *, vocab_rows: int | None = None
+) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Load the configuration and state dict of a GPT2 from transformers' weights or from those of save_weights.
 
     Tensors are on the CPU in the file's dtype. For transformers' weights config.dropout is 0 whatever the file has.
@@ -90,12 +92,14 @@ def load_decoder(folder_or_file: str | Path, *, vocab_rows: int | None = None) -
     return config, converted(bare, make, parts, folder_or_file)
 
 
-def _content(kind: str, layout: Layout, config: GPT2Config, end_of_text: int | None) -> dict[str, Any]:
+def _content(kind: str, layout: Layout, config: DecoderConfig, end_of_text: int | None) -> dict[str, Any]:
     """transformers' config.json of a model of this shape."""
+    own = config.plain()
+    head_dim = own["embed"] // own["heads"]
     content = {
         "architectures": [layout.architecture],
         "model_type": kind,
-        **{theirs: getattr(config, ours) for ours, theirs in layout.sizes.items()},
+        **{theirs: own[ours] for ours, theirs in layout.sizes.items()},
         **{name: possible[0] for name, possible in layout.computation.items()},
         **dict.fromkeys(layout.biases, config.bias),
         "tie_word_embeddings": config.tie_embeddings,
@@ -104,14 +108,14 @@ def _content(kind: str, layout: Layout, config: GPT2Config, end_of_text: int | N
     }
     if config.positions == "learned":
         return content | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
-    theta = config.scaled_rope_base
+    theta = config.scaled_rope_base(head_dim)
     content.pop("rope_scaling")
     # This base includes rope_factor. transformers before 5 reads rope_theta alone.
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}, "rope_theta": theta}
-    return content | rotary | {"head_dim": config.head_dim}
+    return content | rotary | {"head_dim": head_dim}
 
 
-def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> GPT2Config:
+def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None, where: str | Path) -> DecoderConfig:
     content = {**layout.absent, **dict.fromkeys(layout.biases, False), **content}
     rope = content.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
@@ -129,8 +133,8 @@ def _our_config(layout: Layout, content: dict[str, Any], vocab_rows: int | None,
         raise UserError(f"{where}: {' and '.join(layout.biases)} in {CONFIG}: expected biases in all layers or none.")
     sizes["kv_heads"] = sizes.get("kv_heads") or sizes["heads"]
     sizes["ffn"] = sizes["ffn"] or 4 * sizes["embed"]
-    return GPT2Config(
-        **{"bias": True in biases, **sizes, **layout.ours},
+    return DecoderConfig.of_plain(
+        {"bias": True in biases, **sizes, **layout.ours},
         vocab_rows=round_up(sizes["vocab_size"], 64) if vocab_rows is None else vocab_rows,
         tie_embeddings=content["tie_word_embeddings"],
         rope_base=rope.get("rope_theta", content.get("rope_theta", 10000.0)),

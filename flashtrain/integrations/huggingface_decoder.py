@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from flashtrain.errors import UserError
 from flashtrain.integrations import huggingface_folder as folders
 from flashtrain.integrations.huggingface_layers import Layer, body_of, decoder_layers
-from flashtrain.integrations.huggingface_numbers import HuggingFaceShape, balance_of, flops_per_token, head_of, shape_of
+from flashtrain.integrations.huggingface_numbers import balance_of, flops_per_token, head_of
+from flashtrain.integrations.huggingface_specs import HuggingFaceShape, shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.sharded_sequence import next_positions, sharded_sequence
 from flashtrain.models.trainable import Trainable
@@ -118,8 +119,9 @@ class HuggingFaceDecoder(Trainable):
         # Without a mask a layer is causal only if its is_causal says so; other models are not changed.
         causal = all(getattr(one, "is_causal", True) for one in self.module.modules())
         ours = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation) is attention
-        settle = partial(settled, head_dim=self.shape.head_dim) if causal and ours else None
-        for layer in self.layers:
+        for layer, spec in zip(self.layers, self.shape.layers, strict=True):
+            head_dim = getattr(spec.mixer, "head_dim", None)
+            settle = partial(settled, head_dim=head_dim) if causal and ours and head_dim else None
             layer.compile(settle, **{**options, "fullgraph": False})
         return True
 

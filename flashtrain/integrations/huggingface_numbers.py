@@ -1,80 +1,18 @@
-"""The numbers that a run needs of a transformers model before weights are read: sizes, FLOPs, its head and losses."""
+"""What a run needs of a transformers model before weights are read: its FLOPs, its balancing loss and its head."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
+from flashtrain.integrations.huggingface_layers import body_of
+from flashtrain.integrations.huggingface_specs import EXPERTS, layers_of, learned_positions
 from flashtrain.models.sharded_sequence import sharded_sequence
-from flashtrain.models.trainable import DecoderShape
-
-
-@dataclass(frozen=True)
-class HuggingFaceShape(DecoderShape):
-    """The sizes of a transformers model from which memory and communication are estimated; others: see DecoderShape."""
-
-    vocab_size: int
-    context: int
-    layers: int
-    embed: int
-    heads: int
-    kv_heads: int
-    ffn: int  # inner width of the feed-forward per token, summed over the experts that a token is routed to
-    vocab_rows: int
-    activation: str  # "swiglu" for a gated feed-forward, else "gelu"
-    positions: str
-    head_dim: int
-    frozen: int  # parameters without gradients
-    outside: int  # parameters outside of the layers
-    quantized: int = 0  # frozen parameters that are stored in 4 bits
-    turned_alone: bool = False  # whether the backward needs only the rotated queries and keys
-    pieces_by_autograd: bool = False  # whether autograd computes the feed-forward's chunks; our operator stores less
-
-
-def shape_of(module: Any) -> HuggingFaceShape:
-    """Return the sizes of a transformers decoder, read from its configuration and its modules' names."""
-    config, layers = module.config.get_text_config(), decoder_layers(module)
-    heads = config.num_attention_heads
-    experts = getattr(config, "num_experts_per_tok", None)
-    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
-    if experts:
-        inner = experts * (getattr(config, "moe_intermediate_size", None) or inner)
-        inner += getattr(config, "shared_expert_intermediate_size", None) or 0
-    named = [*layers[-1].named_modules(), *layers[-1].named_parameters()]
-    names = {name.rpartition(".")[2] for name, _ in named}
-    inside = sum(one.numel() for layer in layers for one in layer.parameters())
-    feed_forward = feed_forward_of(layers[-1])
-    normed = any("norm" in name and name.startswith(("q", "k")) for name in names)
-    return HuggingFaceShape(
-        vocab_size=config.vocab_size,
-        context=getattr(config, "max_position_embeddings", None) or 2**31 - 1,
-        layers=len(layers),
-        embed=config.hidden_size,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        ffn=inner,
-        vocab_rows=module.get_output_embeddings().weight.shape[0],
-        activation="swiglu" if names & {"gate_proj", "gate_up_proj", "w3"} else "gelu",
-        positions="learned" if learned_positions(module) is not None else "rotary",
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        frozen=sum(one.numel() for one in module.parameters() if not one.requires_grad),
-        outside=sum(one.numel() for one in module.parameters()) - inside,
-        turned_alone={"q_proj", "k_proj"} <= names and not normed,
-        pieces_by_autograd=feed_forward is None or gated_matrices(feed_forward) is None,
-    )
-
-
-def learned_positions(module: Any) -> Tensor | None:
-    """Return a transformers model's table of learned positions; None where positions are rotary or computed."""
-    tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
-    return next((one for one in tables if one is not module.get_input_embeddings().weight), None)
 
 
 def flops_per_token(module: Any, length: int) -> float:
@@ -86,28 +24,14 @@ def flops_per_token(module: Any, length: int) -> float:
     config = module.config.get_text_config()
     looked_up = {id(module.get_input_embeddings().weight), id(learned_positions(module))}
     looked_up -= {id(module.get_output_embeddings().weight)}
-    of_experts = [getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")]
-    experts = next((one for one in of_experts if one), 1)
+    experts = next((count for name in EXPERTS if (count := getattr(config, name, None))), 1)
     share = (getattr(config, "num_experts_per_tok", None) or experts) / experts
     flops = 0.0
     for name, parameter in module.named_parameters():
         if id(parameter) not in looked_up and parameter.dim() >= 2:
             each = 6.0 if parameter.requires_grad else 4.0
             flops += each * parameter.numel() * (share if ".experts." in name else 1.0)
-    shape = shape_of(module)
-    return flops + 12.0 * shape.heads * shape.head_dim * sum(_seen(config, length))
-
-
-def _seen(config: Any, length: int) -> Iterator[float]:
-    """For each layer the mean number of keys that a token sees in a sequence of `length` tokens."""
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    for kind in kinds:
-        bound = getattr(config, "attention_chunk_size", None) if kind == "chunked_attention" else window
-        if kind == "full_attention" or bound is None or bound >= length:
-            yield length / 2
-        else:
-            yield bound / 2 if kind == "chunked_attention" else bound * (1 - bound / (2 * length))
+    return flops + sum(layer.mixer.flops(length) for layer in layers_of(module))
 
 
 class Balance(NamedTuple):

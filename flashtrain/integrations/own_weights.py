@@ -29,7 +29,8 @@ def save_weights(model: Any, folder: str | Path) -> str:
     """
     for name, (_, module) in MODELS.items():
         if isinstance(model, getattr(models, module)):
-            config = {"format": FORMAT, "model": name, "config": asdict(model.config)}
+            own = model.config.plain() if name == "gpt2" else asdict(model.config)
+            config = {"format": FORMAT, "model": name, "config": own}
             write_folder(folder, config, model.state_dict())
             return OWN
     raise unknown("kind of model to export", type(model).__name__, (module for _, module in MODELS.values()))
@@ -47,4 +48,5 @@ def own_config(content: Mapping[str, Any], kind: str, where: str | Path) -> Any:
         return None
     if content["model"] != kind:
         raise UserError(f"{where} contains a {content['model']}: expected a {kind}.")
-    return getattr(models, MODELS[kind][0])(**content["config"])
+    form = getattr(models, MODELS[kind][0])
+    return form.of_plain(content["config"]) if kind == "gpt2" else form(**content["config"])

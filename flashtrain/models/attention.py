@@ -10,6 +10,7 @@ Shapes: B batch, S sequence, H query heads, K key/value heads, D head dimension 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,6 +42,7 @@ class Attention(nn.Module):
         dropout: Probability of dropping an attention weight in training, in [0, 1).
         attention: "flash" (flashtrain_kernels), "sdpa" (torch's) or "standard" (stores the S x S matrix).
         rotary: Module that rotates queries and keys (B, S, N, D) by positions (B, S), such as RotaryPositions(E // H).
+        window: How many tokens a token sees, itself included (None: all); a mask replaces it, as it does `causal`.
 
     Raises:
         UserError: Sizes do not divide, the attention is unknown, or the dropout is out of range.
@@ -57,6 +59,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         attention: str = "flash",
         rotary: nn.Module | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -70,6 +73,7 @@ class Attention(nn.Module):
         one_of("attention", attention, ATTENTION_FUNCTIONS)
         self.inner = ATTENTION_FUNCTIONS[attention]
         self.rotary = rotary
+        self.window = None if window is None else (window - 1, 0 if causal else window - 1)
         self.scale = self.head_dim**-0.5
         self.qkv = nn.Linear(embed, (heads + 2 * kv_heads) * self.head_dim, bias=bias)
         self.output = nn.Linear(embed, embed, bias=bias)
@@ -104,7 +108,9 @@ class Attention(nn.Module):
         """
         batch, tokens, _ = x.shape
         qkv = self.qkv(x).view(batch, tokens, self.heads + 2 * self.kv_heads, self.head_dim)
-        options = {"causal": self.causal, "scale": self.scale, "dropout": self.active_dropout}
+        options: dict[str, Any] = {"causal": self.causal, "scale": self.scale, "dropout": self.active_dropout}
+        if self.window is not None and (mask is None or isinstance(mask, PackedSequences)):
+            options["window"] = self.window
         sequence = sharded_sequence() if cache is None else None
         plain = self.rotary is None and self.kv_heads == self.heads and cache is None and sequence is None
         if self.attention == "flash" and plain and not isinstance(mask, PackedSequences):

@@ -1,7 +1,8 @@
 """Attention as a function, softmax(q k^T scale) v, in three implementations that agree up to rounding.
 
 - causal is aligned bottom-right: the last query sees every key, as queries after a key/value cache need;
-- a mask (flashtrain_kernels.masks, or a BlockMask) replaces `causal`: it contains its own causal rule;
+- a mask (flashtrain_kernels.masks, or a BlockMask) replaces `causal` and `window`: it contains its own rule;
+- window (left, right): a query sees that many keys before and after its own position, -1 for all of them;
 - grouped-query attention: query head h reads key/value head h // (H // K);
 - dropout is the probability of dropping an attention weight; the others are divided by 1 - dropout. Each function draws
   its own random numbers, so different weights are dropped;
@@ -13,7 +14,7 @@ q (B, Sq, H, D); k and v (B, Sk, K, D); result (B, Sq, H, D).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -21,11 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashtrain.errors import UserError
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.layer_spec import LayerSpec
 from flashtrain_kernels import BlockMask, Documents, Mask, dispatch, flash_attn_func, flash_attn_qkvpacked_func, masks
 from flashtrain_kernels.environment import autocast_dtype
 
 InnerAttention = Callable[..., Tensor]
 AnyMask = Mask | BlockMask
+NO_WINDOW = (-1, -1)
 
 
 class PackedSequences(NamedTuple):
@@ -90,31 +94,55 @@ def block_rows_attention(
 
 
 def flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    mask: AnyMask | None = None,
+    dropout: float = 0.0,
+    window: tuple[int, int] = NO_WINDOW,
 ) -> Tensor:
     """Compute attention by flashtrain_kernels, exactly and in memory linear in S (FlashAttention, Dao et al. 2022)."""
-    out = flash_attn_func(q, k, v, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
+    causal = causal and mask is None
+    out = flash_attn_func(q, k, v, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask)
     return cast(Tensor, out)  # without return_lse it is the output alone
 
 
 def flash_packed_attention(
-    qkv: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+    qkv: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    mask: AnyMask | None = None,
+    dropout: float = 0.0,
+    window: tuple[int, int] = NO_WINDOW,
 ) -> Tensor:
     """Compute flash_attention from one tensor of queries, keys and values, qkv (B, S, 3, H, D), without a copy."""
-    out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal and mask is None, mask=mask)
+    causal = causal and mask is None
+    out = flash_attn_qkvpacked_func(qkv, dropout, softmax_scale=scale, causal=causal, window_size=window, mask=mask)
     return cast(Tensor, out)
 
 
 def sdpa_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    mask: AnyMask | None = None,
+    dropout: float = 0.0,
+    window: tuple[int, int] = NO_WINDOW,
 ) -> Tensor:
     """Compute attention by torch's scaled_dot_product_attention, with an Sq x Sk mask where torch needs one."""
     if takes_block_rows(q, k, v, mask):
         return block_rows_attention(q, k, v, scale=scale, mask=cast(BlockMask, mask), dropout=dropout)
     queries, keys = q.shape[1], k.shape[1]
     # torch aligns is_causal top-left, which is bottom-right only for as many queries as keys.
-    plain_causal = causal and mask is None and queries == keys
-    visible = None if plain_causal else visible_keys(q, k, causal, mask)
+    plain_causal = causal and mask is None and queries == keys and window == NO_WINDOW
+    visible = None if plain_causal else visible_keys(q, k, causal, mask, window)
     unseeing = _queries_without_keys(visible, q, k, mask)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -131,10 +159,18 @@ def sdpa_attention(
 
 
 def standard_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, mask: AnyMask | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    mask: AnyMask | None = None,
+    dropout: float = 0.0,
+    window: tuple[int, int] = NO_WINDOW,
 ) -> Tensor:
     """Compute attention by its formula, which stores the whole Sq x Sk matrix: the baseline of Dao et al. 2022."""
-    visible = visible_keys(q, k, causal, mask)
+    visible = visible_keys(q, k, causal, mask, window)
     unseeing = _queries_without_keys(visible, q, k, mask)
     group = q.shape[2] // k.shape[2]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -183,6 +219,29 @@ def plan_mask(
     return mask.planned(head_dim, dtype, rich=dropout > 0)
 
 
+def layer_masks(
+    mask: AnyMask | None, x: Tensor, layers: Sequence[LayerSpec], *, attention: str, dropout: float = 0.0
+) -> list[AnyMask | None]:
+    """Return the mask of each layer: one planned mask for all attention of the same window and head dimension.
+
+    Args:
+        mask, x, attention, dropout: As plan_mask's.
+        layers: What the layers are.
+    """
+    planned: dict[tuple[int | None, int], AnyMask | None] = {}
+    found = []
+    for mixer in (layer.mixer for layer in layers):
+        if not isinstance(mixer, AttentionSpec) or mask is None:
+            found.append(mask)
+            continue
+        kind = mixer.window, mixer.head_dim
+        if kind not in planned:
+            narrow = mask if mixer.window is None or isinstance(mask, BlockMask) else mask.within(mixer.window - 1)
+            planned[kind] = plan_mask(narrow, x, attention=attention, head_dim=mixer.head_dim, dropout=dropout)
+        found.append(planned[kind])
+    return found
+
+
 def padding_mask(length: int, lengths: Tensor) -> Mask:
     """Make the mask of padded rows, without a causal rule: padding sees no token and is seen by none.
 
@@ -195,12 +254,14 @@ def padding_mask(length: int, lengths: Tensor) -> Mask:
     return masks.document(Documents(torch.zeros_like(ends), ends), causal=False)
 
 
-def visible_keys(q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None) -> Tensor | None:
+def visible_keys(
+    q: Tensor, k: Tensor, causal: bool, mask: AnyMask | None, window: tuple[int, int] = NO_WINDOW
+) -> Tensor | None:
     """Return which keys each query sees, (B or 1, 1 or H, Sq, Sk) bool; None where every query sees every key."""
     if mask is None:
-        if not causal or q.shape[1] == 1:
+        if window == NO_WINDOW and (not causal or q.shape[1] == 1):
             return None
-        mask = masks.causal(q.shape[1], k.shape[1], device=q.device)
+        mask = (masks.causal if causal else masks.full)(q.shape[1], k.shape[1], device=q.device).within(*window)
     visible = mask.dense() if isinstance(mask, BlockMask) else mask.dense()[:, None]
     if visible.shape[2:] != (q.shape[1], k.shape[1]):
         raise UserError(f"a mask of {tuple(visible.shape[2:])} (queries, keys): expected {(q.shape[1], k.shape[1])}.")

@@ -10,7 +10,8 @@ from typing import NamedTuple, get_args
 from flashtrain.errors import one_of
 from flashtrain.models.attention import check_heads
 from flashtrain.models.block import check_shape, round_up
-from flashtrain.models.feed_forward import ACTIVATIONS, GATED
+from flashtrain.models.feed_forward import ACTIVATIONS
+from flashtrain.models.layer_spec import GATED, LayerSpec, layers_alike
 from flashtrain.models.positions import check_rotary
 from flashtrain.settings import options
 
@@ -87,6 +88,12 @@ class BertConfig:
     def head_dim(self) -> int:
         """The width D of one attention head."""
         return self.embed // self.heads
+
+    @property
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """The layers, which are all alike."""
+        sizes = (self.layers, self.embed, self.heads, self.heads, self.ffn, self.activation)
+        return layers_alike(*sizes, rotary=self.positions != "learned", norms=self.norm_place)
 
     @classmethod
     def of_size(

@@ -5,13 +5,15 @@ Shapes: B batch, S sequence, T packed tokens, N packed sequences, E embedding wi
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import one_of
 from flashtrain.models.attention_functions import AnyMask, PackedSequences, padding_mask, plan_mask
 from flashtrain.models.bert_config import BertConfig
-from flashtrain.models.block import Block, PostNormBlock, make_blocks, normalization, start_normal
+from flashtrain.models.block import make_blocks, normalization, start_normal
 from flashtrain.models.positions import LearnedPositions, RotaryPositions
 from flashtrain_kernels import Mask, dispatch, documents_from_cu_seqlens, masks
 from flashtrain_kernels.environment import autocast_dtype
@@ -40,9 +42,16 @@ class BertEncoder(nn.Module):
         self.segment_embedding = nn.Embedding(config.segments, config.embed) if config.segments else None
         self.embedding_norm = self._norm() if post else None
         self.dropout = nn.Dropout(config.dropout)
-        rotary = None if learned else RotaryPositions(config.head_dim, config.rope_base)
-        kind = PostNormBlock if post else Block
-        self.blocks = make_blocks(config, causal=False, attention=attention, rotary=rotary, kind=kind)
+        self.blocks = make_blocks(
+            config.layer_specs,
+            config.embed,
+            bias=config.bias,
+            dropout=config.dropout,
+            epsilon=config.epsilon,
+            causal=False,
+            attention=attention,
+            rotary=partial(RotaryPositions, base=config.rope_base),
+        )
         self.final_norm = None if post else self._norm()
         start_normal(self)
 

@@ -1,4 +1,4 @@
-"""One Transformer layer: attention, norms and a feed-forward.
+"""One layer: a mixer (such as attention), norms and a feed-forward.
 
 Shapes: B batch, S sequence, E embedding width.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from flashtrain.errors import at_least, between, one_of
 from flashtrain.models.activation_checkpointing import MemorySavings, checkpointed
-from flashtrain.models.attention import Attention
 from flashtrain.models.attention_functions import AnyMask, PackedSequences
 from flashtrain.models.feed_forward import FeedForward
-from flashtrain.models.key_value_cache import LayerCache
+from flashtrain.models.layer_spec import LayerSpec
+from flashtrain.models.mixer import Mixer, Rotary
 
 NORMS = ("layernorm", "rmsnorm")
 EPSILON = 1e-5  # GPT-2's
@@ -66,40 +66,41 @@ def round_up(number: int, multiple: int) -> int:
 
 
 class Block(nn.Module):
-    """Pre-norm Transformer block (GPT-2): x + attention(norm(x)), then x + feed_forward(norm(x)).
+    """Pre-norm block (GPT-2): x + mixer(norm(x)), then x + feed_forward(norm(x)).
+
+    The submodules of the mixer and its norm have the mixer's kind in their names: `attention`, `attention_norm`.
 
     Args:
-        embed, heads, kv_heads, causal, attention, rotary: See Attention.
-        ffn: Width inside the feed-forward.
+        embed: Width E.
+        layer: The mixer and the feed-forward.
         norm: "layernorm" or "rmsnorm".
-        activation: A name in feed_forward.ACTIVATIONS.
         bias: Whether projections and LayerNorm have biases.
         dropout: Dropout probability for attention weights and for both branches before they are added.
+        causal, attention: See Attention.
+        rotary: Makes the module that rotates queries and keys of a head dimension (None: no layer rotates them).
     """
 
     def __init__(
         self,
         embed: int,
-        heads: int,
-        kv_heads: int | None = None,
+        layer: LayerSpec,
         *,
-        ffn: int,
         norm: str = "layernorm",
-        activation: str = "gelu",
         bias: bool = True,
         dropout: float = 0.0,
         causal: bool = True,
         attention: str = "flash",
-        rotary: nn.Module | None = None,
+        rotary: Rotary | None = None,
         epsilon: float = EPSILON,
     ) -> None:
         super().__init__()
-        self.attention_norm = normalization(norm, embed, bias, epsilon)
-        self.attention = Attention(
-            embed, heads, kv_heads, causal=causal, bias=bias, dropout=dropout, attention=attention, rotary=rotary
-        )
+        self.layer = layer
+        kind, inner = layer.mixer.kind, layer.feed_forward
+        options = {"causal": causal, "bias": bias, "dropout": dropout, "attention": attention}
+        self.add_module(f"{kind}_norm", normalization(norm, embed, bias, epsilon))
+        self.add_module(kind, layer.mixer.make(embed, rotary=rotary, **options))
         self.feed_forward_norm = normalization(norm, embed, bias, epsilon)
-        self.feed_forward = FeedForward(embed, ffn, activation, bias)
+        self.feed_forward = FeedForward(embed, inner.width, inner.activation, bias)
         self.dropout = nn.Dropout(dropout)
         self.savings = MemorySavings()
         self._compiled: Callable[..., Tensor] | None = None
@@ -110,19 +111,29 @@ class Block(nn.Module):
         *,
         positions: Tensor | None = None,
         mask: AnyMask | PackedSequences | None = None,
-        cache: LayerCache | None = None,
+        cache: Any = None,
     ) -> Tensor:
-        """Compute the block's output (B, S, E) from x (B, S, E); positions, mask, cache: see Attention.forward."""
+        """Compute the block's output (B, S, E) from x (B, S, E); positions, mask, cache: see Mixer."""
         compute = self.compute if self._compiled is None or cache is not None else self._compiled
         if self.savings.checkpointing == "none" or cache is not None or not torch.is_grad_enabled():
             return compute(x, positions=positions, mask=mask, cache=cache)
-        dropout = self.attention.active_dropout
+        dropout = self.mixer.active_dropout
         return checkpointed(compute, x, savings=self.savings, dropout=dropout, positions=positions, mask=mask)
 
     def compute(self, x: Tensor, **options: Any) -> Tensor:
-        """Compute the block without activation checkpointing; options: keyword arguments of Attention.forward."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), **options))
+        """Compute the block without activation checkpointing; options: the mixer's keyword arguments."""
+        x = x + self.dropout(self.mixer(self.mixer_norm(x), **options))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+    @property
+    def mixer(self) -> Mixer:
+        """The layer's mixer."""
+        return cast(Mixer, self._modules[self.layer.mixer.kind])
+
+    @property
+    def mixer_norm(self) -> nn.Module:
+        """The norm before the mixer (post-norm: after it)."""
+        return cast(nn.Module, self._modules[f"{self.layer.mixer.kind}_norm"])
 
     def save_memory(self, savings: MemorySavings) -> None:
         """Use these memory options (activation checkpointing, offloading, chunks) from now on."""
@@ -135,7 +146,7 @@ class Block(nn.Module):
 
     def residual_projections(self) -> tuple[nn.Linear, nn.Linear]:
         """Return the two layers that write into the residual stream (GPT-2 initializes them smaller in deep models)."""
-        return self.attention.output, self.feed_forward.down
+        return self.mixer.output, self.feed_forward.down
 
 
 class PostNormBlock(Block):
@@ -145,35 +156,13 @@ class PostNormBlock(Block):
     """
 
     def compute(self, x: Tensor, **options: Any) -> Tensor:
-        """Compute norm(x + attention(x)), then norm(x + feed_forward(x)), from x (B, S, E) to (B, S, E)."""
+        """Compute norm(x + mixer(x)), then norm(x + feed_forward(x)), from x (B, S, E) to (B, S, E)."""
         dtype = x.dtype
-        x = self.attention_norm(x + self.dropout(self.attention(x, **options))).to(dtype)
+        x = self.mixer_norm(x + self.dropout(self.mixer(x, **options))).to(dtype)
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))).to(dtype)
 
 
-def make_blocks(
-    config: Any, *, causal: bool, attention: str, rotary: nn.Module | None, kind: type[Block] = Block
-) -> nn.ModuleList:
-    """Make the blocks of a model.
-
-    Args:
-        config: The model's configuration, with `layers` and Block's arguments; missing ones have Block's defaults.
-        causal, attention, rotary: See Attention.
-        kind: Block or PostNormBlock.
-    """
-    names = ("kv_heads", "norm", "bias", "epsilon")
-    given = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return nn.ModuleList(
-        kind(
-            config.embed,
-            config.heads,
-            ffn=config.ffn,
-            activation=config.activation,
-            dropout=config.dropout,
-            causal=causal,
-            attention=attention,
-            rotary=rotary,
-            **given,
-        )
-        for _ in range(config.layers)
-    )
+def make_blocks(layers: Iterable[LayerSpec], embed: int, **options: Any) -> nn.ModuleList:
+    """Make a block of each layer, pre-norm or post-norm as it says; options: Block's keyword arguments."""
+    kinds = {"pre": Block, "post": PostNormBlock}
+    return nn.ModuleList(kinds[layer.norms](embed, layer, **options) for layer in layers)

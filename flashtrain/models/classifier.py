@@ -10,6 +10,7 @@ Shapes: B batch, S sequence, E embedding width, M masked tokens per row, C rows 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -74,7 +75,15 @@ class Classifier(nn.Module):
         self.position_embedding = LearnedPositions(config.length, embed) if config.positions == "learned" else None
         self.mask_embedding = nn.Parameter(torch.empty(embed)) if config.grey_bins else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, causal=False, attention=attention, rotary=_rotary(config))
+        self.blocks = make_blocks(
+            config.layer_specs,
+            embed,
+            norm=config.norm,
+            dropout=config.dropout,
+            causal=False,
+            attention=attention,
+            rotary=partial(_rotary, config),
+        )
         self.final_norm = normalization(config.norm, embed, True)
         self.pooling = AttentionPooling(embed) if config.pooling == "attention" else None
         self.head = nn.Sequential(
@@ -250,12 +259,10 @@ class Classifier(nn.Module):
         return self.pattern()
 
 
-def _rotary(config: ClassifierConfig) -> nn.Module | None:
+def _rotary(config: ClassifierConfig, head_dim: int) -> nn.Module:
     if config.positions == "axial":
-        return AxialRotaryPositions(config.head_dim, math.isqrt(config.length), config.angle_base)
-    if config.positions == "rotary":
-        return RotaryPositions(config.head_dim, config.angle_base)
-    return None
+        return AxialRotaryPositions(head_dim, math.isqrt(config.length), config.angle_base)
+    return RotaryPositions(head_dim, config.angle_base)
 
 
 def _rows(tokens: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -9,6 +9,7 @@ from flashtrain.models.attention import check_heads
 from flashtrain.models.block import NORMS, check_shape
 from flashtrain.models.block_pattern import BLOCK, DENSE, PATTERNS, TILED
 from flashtrain.models.feed_forward import ACTIVATIONS
+from flashtrain.models.layer_spec import LayerSpec, layers_alike
 from flashtrain.models.positions import AXIAL_BASE, check_rotary
 
 POOLINGS = ("mean", "max", "attention")
@@ -101,6 +102,12 @@ class ClassifierConfig:
     def head_dim(self) -> int:
         """The width of one attention head."""
         return self.embed // self.heads
+
+    @property
+    def layer_specs(self) -> tuple[LayerSpec, ...]:
+        """The layers, which are all alike."""
+        sizes = (self.layers, self.embed, self.heads, self.heads, self.ffn, self.activation)
+        return layers_alike(*sizes, rotary=self.positions != "learned")
 
     @property
     def angle_base(self) -> float:

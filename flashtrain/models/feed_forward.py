@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from flashtrain.models.layer_spec import GATED
 from flashtrain_kernels import gelu_feed_forward
 from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.loss_head import add_product
@@ -25,7 +26,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swiglu": F.silu,  # Shazeer 2020, "GLU Variants Improve Transformer"
     "geglu": F.gelu,  # Shazeer 2020, with the exact GELU as in ModernBERT
 }
-GATED = ("swiglu", "geglu")  # the activation of one half of `up`, the gate, times the other half
 
 _DEVICES = ("cpu", "cuda")
 _WEIGHTS = "Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, str activation, SymInt chunk"

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al. 2019) and, from the same block, a Llama-style decoder ("llama").
 
-    config = GPT2Config.of_size("124m", vocab_size=50257, context=1024)
+    config = DecoderConfig.of_size("124m", vocab_size=50257, context=1024)
     model = GPT2(config, attention="flash")
     loss = model.loss(tokens, labels)               # tokens, labels (B, S) int64; labels[b, s] follows tokens[b, s]
 
@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashtrain.errors import one_of
-from flashtrain.models.attention_functions import AnyMask, plan_mask
+from flashtrain.models.attention_functions import AnyMask, layer_masks
 from flashtrain.models.block import INITIAL_STD, Block, make_blocks, normalization, start_normal
-from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.gpt2_config import DecoderConfig
 from flashtrain.models.key_value_cache import KeyValueCache
 from flashtrain.models.positions import LearnedPositions, RotaryPositions, check_learned
 from flashtrain.models.sharded_sequence import next_positions
@@ -45,7 +45,7 @@ class GPT2(Trainable):
 
     generates = True
 
-    def __init__(self, config: GPT2Config, attention: str = "flash", residual: str = "compute") -> None:
+    def __init__(self, config: DecoderConfig, attention: str = "flash", residual: str = "compute") -> None:
         super().__init__()
         one_of("residual", residual, RESIDUALS)
         self.residual = residual
@@ -54,15 +54,22 @@ class GPT2(Trainable):
         self.token_embedding = nn.Embedding(config.vocab_rows, config.embed)
         learned = config.positions == "learned"
         self.position_embedding = LearnedPositions(config.context, config.embed) if learned else None
-        rotary = None if learned else RotaryPositions(config.head_dim, config.scaled_rope_base)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = make_blocks(config, causal=True, attention=attention, rotary=rotary)
+        self.blocks = make_blocks(
+            config.layers,
+            config.embed,
+            norm=config.norm,
+            bias=config.bias,
+            dropout=config.dropout,
+            attention=attention,
+            rotary=lambda head_dim: RotaryPositions(head_dim, config.scaled_rope_base(head_dim)),
+        )
         self.final_norm = normalization(config.norm, config.embed, config.bias)
         self.head = None if config.tie_embeddings else nn.Linear(config.embed, config.vocab_rows, bias=False)
         self.reset_parameters()
 
     @property
-    def shape(self) -> GPT2Config:
+    def shape(self) -> DecoderConfig:
         return self.config
 
     def reset_parameters(self) -> None:
@@ -71,7 +78,7 @@ class GPT2(Trainable):
         for module in self.modules():
             if isinstance(module, Block):
                 for projection in module.residual_projections():
-                    nn.init.normal_(projection.weight, std=INITIAL_STD / math.sqrt(2 * self.config.layers))
+                    nn.init.normal_(projection.weight, std=INITIAL_STD / math.sqrt(2 * len(self.blocks)))
 
     def forward(
         self,
@@ -116,10 +123,10 @@ class GPT2(Trainable):
         if self.residual == "compute":
             x = x.to(autocast_dtype(x.device.type) or x.dtype)
         dropout = self.config.dropout if self.training else 0.0
-        mask = plan_mask(mask, x, attention=self.attention, head_dim=self.config.head_dim, dropout=dropout)
-        for index, block in enumerate(self.blocks):
+        masks = layer_masks(mask, x, self.config.layers, attention=self.attention, dropout=dropout)
+        for index, (block, of_layer) in enumerate(zip(self.blocks, masks, strict=True)):
             layer_cache = cache.layers[index] if cache is not None else None
-            x = block(x, positions=positions, mask=mask, cache=layer_cache)
+            x = block(x, positions=positions, mask=of_layer, cache=layer_cache)
         return self.final_norm(x)
 
     @property
@@ -165,7 +172,8 @@ class GPT2(Trainable):
 
     def new_cache(self, tokens: int | None = None) -> KeyValueCache:
         """Make an empty cache for `tokens` tokens (None: the context); the first append allocates its memory."""
-        return KeyValueCache(self.config.layers, self.config.context if tokens is None else tokens)
+        tokens = self.config.context if tokens is None else tokens
+        return KeyValueCache(layer.mixer.new_cache(tokens) for layer in self.config.layers)
 
     def flops_per_token(self, context: int | None = None) -> float:
         """Return the FLOPs of forward and backward for one token in a sequence of `context` tokens (None: config's).
@@ -181,4 +189,4 @@ class GPT2(Trainable):
         if self.head is not None:
             multiplied -= self.token_embedding.weight.numel()
         length = config.context if context is None else context
-        return 6.0 * multiplied + 12.0 * config.layers * config.heads * config.head_dim * length / 2
+        return 6.0 * multiplied + sum(layer.mixer.flops(length) for layer in config.layers)

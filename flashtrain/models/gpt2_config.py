@@ -1,15 +1,19 @@
-"""The shape of a decoder: GPT-2's published sizes (Radford et al. 2019) and Llama-style ones of the same sizes."""
+"""The configuration of a decoder, and the named sizes: GPT-2's (Radford et al. 2019), and Llama-style ones as large."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple, get_args
 
-from flashtrain.errors import UserError, one_of
+from flashtrain.errors import UserError, at_least, one_of
 from flashtrain.models.attention import check_heads
+from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.block import NORMS, check_shape, round_up
 from flashtrain.models.feed_forward import ACTIVATIONS
+from flashtrain.models.layer_pattern import layers_of_pattern
+from flashtrain.models.layer_spec import FeedForwardSpec, LayerSpec, layer_of, layers_alike, mixers
 from flashtrain.models.positions import check_rotary, rotary_base_for
 from flashtrain.models.trainable import DecoderShape
 from flashtrain.settings import options
@@ -38,15 +42,17 @@ SIZES = {
 
 
 @dataclass(frozen=True)
-class GPT2Config(DecoderShape):
-    """The configuration of a GPT2; with the weights it is enough to rebuild the model.
+class DecoderConfig(DecoderShape):
+    """The configuration of a decoder; with the weights it is enough to rebuild the model.
 
     Args:
         vocab_size: Number of tokens in the vocabulary.
         vocab_rows: Rows of the embedding table, at least vocab_size (a multiple of 64 is faster); further rows are
             never predicted.
         context: Longest sequence in tokens, a limit with learned positions only.
-        ffn: Width inside the feed-forward.
+        embed: Width E.
+        layers: What each layer is made of.
+        positions: "learned" (a table), or "rotary" (in the layers that say so).
         dropout: Dropout probability for embeddings, attention weights and both branches of a block.
         rope_base: Base of the rotary angles in the original training.
         rope_factor: How many times longer the context is than in the original training; it raises the base
@@ -59,39 +65,82 @@ class GPT2Config(DecoderShape):
     vocab_size: int
     vocab_rows: int
     context: int
-    layers: int
-    heads: int
-    kv_heads: int
     embed: int
-    ffn: int
+    layers: tuple[LayerSpec, ...]
     positions: str = "learned"
     norm: str = "layernorm"
-    activation: str = "gelu"
     bias: bool = True
     dropout: float = 0.0
     tie_embeddings: bool = True
     rope_base: float = 10000.0
     rope_factor: float = 1.0
 
+    frozen: ClassVar[int] = 0  # type: ignore[misc]
+    quantized: ClassVar[int] = 0  # type: ignore[misc]
+
     def __post_init__(self) -> None:
-        names = {"positions": POSITIONS, "norm": NORMS, "activation": ACTIVATIONS}
-        check_shape(self, ("vocab_size", "context", "layers", "ffn"), names)
-        head_dim = check_heads(self.embed, self.heads, self.kv_heads)
-        if self.positions == "rotary":
-            check_rotary(head_dim, self.rope_base)
-            rotary_base_for(self.rope_base, self.rope_factor, head_dim)
-        elif self.rope_factor != 1:
+        check_shape(self, ("vocab_size", "context"), {"positions": POSITIONS, "norm": NORMS})
+        at_least("layers", len(self.layers), 1)
+        for layer in dict.fromkeys(self.layers):
+            at_least("ffn", layer.feed_forward.width, 1)
+            one_of("activation", layer.feed_forward.activation, ACTIVATIONS)
+        for mixer in dict.fromkeys(mixers(self.layers, AttentionSpec)):
+            head_dim = check_heads(self.embed, mixer.heads, mixer.kv_heads)
+            if mixer.rotary:
+                check_rotary(head_dim, self.rope_base)
+                self.scaled_rope_base(head_dim)
+        if self.positions != "rotary" and self.rope_factor != 1:
             raise UserError(f"rope_factor={self.rope_factor:g} with learned positions. Set positions=rotary.")
 
     @property
-    def head_dim(self) -> int:  # type: ignore[override]
-        """The width D of one attention head."""
-        return self.embed // self.heads
+    def outside(self) -> int:  # type: ignore[override]
+        """Parameters outside the layers: of the embedding table and of learned positions."""
+        return (self.vocab_rows + (self.context if self.positions == "learned" else 0)) * self.embed
 
     @property
-    def scaled_rope_base(self) -> float:
-        """The base of the rotary angles, rope_factor included."""
-        return rotary_base_for(self.rope_base, self.rope_factor, self.head_dim)
+    def alike(self) -> LayerSpec | None:
+        """The layer that every layer is, if it is attention to all tokens; None where layers differ."""
+        first = self.layers[0]
+        mixer = first.mixer
+        whole = (
+            isinstance(mixer, AttentionSpec) and mixer.window is None and mixer.rotary == (self.positions == "rotary")
+        )
+        return first if whole and len(set(self.layers)) == 1 else None
+
+    def scaled_rope_base(self, head_dim: int) -> float:
+        """Return the base of the rotary angles, rope_factor included."""
+        return rotary_base_for(self.rope_base, self.rope_factor, head_dim)
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values for a file, of which `of_plain` makes the configuration again.
+
+        Layers that are all alike are their number and their sizes, as files had them before layers could differ.
+        """
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        alike = self.alike
+        if alike is None:
+            return {**own, "layers": [layer.plain() for layer in self.layers]}
+        heads = {name: getattr(alike.mixer, name) for name in ("heads", "kv_heads")}
+        inner = {"ffn": alike.feed_forward.width, "activation": alike.feed_forward.activation}
+        return {**own, "layers": len(self.layers), **heads, **inner}
+
+    @classmethod
+    def of_plain(cls, values: Mapping[str, Any], **changes: Any) -> DecoderConfig:
+        """Make a configuration of the values of `plain`, with some of them changed. UserError: they do not fit."""
+        own = {**values, **changes}
+        if isinstance(own["layers"], int):
+            sizes = (own.pop(name) for name in ("heads", "kv_heads", "ffn"))
+            heads, kv_heads, ffn = sizes
+            check_heads(own["embed"], heads, kv_heads)
+            options = {"activation": own.pop("activation", "gelu"), "rotary": own.get("positions") == "rotary"}
+            own["layers"] = layers_alike(own["layers"], own["embed"], heads, kv_heads, ffn, **options)
+        else:
+            own["layers"] = tuple(layer_of(layer) for layer in own["layers"])
+        return cls(**own)
+
+    def changed(self, **changes: Any) -> DecoderConfig:
+        """Return the configuration with other values, named as `plain` names them."""
+        return self.of_plain(self.plain(), **changes)
 
     @classmethod
     def of_size(
@@ -106,7 +155,13 @@ class GPT2Config(DecoderShape):
         dropout: float = 0.0,
         rope_base: float | None = None,
         rope_factor: float | None = None,
-    ) -> GPT2Config:
+        layers: int | None = None,
+        width: int | None = None,
+        heads: int | None = None,
+        kv_heads: int | None = None,
+        ffn: int | None = None,
+        pattern: Sequence[str] = ("full",),
+    ) -> DecoderConfig:
         """Make the configuration of a named size; the output head is tied to the embedding table.
 
         Args:
@@ -114,10 +169,13 @@ class GPT2Config(DecoderShape):
             family: "gpt2", or "llama" (RMSNorm, SwiGLU, rotary positions, grouped-query, no biases).
             vocab_rows: Rows of the embedding table (None: vocab_size rounded up to a multiple of 64).
             positions: "learned" or "rotary" (None: the family's).
-            rope_base, rope_factor: As GPT2Config's, for rotary positions only (None: 10000 and 1).
+            rope_base, rope_factor: As DecoderConfig's, for rotary positions only (None: 10000 and 1).
+            layers, width, heads, kv_heads, ffn: Sizes in place of those of the named size.
+            pattern: The mixers of the layers, which it is repeated over (layer_pattern.py).
 
         Raises:
-            UserError: The size or family is unknown, or rope_base or rope_factor is given with learned positions.
+            UserError: A size, family or mixer is unknown, sizes do not fit together, or rope_base or rope_factor is
+                given with learned positions.
         """
         one_of("model size", size, SIZES)
         one_of("model family", family, FAMILIES)
@@ -126,21 +184,26 @@ class GPT2Config(DecoderShape):
         positions = positions or ("rotary" if llama else "learned")
         if rope_base is not None and positions != "rotary":
             raise UserError(f"rope_base={rope_base:g} with {positions} positions. Set positions=rotary.")
+        embed, heads = width or row.embed, heads or row.heads
+        if kv_heads is None:  # the size's own share of the heads, as far as it divides them
+            kv_heads = math.gcd(heads, row.llama_kv_heads) if llama else heads
+        # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
+        ffn = ffn or (round_up(math.ceil(embed * 8 / 3), 128) if llama else 4 * embed)
+        attention = AttentionSpec(heads, kv_heads, check_heads(embed, heads, kv_heads), rotary=positions == "rotary")
+        inner = FeedForwardSpec(ffn, "swiglu" if llama else "gelu")
         return cls(
             vocab_size=vocab_size,
             vocab_rows=round_up(vocab_size, 64) if vocab_rows is None else vocab_rows,
             context=context,
-            layers=row.layers,
-            heads=row.heads,
-            kv_heads=row.llama_kv_heads if llama else row.heads,
-            embed=row.embed,
-            # SwiGLU has three matrices for GELU's two: 8/3 E instead of 4 E keeps the parameters equal.
-            ffn=round_up(math.ceil(row.embed * 8 / 3), 128) if llama else 4 * row.embed,
+            embed=embed,
+            layers=layers_of_pattern(pattern, layers or row.layers, attention, inner),
             positions=positions,
             norm="rmsnorm" if llama else "layernorm",
-            activation="swiglu" if llama else "gelu",
             bias=not llama,
             dropout=dropout,
             rope_base=10000.0 if rope_base is None else rope_base,
             rope_factor=1.0 if rope_factor is None else rope_factor,
         )
+
+
+GPT2Config = DecoderConfig  # its name when every decoder was a GPT-2

@@ -5,6 +5,9 @@ Shapes: B batch, S new tokens, K key/value heads, D head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor
 
 from flashtrain.errors import UserError
@@ -45,15 +48,14 @@ class LayerCache:
 
 
 class KeyValueCache:
-    """One LayerCache per layer. Pass it to every call of a model's forward, with only the new tokens each time.
+    """One cache per layer. Pass it to every call of a model's forward, with only the new tokens each time.
 
     Args:
-        layers: The number of layers of the model.
-        context: The number of tokens for which the cache has room.
+        layers: What each mixer's spec made (new_cache), such as a LayerCache.
     """
 
-    def __init__(self, layers: int, context: int) -> None:
-        self.layers = [LayerCache(context) for _ in range(layers)]
+    def __init__(self, layers: Iterable[Any]) -> None:
+        self.layers = list(layers)
 
     @property
     def length(self) -> int:

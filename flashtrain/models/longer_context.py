@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from flashtrain.errors import UserError
-from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.gpt2_config import DecoderConfig
 
 POSITION_TABLE = "position_embedding.weight"
 
 
 def with_context(
-    config: GPT2Config,
+    config: DecoderConfig,
     state_dict: dict[str, Tensor],
     context: int,
     *,
     interpolate: bool = False,
     rope_base: float | None = None,
     rope_factor: float | None = None,
-) -> tuple[GPT2Config, dict[str, Tensor]]:
+) -> tuple[DecoderConfig, dict[str, Tensor]]:
     """Adapt a trained decoder's configuration and state dict to sequences of up to `context` tokens; return both.
 
     Args:

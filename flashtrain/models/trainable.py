@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.attention import Attention
 from flashtrain.models.block import Block
+from flashtrain.models.layer_spec import LayerSpec
 
 if TYPE_CHECKING:
     from flashtrain.models.key_value_cache import KeyValueCache
@@ -25,19 +27,22 @@ if TYPE_CHECKING:
 
 
 class DecoderShape:
-    """The sizes of a decoder from which memory and communication are estimated (such as a GPT2Config)."""
+    """What a decoder is made of: from it memory, FLOPs and communication are counted (such as a DecoderConfig)."""
 
     vocab_size: int
     vocab_rows: int  # of the embedding table
     context: int
-    layers: int
     embed: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int  # width inside the feed-forward
-    activation: str  # of the feed-forward, a name in feed_forward.ACTIVATIONS
+    layers: tuple[LayerSpec, ...]
     positions: str  # "learned" or "rotary"
+    outside: int  # parameters outside the layers
+    frozen: int  # parameters without gradients
+    quantized: int  # of them, those stored in 4 bits
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values that a checkpoint stores, by which another model's is detected."""
+        own = asdict(self) if is_dataclass(self) else {}
+        return {**own, "layers": [layer.plain() for layer in self.layers]}
 
 
 # Methods that every model needs, with their signatures for messages.

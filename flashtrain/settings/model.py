@@ -12,7 +12,8 @@ from flashtrain.settings.training import no_options
 
 _OF_TRANSFORMERS = ("path", "config", "adapter")
 _OF_ADAPTERS = ("adapter_rank", "adapter_alpha", "adapter_targets", "adapter_dropout", "quantize")
-_OF_OUR_DECODERS = ("size", "positions", "dropout", "vocab_rows", "interpolate_positions")
+OWN_SIZES = ("layers", "width", "heads", "kv_heads", "ffn", "pattern")
+_OF_OUR_DECODERS = ("size", *OWN_SIZES, "positions", "dropout", "vocab_rows", "interpolate_positions")
 
 
 @dataclass
@@ -21,6 +22,13 @@ class ModelSettings:
 
     name: str = "gpt2"  # the decoder: gpt2, llama, plain, huggingface, or a registered one
     size: str = option("124m", DecoderSize, others=True)  # layers, heads and width of flashtrain's own decoders
+    layers: int | None = None  # number of layers of flashtrain's own decoders; null: the size's, as the next four
+    width: int | None = None  # embedding width
+    heads: int | None = None  # query heads of a layer
+    kv_heads: int | None = None  # key/value heads of a layer
+    ffn: int | None = None  # width inside the feed-forward; null: 4 times the width, of llama 8/3 times
+    # What the layers are, repeated: full, window:TOKENS, nope (without positions), or a registered mixer.
+    pattern: Any = field(default_factory=lambda: ["full"])
     # How positions of tokens are encoded; null: the family's own.
     positions: str | None = option(None, Positions, others=True)
     dropout: float = 0.0  # probability of dropping embeddings, attention weights and outputs of a block's two branches
@@ -47,7 +55,14 @@ class ModelSettings:
     def label(self) -> str:
         """A short name: family and size, such as gpt2-124m, or a transformers model's folder, name or type."""
         given = self.path or self.config
-        return f"{self.name}-{self.size}" if given is None else Path(given.removesuffix("/config.json")).name
+        if given is not None:
+            return Path(given.removesuffix("/config.json")).name
+        size, sizes = self.size, ("layers", "width", "heads", "kv_heads", "ffn")
+        if self.layers is not None and self.width is not None:
+            size, sizes = f"{self.layers}x{self.width}", sizes[2:]
+        own = [f"{name}{value}" for name in sizes if (value := getattr(self, name)) is not None]
+        pattern = [] if self.pattern == ["full"] else ["+".join(map(str, self.pattern)).replace(":", "")]
+        return "-".join([self.name, size, *own, *pattern])
 
     def target_names(self) -> list[str]:
         """Return adapter_targets as a list of layer names. Raises UserError unless it is a list or a text."""
@@ -73,7 +88,10 @@ class ModelSettings:
             one_of("model.size", self.size, get_args(DecoderSize))
             one_of("model.positions", self.positions or "learned", get_args(Positions))
         between("model.dropout", self.dropout, 0.0, 1.0, include_high=False)
-        at_least("model.vocab_rows", self.vocab_rows, 1)
+        for name in ("vocab_rows", "layers", "width", "heads", "kv_heads", "ffn"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        if not isinstance(self.pattern, list) or not self.pattern:
+            raise UserError(f"model.pattern={self.pattern}. Expected a list of layers: [window:1024,window:1024,full].")
 
     def _check_used(self) -> None:
         """Raise UserError for a setting that this kind of model, or a model without an adapter, does not use."""

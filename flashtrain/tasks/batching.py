@@ -7,12 +7,11 @@ from typing import Any
 
 from flashtrain.errors import UserError
 from flashtrain.models.activation_checkpointing import MemorySavings
-from flashtrain.models.feed_forward import GATED
 from flashtrain.models.trainable import DecoderShape, Trainable, inner
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks.context_run import check_model, exchange_bytes_of
 from flashtrain.training.hardware import Hardware
-from flashtrain.training.memory import FREE_SHARE, GIB, BlockShape, MemoryEstimate, estimate_memory
+from flashtrain.training.memory import FREE_SHARE, GIB, Blocks, MemoryEstimate, estimate_memory
 from flashtrain.training.memory_choice import (
     AUTO,
     Batching,
@@ -104,23 +103,14 @@ def choose_micro_batch(
 
 def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: DecoderShape) -> Estimate:
     """Return a function that estimates the memory of this training for any micro-batch and memory savings."""
-    # Parameters outside the blocks of a model that does not give their number: embedding and learned positions.
-    tables = (shape.vocab_rows + (shape.context if shape.positions == "learned" else 0)) * shape.embed
     samples, ranks = settings.samples_per_step // settings.data_ranks, settings.trainer.ranks
     sharded, parameters, sharding = settings.shards_weights, model.parameter_count(), settings.sharding
     dense = hardware.attention == "sdpa" and settings.applied_mask.documents
     attention = "masked" if dense else hardware.attention
-    blocks = BlockShape(
-        shape.layers,
-        shape.embed,
-        shape.heads,
-        shape.ffn,
-        gated=shape.activation in GATED,
-        rotary=shape.positions == "rotary" and not getattr(shape, "turned_alone", False),
-        residual=model.residual,
-        kv_width=shape.kv_heads * shape.head_dim,
-        query_width=shape.heads * shape.head_dim,
-    )
+    largest = 0
+    if len(set(shape.layers)) > 1:
+        largest = max(sum(one.numel() for one in block.parameters()) for block in model.blocks)
+    blocks = Blocks(shape.embed, shape.layers, residual=model.residual, largest=largest)
 
     def estimate(micro_batch: int, savings: MemorySavings) -> MemoryEstimate:
         return estimate_memory(
@@ -130,13 +120,12 @@ def estimator(settings: Settings, hardware: Hardware, model: Trainable, shape: D
             context=settings.context,
             micro_batch=micro_batch,
             savings=savings,
-            frozen=getattr(shape, "frozen", 0),
-            quantized=getattr(shape, "quantized", 0),
-            outside=getattr(shape, "outside", tables),
+            frozen=shape.frozen,
+            quantized=shape.quantized,
+            outside=shape.outside,
             states=settings.optimizer.states,
             precision=hardware.precision,
             compiled=compiles(settings, hardware),
-            chunks_by_autograd=getattr(shape, "pieces_by_autograd", False),
             attention=attention,
             master_weights=settings.optimizer.master_weights and not sharded,
             shards=ranks if sharded else 1,
@@ -179,11 +168,9 @@ def room(settings: Settings, hardware: Hardware) -> Room:
     return Room(device, None if host is None else host // settings.trainer.devices)
 
 
-def encoder_shape(config: Any, **own: Any) -> BlockShape:
-    """Return the BlockShape to estimate the memory of a BertConfig or ClassifierConfig by; `own`: further fields."""
-    sizes = (config.layers, config.embed, config.heads, config.ffn)
-    rotary, dropout = config.positions != "learned", config.dropout > 0
-    return BlockShape(*sizes, gated=config.activation in GATED, rotary=rotary, dropout=dropout, **own)
+def encoder_blocks(config: Any, **own: Any) -> Blocks:
+    """Return the blocks to estimate the memory of a BertConfig or ClassifierConfig by; `own`: further fields."""
+    return Blocks(config.embed, config.layer_specs, dropout=config.dropout > 0, **own)
 
 
 def memory_words(batching: Batching) -> str:

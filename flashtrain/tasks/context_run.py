@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
+from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.generation import row_mask
 from flashtrain.models.gpt2_config import FAMILIES, SIZES
+from flashtrain.models.layer_spec import mixers
 from flashtrain.models.trainable import DecoderShape, Trainable
 from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.model import ModelSettings
@@ -34,9 +36,16 @@ def check_heads(sharding: SequenceSharding, model: ModelSettings) -> None:
 
 
 def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:
-    """Raise UserError if trainer.context_parallel_method cannot shard the heads of a model of this shape."""
+    """Raise UserError if devices cannot share a layer of this shape, or trainer.context_parallel_method its heads."""
+    for mixer in dict.fromkeys(layer.mixer for layer in shape.layers) if sharding is not None else ():
+        if mixer.crosses_devices is None:
+            raise UserError(
+                f"layers of {mixer.kind} with context_parallel={sharding.degree}: devices cannot share a sequence of "
+                "theirs. Use trainer.strategy=fsdp or ddp."
+            )
     if sharding is not None:
-        _choice(sharding, shape.heads, shape.kv_heads, shape.head_dim, 1)
+        for attention in dict.fromkeys(mixers(shape.layers, AttentionSpec)):
+            _choice(sharding, attention, 1)
 
 
 def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) -> None:
@@ -53,15 +62,16 @@ def check_model(sharding: SequenceSharding | None, model: Trainable, name: str) 
             "be sharded over devices. Use model=gpt2, llama or huggingface, or trainer.strategy=fsdp."
         )
     for attention in (module for module in model.modules() if isinstance(module, Attention)):
-        _choice(sharding, attention.heads, attention.kv_heads, attention.head_dim, 1)
+        _choice(sharding, attention, 1)
     if model.shape is not None:
         check_shape(sharding, model.shape)
 
 
 def attention_choice(sharding: SequenceSharding, precision: str, shape: DecoderShape, micro_batch: int) -> Choice:
-    """Return the context-parallel method that the run will use for a micro-batch of this model."""
+    """Return the context-parallel method that the run will use for a micro-batch of this model's widest attention."""
     held = micro_batch * -(-sharding.context // sharding.degree)  # tokens on a device
-    return _choice(sharding, shape.heads, shape.kv_heads, shape.head_dim, held, PRECISIONS[precision][2])
+    widest = max(mixers(shape.layers, AttentionSpec), key=lambda one: one.heads * one.head_dim)
+    return _choice(sharding, widest, held, PRECISIONS[precision][2])
 
 
 def exchange_bytes_of(sharding: SequenceSharding | None, precision: str, shape: DecoderShape, micro_batch: int) -> int:
@@ -100,7 +110,7 @@ def plan_lines(settings: Settings, precision: str, model: Trainable, micro_batch
         f"are sharded over all {settings.trainer.ranks}",
         f"context-parallel method: {choice.reason}",
         f"communication: a device sends {_size(moved.forward)} forward and {_size(moved.backward)} backward for each "
-        f"of {shape.layers} layers and each micro-batch",
+        f"of {len(mixers(shape.layers, AttentionSpec))} layers and each micro-batch",
         *_layout_lines(sharding, settings.applied_mask),
     ]
 
@@ -124,14 +134,12 @@ def _layout_lines(sharding: SequenceSharding, applied: MaskSettings) -> list[str
     ]
 
 
-def _choice(
-    sharding: SequenceSharding, heads: int, kv_heads: int, head_dim: int, held: int, bytes_each: int = 2
-) -> Choice:
+def _choice(sharding: SequenceSharding, heads: AttentionSpec | Attention, held: int, bytes_each: int = 2) -> Choice:
     from flashtrain.distributed.context.methods import choose_method
     from flashtrain.distributed.context.traffic import Sizes, near_ranks
 
     near = near_ranks(sharding.degree, sharding.devices)
-    sizes = Sizes(sharding.degree, heads, kv_heads, head_dim, held, bytes_each, near)
+    sizes = Sizes(sharding.degree, heads.heads, heads.kv_heads, heads.head_dim, held, bytes_each, near)
     return choose_method(sharding.method, sizes)
 
 

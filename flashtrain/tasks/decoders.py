@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
+from flashtrain.models.gpt2_config import FAMILIES, DecoderConfig
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.registry import component, register
-
-if TYPE_CHECKING:
-    from flashtrain.settings.model import ModelSettings
+from flashtrain.settings.model import OWN_SIZES, ModelSettings
 
 
-def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> GPT2Config:
+def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> DecoderConfig:
     """Return the configuration of flashtrain's own decoder: a family such as "gpt2", at the settings' size."""
-    names = ("vocab_rows", "positions", "dropout", "rope_base", "rope_factor")
+    names = ("vocab_rows", "positions", "dropout", "rope_base", "rope_factor", *OWN_SIZES)
     own = {name: getattr(settings, name) for name in names}
-    return GPT2Config.of_size(settings.size, family, vocab_size=vocab_size, context=context, **own)
+    return DecoderConfig.of_size(settings.size, family, vocab_size=vocab_size, context=context, **own)
 
 
 def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:

@@ -16,7 +16,7 @@ from flashtrain.training.memory import (
     HEAD_STATES,
     PRECISIONS,
     RESIDUAL_BYTES,
-    BlockShape,
+    Blocks,
     MemoryEstimate,
     block_bytes,
     host_bytes,
@@ -38,7 +38,7 @@ class PredictingHead:
 
 def estimate_encoder_memory(
     parameters: int,
-    shape: BlockShape,
+    blocks: Blocks,
     *,
     tokens: int,
     max_seqlen: int,
@@ -53,7 +53,7 @@ def estimate_encoder_memory(
 
     Args:
         parameters: P, the number of parameters.
-        shape: sizes of the encoder's blocks.
+        blocks: the encoder's blocks, which are all alike.
         tokens: T, the tokens that a micro-batch computes, padding included.
         max_seqlen: S, for "standard" attention, which stores a score matrix for each sequence.
         head: the head that predicts tokens; None for a head on pooled states, which needs next to nothing.
@@ -65,31 +65,34 @@ def estimate_encoder_memory(
     """
     savings = savings or MemorySavings()
     weight, copy, activation = PRECISIONS[precision]
-    stream = shape.embed * (RESIDUAL_BYTES if copy and shape.residual == "weights" else activation)
-    outside = shape.embed * (RESIDUAL_BYTES if copy else activation)
+    stream = blocks.embed * (RESIDUAL_BYTES if copy and blocks.residual == "weights" else activation)
+    outside = blocks.embed * (RESIDUAL_BYTES if copy else activation)
+    layers, gated = len(blocks.layers), blocks.layers[0].feed_forward.gated
     saved, block = block_bytes(
-        shape,
+        blocks.layers[0],
+        embed=blocks.embed,
+        dropout=blocks.dropout,
         tokens=tokens,
         max_seqlen=max_seqlen,
         stream=stream,
         activation=activation,
-        ffn_saved=FFN_TENSORS_SAVED + GATED_EXTRA * shape.gated,
-        ffn_gradients=FFN_GRADIENTS + shape.gated,
+        ffn_saved=FFN_TENSORS_SAVED + GATED_EXTRA * gated,
+        ffn_gradients=FFN_GRADIENTS + gated,
         extra=EAGER_EXTRA if copy and not compiled else 1.0,  # autocast's casts
         savings=savings,
         fused=compiled,
         attention=attention,
     )
-    saved_by_head, at_loss = _of_head(head, shape.embed, activation, savings.loss_chunk)
+    saved_by_head, at_loss = _of_head(head, blocks.embed, activation, savings.loss_chunk)
     states = (1 + ADAMW_STATES) * 4 if master_weights and weight < 4 else ADAMW_STATES * weight
     return MemoryEstimate(
         weights=parameters * (weight + copy),
         gradients=parameters * weight,
         optimizer=states * parameters,
-        activations=int(tokens * (shape.layers * saved + OUTSIDE_TENSORS * outside)) + saved_by_head,
+        activations=int(tokens * (layers * saved + OUTSIDE_TENSORS * outside)) + saved_by_head,
         logits=at_loss,
         block=block,
-        host=shape.layers * host_bytes(tokens * stream) if savings.offload else 0,
+        host=layers * host_bytes(tokens * stream) if savings.offload else 0,
     )
 
 

@@ -7,9 +7,12 @@ embedding table, P parameters, T = B*S tokens. Encoders are in encoder_memory.py
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashtrain.models.activation_checkpointing import HOST_PIECE, MemorySavings
+from flashtrain.models.layer_spec import LayerSpec
 from flashtrain.training.master_weights import GRADIENT_CHUNK
 from flashtrain_kernels.loss_head import default_chunk
 
@@ -29,17 +32,12 @@ ADAMW_STATES = 2  # first and second moment, each in the precision of the weight
 # Tensors of width F that one block saves for its backward:
 FFN_TENSORS_SAVED = 2  # before and after the activation function
 EAGER_EXTRA = 1.35  # without torch.compile intermediate results of norms, activation and casts are saved too
-# S x S attention: float32 scores and softmax, and their half-precision copies, of each head. "masked": torch's SDPA
-# with a mask of documents, which is stored once for all heads, in float32 and for a moment as booleans.
-STANDARD_BYTES_PER_SCORE, MASK_BYTES_PER_SCORE = 8, 5
 # Gradients that are live at the same time in one block's backward, in units of E (or F) per token:
 RESIDUAL_GRADIENTS = 2  # of the block's output, and of the branch's input before they are added
 FFN_GRADIENTS = 2  # of the activation's output and input; compiled, GELU's derivative is part of the product: one
 ADAPTER_TENSORS = 1  # of width F: the adapter's output, in addition to the frozen matrix's
 CHUNK_TENSORS = 4  # of a feed-forward chunk: output and input of the activation, and their gradients
 GATED_CHUNK_TENSORS = 7  # of a gated chunk differentiated by autograd; our operator reuses them
-QUERY_GRADIENT_BYTES = 4  # the kernels add up dQ in float32, at head dimensions up to 128
-FEW_BYTES, PART_BYTES = 33 << 20, 256 << 20  # up to which a part of dK and dV is one of few tokens; of all parts
 HEAD_STATES = 2  # the output head's input and its gradient
 
 BYTES_OF_4_BITS = 0.5 + 1 / 64  # with a scale of a byte for 64 numbers
@@ -111,24 +109,19 @@ class MemoryEstimate:
 
 
 @dataclass(frozen=True)
-class BlockShape:
-    """The sizes of a model's blocks on which its memory depends."""
+class Blocks:
+    """A model's blocks, as far as its memory depends on them."""
 
-    layers: int  # number of blocks
     embed: int  # embedding width, E
-    heads: int  # query heads, H
-    ffn: int  # feed-forward width, F
-    gated: bool = False  # whether the feed-forward has two inner matrices (such as SwiGLU)
-    rotary: bool = False  # whether there is RoPE, whose rotated queries and keys are saved in addition to their inputs
+    layers: Sequence[LayerSpec]
     dropout: bool = False  # whether the blocks have dropout, whose masks are saved
     residual: str = "weights"  # type of the residual stream under autocast: float32, or "compute": half precision
-    kv_width: int | None = None  # key/value heads times the head dimension; None: E
-    query_width: int | None = None  # query heads times the head dimension; None: E
+    largest: int = 0  # parameters of the largest block, where blocks differ; 0: their mean
 
 
 def estimate_memory(
     parameters: int,
-    shape: BlockShape,
+    blocks: Blocks,
     *,
     vocab_rows: int,
     context: int,
@@ -146,14 +139,13 @@ def estimate_memory(
     context_degree: int = 1,
     exchange: int = 0,
     gradients_stay: bool = False,
-    chunks_by_autograd: bool = False,
     kernels: bool = True,
 ) -> MemoryEstimate:
     """Estimate the memory of one training step of a decoder with AdamW, in bytes on one device.
 
     Args:
         parameters: number of parameters, including frozen ones.
-        shape: sizes of the decoder's blocks.
+        blocks: the decoder's blocks.
         vocab_rows, context, micro_batch: rows of the embedding table, tokens of a sequence, sequences.
         savings: activation checkpointing, offloading, and feed-forward and loss in chunks.
         frozen: number of parameters without a gradient, stored in half precision if `precision` uses it.
@@ -166,34 +158,39 @@ def estimate_memory(
         master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
         shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
         context_degree: devices that share each sequence.
-        exchange: bytes that one layer's attention needs for data exchanged between these devices.
+        exchange: bytes that one layer of attention needs for data exchanged between these devices.
         gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's buckets); otherwise a step
             begins without any, as TrainingTask's does.
-        chunks_by_autograd: whether autograd, not our operator, differentiates feed-forward chunks.
         kernels: whether a kernel writes the gradients of the logits over them; torch makes two copies (on a CPU).
     """
     weight, copy, activation = PRECISIONS[precision]
-    layers, embed, gated = shape.layers, shape.embed, shape.gated
-    residual_bytes = RESIDUAL_BYTES if copy and shape.residual == "weights" else activation
+    layers, embed = len(blocks.layers), blocks.embed
+    residual_bytes = RESIDUAL_BYTES if copy and blocks.residual == "weights" else activation
     tokens = micro_batch * -(-context // context_degree)
     stream = embed * residual_bytes
-    saved, block = block_bytes(
-        shape,
-        tokens=tokens,
-        max_seqlen=context,
-        stream=stream,
-        activation=activation,
-        ffn_saved=FFN_TENSORS_SAVED + gated,
-        ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated) + (ADAPTER_TENSORS if frozen else 0),
-        extra=1.0 if compiled else EAGER_EXTRA,
-        savings=savings,
-        chunk_tensors=GATED_CHUNK_TENSORS if gated and chunks_by_autograd else CHUNK_TENSORS,
-        fused=compiled and context_degree == 1,
-        attention=attention,
-        exchange=exchange,
-    )
+    saved, block = 0.0, 0
+    for layer, count in Counter(blocks.layers).items():
+        gated = layer.feed_forward.gated
+        of_layer, temporary = block_bytes(
+            layer,
+            embed=embed,
+            dropout=blocks.dropout,
+            tokens=tokens,
+            max_seqlen=context,
+            stream=stream,
+            activation=activation,
+            ffn_saved=FFN_TENSORS_SAVED + gated,
+            ffn_gradients=FFN_GRADIENTS + gated - (compiled and not gated) + (ADAPTER_TENSORS if frozen else 0),
+            extra=1.0 if compiled else EAGER_EXTRA,
+            savings=savings,
+            chunk_tensors=GATED_CHUNK_TENSORS if gated and layer.feed_forward.by_autograd else CHUNK_TENSORS,
+            fused=compiled and context_degree == 1,
+            attention=attention,
+            exchange=exchange if layer.mixer.crosses_devices == "attention" else 0,
+        )
+        saved, block = saved + count * of_layer, max(block, temporary)
     outside = min(parameters, vocab_rows * embed) if outside is None else outside
-    of_block, computed = (parameters - outside) // layers, copy or weight
+    of_block, computed = max((parameters - outside) // layers, blocks.largest), copy or weight
     head_tokens = min(tokens, savings.loss_chunk or default_chunk(vocab_rows))
     part = 1 - frozen / parameters  # of the weights that get gradients
     head = int(part * min(vocab_rows * embed, outside))
@@ -232,7 +229,7 @@ def estimate_memory(
         weights=stored // shards + gathered * (copy if shards == 1 else computed),
         gradients=trained * weight // shards,
         optimizer=updated * trained // shards,
-        activations=int(tokens * (layers * saved + 2 * stream)),  # embedding output and final norm too
+        activations=int(tokens * (saved + 2 * stream)),  # embedding output and final norm too
         logits=logits,
         block=block,
         exchange=exchange,
@@ -243,8 +240,10 @@ def estimate_memory(
 
 
 def block_bytes(
-    shape: BlockShape,
+    layer: LayerSpec,
     *,
+    embed: int,
+    dropout: bool,
     tokens: int,
     max_seqlen: int,
     stream: int,
@@ -261,7 +260,7 @@ def block_bytes(
     """Estimate the memory of one block's activations.
 
     Args:
-        shape: sizes of the block.
+        layer, embed, dropout: the block, its width, and whether it has dropout.
         tokens, max_seqlen: tokens of a micro-batch, and of its longest sequence.
         stream, activation: bytes of one token's residual stream, and of one element of an activation.
         ffn_saved, ffn_gradients: numbers of feed-forward-wide tensors that are saved, and that the backward computes.
@@ -274,49 +273,37 @@ def block_bytes(
     Returns:
         The bytes of a token that are saved for the backward, and the bytes of temporary buffers of the backward.
     """
-    embed, ffn = shape.embed, shape.ffn
-    kv_width = embed if shape.kv_width is None else shape.kv_width
-    query = embed if shape.query_width is None else shape.query_width
-    dropped = shape.dropout * embed
+    ffn, dropped = layer.feed_forward.width_of_token, dropout * embed
+    mixer = layer.mixer.memory(tokens=tokens, context=max_seqlen, activation=activation, attention=attention)
+    if mixer is None:
+        raise ValueError(f"the memory of {layer.mixer.kind} is unknown")
     chunk = savings.ffn_chunk if savings.ffn_chunk is not None and savings.ffn_chunk < tokens else None
 
     # One token's bytes in each half of a block, in addition to the block's input: the norm's output (and its input in
     # the feed-forward) and the dropout mask of one byte an element.
-    qkv = (query + 2 * kv_width + shape.rotary * (query + kv_width)) * activation
-    attended = query * activation + 4 * shape.heads  # output and float32 LSE
     normalized = embed * activation
-    of_scores = {"standard": shape.heads * STANDARD_BYTES_PER_SCORE, "masked": MASK_BYTES_PER_SCORE}
-    scores = max_seqlen * of_scores.get(attention, 0)
     wide = 0.0 if chunk else ffn_saved * ffn * activation * extra
-    attention_half = (normalized + qkv + attended) * extra + dropped + scores
+    mixer_half = (normalized + mixer.inputs + mixer.result) * extra + dropped + mixer.scores
     ffn_half = (stream + normalized) * extra + dropped + wide
-    whole = stream * extra + attention_half + ffn_half
-    # Selective checkpointing saves nothing of standard attention: its S x S matrices are too large.
-    keeps_attention = savings.checkpointing == "selective" and attention != "standard"
-    selective = stream + (attended if keeps_attention else 0)
-    saved = {"none": whole, "selective": selective, "full": stream}[savings.checkpointing]
+    whole = stream * extra + mixer_half + ffn_half
+    stored = mixer.selective if savings.checkpointing == "selective" else 0
+    saved = {"none": whole, "selective": stream + stored, "full": stream}[savings.checkpointing]
 
-    # One block's backward has two peaks: in the feed-forward, and then in attention. What was not saved is recomputed;
-    # attention's half only when it is needed, if compiled code does not need its result earlier.
-    again_in_ffn = again_in_attention = stream if savings.offload else 0.0
+    # One block's backward has two peaks: in the feed-forward, and then in the mixer. What was not saved is recomputed;
+    # the mixer's half only when it is needed, if compiled code does not need its result earlier.
+    again_in_ffn = again_in_mixer = stream if savings.offload else 0.0
     if savings.checkpointing != "none":
-        attention_again = attention_half - (attended if keeps_attention else 0)
-        again_in_ffn += ffn_half + (0 if keeps_attention and fused else attention_again)
-        again_in_attention += attention_again
+        again_in_ffn += ffn_half + (0 if stored and fused else mixer_half - stored)
+        again_in_mixer += mixer_half - stored
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
-    of_attended = query * (activation + QUERY_GRADIENT_BYTES)
-    # A feed-forward chunk is freed before attention begins. During the exchange between devices the gradients of the
-    # block's output and of attention's output are live, those of queries, keys and values not yet.
+    # A feed-forward chunk is freed before the mixer begins. During the exchange between devices the gradients of the
+    # block's output and of the mixer's result are live, those of queries, keys and values not yet.
     chunks = (chunk or 0) * chunk_tensors * ffn * activation
     at_ffn = int(tokens * (gradients + again_in_ffn + in_ffn)) + chunks
-    # The kernels' float32 parts of dK and dV (splits_of_group): of single heads if tokens are few, else of four.
-    group, part = max(1, query // kv_width), 8 * tokens * kv_width
-    split = group if part < FEW_BYTES else -(-group // 4)
-    parts = split * part if split > 1 and (part < FEW_BYTES or split * part <= PART_BYTES) else 0
-    at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended))
-    at_exchange = int(tokens * (stream + again_in_attention + of_attended)) + exchange
-    return saved - stream * savings.offload, max(at_ffn, at_attention + parts, at_exchange + parts)
+    at_mixer = int(tokens * (gradients + again_in_mixer + mixer.inputs + mixer.gradients))
+    at_exchange = int(tokens * (stream + again_in_mixer + mixer.gradients)) + exchange
+    return saved - stream * savings.offload, max(at_ffn, max(at_mixer, at_exchange) + mixer.temporary)
 
 
 def host_bytes(size: int) -> int:

@@ -163,7 +163,7 @@ def test_where_devices_share_sequences_all_count_the_labels_of_all(make):
 def model_of(data) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", "llama", vocab_size=data.tokenizer.vocab_size, context=CONTEXT)
-    config = GPT2Config(**{**config.__dict__, "layers": 1, "embed": 16, "heads": 2, "kv_heads": 1, "ffn": 32})
+    config = config.changed(layers=1, embed=16, heads=2, kv_heads=1, ffn=32)
     return GPT2(config, attention="standard").double()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,7 +29,7 @@ def mesh(tmp_path):
 def decoder(savings: MemorySavings) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", "llama", vocab_size=17, context=16, dropout=0.2)
-    model = GPT2(replace(config, layers=2, embed=32, ffn=48), attention="sdpa").double()
+    model = GPT2(config.changed(layers=2, embed=32, ffn=48), attention="sdpa").double()
     model.save_memory(savings)
     return model
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -48,7 +47,7 @@ def float64(monkeypatch) -> None:
 def make(family: str = "llama", positions: str = "rotary", **changes) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", family, vocab_size=61, context=16, positions=positions)
-    model = GPT2(replace(config, **changes), attention="sdpa").double().eval()
+    model = GPT2(config.changed(**changes), attention="sdpa").double().eval()
     for parameter in model.parameters():  # biases and norms too: an untouched zero or one could hide a mix-up
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
@@ -125,7 +124,7 @@ def test_large_weights_are_several_files_which_both_read(tmp_path, monkeypatch) 
 
 
 def test_what_no_layout_of_transformers_holds_is_written_in_our_own(tmp_path) -> None:
-    model = GPT2(replace(make().config, positions="learned"), attention="sdpa")
+    model = GPT2(make().config.changed(positions="learned"), attention="sdpa")
     assert "flashtrain's own layout" in save_decoder(model, tmp_path)
 
 

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashtrain.errors import UserError
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_model import transformers_decoder
-from flashtrain.integrations.huggingface_numbers import Head, shape_of
+from flashtrain.integrations.huggingface_numbers import Head
+from flashtrain.integrations.huggingface_specs import shape_of
 from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain_kernels import FORWARDS, masks
 
@@ -575,14 +576,14 @@ def test_a_mask_that_positions_cannot_say_is_refused() -> None:
 @pytest.mark.parametrize(("kind", "by_autograd"), [("llama", False), ("gemma3", True), ("gpt2", True)])
 def test_the_estimate_knows_whose_pieces_our_operator_computes(kind, by_autograd):
     model = transformers.AutoModelForCausalLM.from_config(tiny.DECODERS[kind](), attn_implementation="sdpa")
-    assert shape_of(model).pieces_by_autograd is by_autograd
+    assert shape_of(model).layers[0].feed_forward.by_autograd is by_autograd
 
 
 @pytest.mark.parametrize(("kind", "alone"), [("llama", True), ("qwen3", False)])
 def test_of_queries_the_backward_keeps_what_positions_turned_and_what_a_norm_read(kind, alone):
     """What the estimate of memory counts: autograd keeps a projection's output only where a norm needs it."""
     model = transformers.AutoModelForCausalLM.from_config(tiny.DECODERS[kind](), attn_implementation="sdpa")
-    assert shape_of(model).turned_alone is alone
+    assert shape_of(model).layers[0].mixer.rotated_alone is alone
     made, kept = [], []
     attention = model.model.layers[0].self_attn
     attention.q_proj.register_forward_hook(lambda module, given, output: made.append(output))

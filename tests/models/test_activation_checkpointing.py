@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -33,7 +32,7 @@ def build(
 ) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", family, vocab_size=50, context=16, dropout=dropout)
-    model = GPT2(replace(config, layers=layers, embed=32, ffn=48), attention=attention).double()
+    model = GPT2(config.changed(layers=layers, embed=32, ffn=48), attention=attention).double()
     model.save_memory(savings)
     return model
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,7 +14,7 @@ FAMILIES = ["gpt2", "llama"]
 
 def small_config(family: str = "gpt2", **changes) -> GPT2Config:
     config = GPT2Config.of_size("demo", family, vocab_size=50, context=16)
-    return replace(config, **{"layers": 2, "embed": 32, "ffn": 48, **changes})
+    return config.changed(**{"layers": 2, "embed": 32, "ffn": 48, **changes})
 
 
 # float64 shows that two ways are the same to the last digit.
@@ -152,7 +150,9 @@ def test_learned_positions_past_the_context_are_refused_and_rotary_ones_are_not(
 
 @pytest.mark.parametrize(("residual", "dtype"), [("weights", torch.float32), ("compute", torch.bfloat16)])
 def test_under_autocast_the_residual_stream_is_kept_as_asked(residual, dtype):
-    model = GPT2(GPT2Config(17, 20, 9, layers=2, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", residual)
+    model = GPT2(
+        small_config(vocab_size=17, vocab_rows=20, context=9, heads=2, kv_heads=2, embed=8, ffn=16), "sdpa", residual
+    )
     seen = []
     model.blocks[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
     tokens = torch.arange(9)[None]

@@ -33,7 +33,7 @@ def test_gpt2_has_exactly_the_published_parameters(size, published):
 
 def test_the_1_3b_size_has_heads_of_128_and_gpt3_xls_parameters():
     model = on_meta("1.3b", context=2048)
-    assert model.config.head_dim == 128
+    assert {layer.mixer.head_dim for layer in model.config.layers} == {128}
     assert model.parameter_count() == pytest.approx(1.3158e9, rel=0.01)
 
 
@@ -46,8 +46,9 @@ def test_the_demo_size_has_about_a_million_parameters():
 def test_the_modern_family_is_of_the_same_sizes(size):
     model = on_meta(size, "llama")
     assert model.parameter_count() == pytest.approx(on_meta(size).parameter_count(), rel=0.15)
-    assert model.config.kv_heads < model.config.heads
-    assert model.config.ffn % 128 == 0
+    layer = model.config.alike
+    assert layer.mixer.kv_heads < layer.mixer.heads
+    assert layer.feed_forward.width % 128 == 0
     assert not any("bias" in name for name, _ in model.named_parameters())
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ TOKENS = torch.arange(40)[None] % 13
 def small(family: str = "gpt2", **changes) -> GPT2:
     torch.manual_seed(0)
     config = GPT2Config.of_size("demo", family, vocab_size=13, context=16)
-    return GPT2(replace(config, **{"layers": 1, "embed": 32, "ffn": 32, **changes}), attention="sdpa")
+    return GPT2(config.changed(**{"layers": 1, "embed": 32, "ffn": 32, **changes}), attention="sdpa")
 
 
 def extended(model: GPT2, context: int, **options) -> GPT2:

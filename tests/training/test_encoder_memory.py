@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from flashtrain.models import Bert, BertConfig, Classifier, ClassifierConfig
 from flashtrain.models.activation_checkpointing import MemorySavings
+from flashtrain.models.layer_spec import layers_alike
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
-from flashtrain.training.memory import BlockShape
+from flashtrain.training.memory import Blocks
 
 ROWS, LENGTH = 4, 128
 
@@ -62,7 +63,7 @@ def test_berts_kept_tensors_are_those_that_autograd_saves(family, packed, checkp
     config = model.config
     estimate = estimate_encoder_memory(
         model.parameter_count(),
-        BlockShape(3, 64, 2, config.ffn, packed, packed, residual="compute"),
+        Blocks(64, config.layer_specs, residual="compute"),
         tokens=ROWS * LENGTH,
         max_seqlen=LENGTH,
         head=PredictingHead(config.vocab_rows, len(masked)),
@@ -96,7 +97,7 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
         )
     estimate = estimate_encoder_memory(
         model.parameter_count(),
-        BlockShape(3, 64, 2, 256, rotary=pixels),
+        Blocks(64, config.layer_specs),
         tokens=ROWS * length * (1 if masked is None else 2),
         max_seqlen=length,
         head=None if masked is None else PredictingHead(256, masked.numel()),
@@ -107,7 +108,7 @@ def test_so_are_a_classifiers_with_the_rows_that_are_read_masked(kind, precision
 
 
 def test_every_saving_needs_less_and_every_token_more() -> None:
-    shape = BlockShape(24, 1024, 16, 4096, residual="compute")
+    shape = Blocks(1024, layers_alike(24, 1024, 16, 16, 4096), residual="compute")
 
     def needs(tokens: int, **savings) -> int:
         return estimate_encoder_memory(

@@ -10,6 +10,7 @@ from tiny_training import TinyModel
 
 from flashtrain.models.gpt2 import GPT2
 from flashtrain.models.gpt2_config import GPT2Config
+from flashtrain.models.layer_spec import layers_alike
 from flashtrain.training import master_weights, optimizers
 from flashtrain.training.master_weights import MasterWeights
 from flashtrain.training.optimizers import adamw, inner_matrices, muon
@@ -20,7 +21,7 @@ BUILDERS = {"adamw": adamw, "muon": muon}
 
 def tiny_gpt2(tie=True):
     torch.manual_seed(0)
-    config = GPT2Config(17, 20, 9, layers=1, heads=2, kv_heads=2, embed=8, ffn=16, tie_embeddings=tie)
+    config = GPT2Config(17, 20, 9, 8, layers_alike(1, 8, 2, 2, 16), tie_embeddings=tie)
     return GPT2(config, attention="sdpa")
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from flashtrain.models.activation_checkpointing import MemorySavings
-from flashtrain.training.memory import GIB, BlockShape, MemoryEstimate, estimate_memory
+from flashtrain.models.layer_spec import layers_alike
+from flashtrain.training.memory import GIB, Blocks, MemoryEstimate, estimate_memory
 
-SHAPE = ("layers", "embed", "heads", "ffn", "gated", "rotary", "residual")
+SHAPE = ("layers", "embed", "heads", "ffn", "gated", "rotary", "residual", "by_autograd")
 SAVINGS = ("checkpointing", "offload", "ffn_chunk", "loss_chunk")
 
 
 def estimate(parameters: int, **options) -> MemoryEstimate:
     shape, savings = ({name: options.pop(name) for name in names if name in options} for names in (SHAPE, SAVINGS))
-    return estimate_memory(parameters, BlockShape(**shape), savings=MemorySavings(**savings), **options)
+    residual, gated = shape.pop("residual", "weights"), shape.pop("gated", False)
+    by_autograd = shape.pop("by_autograd", False)
+    layers = layers_alike(kv_heads=shape["heads"], activation="swiglu" if gated else "gelu", **shape)
+    inner = replace(layers[0].feed_forward, by_autograd=by_autograd)
+    layers = tuple(replace(layer, feed_forward=inner) for layer in layers)
+    blocks = Blocks(shape["embed"], layers, residual=residual)
+    return estimate_memory(parameters, blocks, savings=MemorySavings(**savings), **options)
 
 
 OF_12_LAYERS = partial(estimate, layers=12, embed=768, heads=12, ffn=3072, vocab_rows=50304, context=1024)
@@ -213,9 +221,9 @@ def test_standard_attention_is_quadratic_in_the_context_and_flash_linear():
 def test_autograd_through_a_gated_piece_holds_three_tensors_more():
     """As adapters and other activations need it; nothing of it without pieces."""
     gated = partial(GPT2_124M, micro_batch=64, checkpointing="full", gated=True)
-    ours, autograd = (gated(ffn_chunk=32768, chunks_by_autograd=by) for by in (False, True))
+    ours, autograd = (gated(ffn_chunk=32768, by_autograd=by) for by in (False, True))
     assert 0 < autograd.block - ours.block <= 3 * 32768 * 3072 * 2
-    assert gated(chunks_by_autograd=True) == gated()
+    assert gated(by_autograd=True) == gated()
 
 
 def test_what_devices_exchange_in_attention_is_not_there_beside_a_piece_of_the_feed_forward():

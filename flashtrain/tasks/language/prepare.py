@@ -184,8 +184,9 @@ def make_task(settings: Settings, hardware: Hardware, model: Trainable, descript
 def describe_model(model: Trainable, settings: Settings, *, vocab_size: int) -> dict[str, Any]:
     """Return plain values that a checkpoint stores about its model: enough to rebuild it, or to detect another."""
     # The shape first: a transformers model's configuration is a dataclass too, and holds more than plain values.
-    known = [one for one in (model.shape, getattr(model, "config", None)) if is_dataclass(one)]
-    shape = asdict(known[0]) if known and not isinstance(known[0], type) else {}
+    config = getattr(model, "config", None)
+    shape = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
+    shape = shape if model.shape is None else model.shape.plain()
     return {"name": settings.model.name, "size": settings.model.size, "vocab_size": vocab_size, "shape": shape}
 
 

@@ -13,14 +13,14 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import BEST, CONFIG_FILE, TOKENIZER, find_checkpoint
 from flashtrain.integrations import load_decoder
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
+from flashtrain.models.gpt2_config import FAMILIES, DecoderConfig
 from flashtrain.models.longer_context import with_context
 from flashtrain.models.trainable import Trainable
 from flashtrain.settings.aliases import current_value
 from flashtrain.settings.model import ModelSettings
 from flashtrain.training.checkpoints import read_checkpoint, weights_in
 
-Weights = tuple[GPT2Config, dict[str, Tensor]]
+Weights = tuple[DecoderConfig, dict[str, Tensor]]
 
 
 def starting_weights(weights: str, model: ModelSettings) -> Weights:
@@ -43,7 +43,7 @@ def starting_weights(weights: str, model: ModelSettings) -> Weights:
         raise UserError(
             f"{checkpoint} holds a model of kind {description['name']}. Expected one of: {', '.join(FAMILIES)}."
         )
-    config = GPT2Config(**description["shape"])
+    config = DecoderConfig.of_plain(description["shape"])
     return replace(config, dropout=model.dropout), weights_in(saved, checkpoint)
 
 
@@ -53,7 +53,7 @@ def weights_at_context(weights: str, model: ModelSettings, context: int) -> Weig
 
 
 def at_context(
-    model: ModelSettings, context: int, config: GPT2Config, state: dict[str, Tensor], *, where: str | Path
+    model: ModelSettings, context: int, config: DecoderConfig, state: dict[str, Tensor], *, where: str | Path
 ) -> Weights:
     """Adapt weights to this context, by model.interpolate_positions, rope_base and rope_factor.
 
@@ -107,7 +107,7 @@ def model_of_weights(where: str, start: Weights, *, residual: str, vocab_size: i
     return model
 
 
-def check_tokens(where: str, config: GPT2Config, vocab_size: int) -> None:
+def check_tokens(where: str, config: DecoderConfig, vocab_size: int) -> None:
     """Raise UserError unless vocab_size, the tokenizer's, is that of the weights in `where`."""
     if vocab_size != config.vocab_size:
         raise UserError(

@@ -9,7 +9,7 @@ import torch
 from flashtrain.data.tokenizers import load_tokenizer, without_begin
 from flashtrain.folders.run_folder import BEST, TOKENIZER, find_checkpoint, read_settings
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import FAMILIES, GPT2Config
+from flashtrain.models.gpt2_config import FAMILIES, DecoderConfig
 from flashtrain.models.trainable import Trainable
 from flashtrain.registry import component
 from flashtrain.settings.aliases import current_value
@@ -35,7 +35,7 @@ def load_trained(given: str, *, attention: str, settings: Settings | None = None
     description, state = saved["flashtrain"], weights_in(saved, path)
     requested = settings or own
     if current_value("model.name", description["name"]) in FAMILIES:
-        config = GPT2Config(**description["shape"])
+        config = DecoderConfig.of_plain(description["shape"])
         if settings is not None:
             config, state = at_context(settings.model, settings.context, config, state, where=path)
         model: Trainable = GPT2(config, attention=attention, residual=requested.model.residual)

@@ -37,11 +37,12 @@ def fit_to_weights(settings: Settings, given: Collection[str]) -> list[str]:
 def _check_family(settings: Settings) -> None:
     """Raise UserError unless `model`, which the command names, is the family of the starting weights."""
     config, _ = starting_weights(str(settings.weights), settings.model)
-    family = "llama" if config.norm == "rmsnorm" else "gpt2"
+    inner = config.layers[0].feed_forward
+    family = "llama" if inner.gated else "gpt2"
     if settings.model.name != family:
         raise UserError(
             f"model={settings.model.name} is another architecture than that of the weights in {settings.weights}, "
-            f"which are of model={family} ({config.positions} positions, {config.norm}, {config.activation}). "
+            f"which are of model={family} ({config.positions} positions, {config.norm}, {inner.activation}). "
             "Remove model=, or weights= to train from random weights."
         )
 

@@ -9,7 +9,7 @@ from flashtrain.models.activation_checkpointing import MemorySavings
 from flashtrain.models.bert import Bert
 from flashtrain.models.bert_config import BertConfig
 from flashtrain.settings.settings import Settings, divisors
-from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
+from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_blocks
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
 from flashtrain.training.hardware import Hardware
 from flashtrain.training.memory import MemoryEstimate
@@ -85,13 +85,13 @@ def bert_estimate(
         tokens_each: tokens, padding included, of a micro-batch of size 1.
         share: the fraction of the tokens that is masked.
     """
-    shape = encoder_shape(config, residual=settings.bert.residual)
+    blocks = encoder_blocks(config, residual=settings.bert.residual)
 
     def estimate(size: int, savings: MemorySavings) -> MemoryEstimate:
         tokens = math.ceil(size * tokens_each)
         return estimate_encoder_memory(
             parameters,
-            shape,
+            blocks,
             tokens=tokens,
             max_seqlen=settings.context,
             head=PredictingHead(config.vocab_rows, math.ceil(share * tokens)) if config.masked_head else None,

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..checks import INTEGERS, check_device, check_dtype
 from .operators import packed_rows
 from .plan import PLAN, Plan
-from .rows import HIGH, HIGH2, LOW, LOW2
+from .rows import HIGH, HIGH2, LOW, LOW2, POSITION
 
 
 class Sequences(NamedTuple):
@@ -104,6 +104,27 @@ class Mask(NamedTuple):
             positions = self.keys.index_select(1, keys)
         return Mask(self.queries.index_select(2, queries), positions, keys.shape[0])
 
+    def within(self, left: int, right: int = -1) -> "Mask":
+        """Return the mask under which a query sees, of what it sees here, `left` keys before it and `right` after it.
+
+        Args:
+            left, right: numbers of positions, -1 for no bound; a sliding window of w tokens is left = w - 1.
+        """
+        if left < 0 and right < 0:
+            return self
+        rows, own = self.queries.clone(), self.queries[POSITION]
+        for low, high in ((LOW, HIGH), (LOW2, HIGH2))[: (rows.shape[0] - 3) // 2]:
+            if left >= 0:
+                rows[low] = torch.maximum(rows[low], own - left)
+            if right >= 0:
+                rows[high] = torch.minimum(rows[high], own + right + 1)
+        narrow = (_closer(one, bound) for one, bound in zip(self.band or (), (left, right), strict=False))
+        found, packed = Mask(rows, self.keys, self.seqlen_k, band=tuple(narrow) or None), self.sequences
+        if packed is None:
+            return found
+        window = (_closer(packed.window[0], left), _closer(packed.window[1], right))
+        return found._replace(sequences=packed._replace(window=window))
+
     def planned(self, head_dim: int, dtype: torch.dtype, *, rich: bool = False, softcap: bool = False) -> "Mask":
         """Return this mask with a plan of the tiles to visit, if kernels need one for this head dimension and dtype.
 
@@ -123,6 +144,11 @@ class Mask(NamedTuple):
             raise ValueError(f"blocks must be six powers of two of at least 16, not {tuple(blocks)}")
         forward, dq, dkdv = PLAN(self.queries, self.keys, self.seqlen_k, list(blocks))
         return self._replace(plan=Plan(forward, dq, dkdv, tuple(blocks)))
+
+
+def _closer(bound: int, other: int) -> int:
+    """The narrower of two bounds of a window, where -1 is none."""
+    return other if bound < 0 else bound if other < 0 else min(bound, other)
 
 
 # The tile sizes to plan for (mask, D, dtype, rich, softcap) are the kernels' to say, None where none run. The kernels

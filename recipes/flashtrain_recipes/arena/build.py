@@ -11,7 +11,7 @@ from flashtrain.models.classifier import Classifier
 from flashtrain.models.classifier_config import ClassifierConfig
 from flashtrain.settings.settings import Settings, divisors
 from flashtrain.tasks import MaskedPixels, SequenceClassification
-from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_shape
+from flashtrain.tasks.batching import Batching, choose_micro_batch, compiles, encoder_blocks
 from flashtrain.tasks.classification import Augment
 from flashtrain.tasks.optimization import optimizer_builder, schedule_builder
 from flashtrain.training.encoder_memory import PredictingHead, estimate_encoder_memory
@@ -154,7 +154,7 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
     share, given = stage.batch // settings.trainer.ranks, settings.trainer.micro_batch
     config, masked = model.config, settings.masked_pixels
     length = pixels_read(settings, config.length)
-    shape = encoder_shape(config)
+    blocks = encoder_blocks(config)
     # Rows that are read a second time with pixels masked, and those that have any.
     again = masked.copies if masked.weight and settings.sequence.classification_weight else 0.0
     hidden = 0.0 if not masked.weight else again or 1.0
@@ -164,7 +164,7 @@ def choose_stage_batching(stage: Stage, hardware: Hardware, model: Classifier) -
         head = PredictingHead(config.grey_bins, max(1, round(hidden * rows * masked.share * length)))
         return estimate_encoder_memory(
             model.parameter_count(),
-            shape,
+            blocks,
             tokens=round(rows * (1 + again)) * length,
             max_seqlen=length,
             head=head if hidden and config.grey_bins else None,

@@ -36,12 +36,12 @@ class PlainGPT(Trainable):
         self.config = shape
         self.token_embedding = nn.Embedding(shape.vocab_rows, shape.embed)
         self.position_embedding = nn.Embedding(shape.context, shape.embed)
-        self.blocks = nn.ModuleList(PlainBlock(shape.embed, shape.heads, attention) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(PlainBlock(shape.embed, layer.mixer.heads, attention) for layer in shape.layers)
         self.final_norm = nn.LayerNorm(shape.embed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 writes_residual = name.endswith(("output.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if writes_residual else 0.02)
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * len(shape.layers)) if writes_residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from flashtrain.distributed.context.sequence import ContextSequence
 from flashtrain.distributed.sharding import shard
 from flashtrain.errors import UserError
 from flashtrain.models import GPT2, GPT2Config, MemorySavings, RotaryPositions
+from flashtrain.models.layer_spec import layers_alike
 from flashtrain.models.sharded_sequence import mean_over_context, whole
 from flashtrain.tasks import LanguageModel
 from flashtrain_kernels import masks
@@ -116,9 +116,7 @@ class DocumentTask(PlainTask):
         pl.LightningModule.__init__(self)
         self.losses = []
         torch.manual_seed(1)
-        config = GPT2Config(
-            VOCABULARY, 32, CONTEXT, layers=2, heads=4, kv_heads=2, embed=16, ffn=24, positions="rotary"
-        )  # fmt: skip
+        config = GPT2Config(VOCABULARY, 32, CONTEXT, 16, layers_alike(2, 16, 4, 2, 24, rotary=True), "rotary")
         self.model = GPT2(config).double()
         self.model.save_memory(savings or MemorySavings())
         self.gradients: list[list[float]] = []
@@ -142,7 +140,7 @@ class OurTask(LanguageModel):
     def __init__(self) -> None:
         torch.manual_seed(2)
         config = GPT2Config.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
-        config = replace(config, layers=1, embed=16, ffn=24)
+        config = config.changed(layers=1, embed=16, ffn=24)
         super().__init__(GPT2(config).double(), document_mask=True)
 
 

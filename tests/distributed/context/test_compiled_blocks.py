@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def test_blocks_compile_around_attention_and_a_new_batch_compiles_nothing(kind, 
     def task(compiled: bool) -> pl.LightningModule:
         torch.manual_seed(2)
         config = GPT2Config.of_size("demo", "llama", vocab_size=VOCABULARY, context=CONTEXT)
-        model = GPT2(replace(config, layers=LAYERS, embed=32, ffn=48, heads=4, kv_heads=2))
+        model = GPT2(config.changed(layers=LAYERS, embed=32, ffn=48, heads=4, kv_heads=2))
         model.save_memory(MemorySavings(kind))
         return LanguageModel(model, document_mask=True, compile=compiled)
 

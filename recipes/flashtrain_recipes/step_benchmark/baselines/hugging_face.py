@@ -40,9 +40,10 @@ def hugging_face_gpt2(case: GPT2Case, device: torch.device, attention: str) -> A
     from transformers import AutoModelForCausalLM, GPT2Config
 
     shape = case.config()
+    heads: Any = shape.layers[0].mixer
     config = GPT2Config(
-        vocab_size=shape.vocab_rows, n_positions=shape.context, n_embd=shape.embed, n_layer=shape.layers,
-        n_head=shape.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+        vocab_size=shape.vocab_rows, n_positions=shape.context, n_embd=shape.embed, n_layer=len(shape.layers),
+        n_head=heads.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
         use_cache=False,
     )  # fmt: skip
     with torch.device(device):

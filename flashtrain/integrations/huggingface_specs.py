@@ -1,0 +1,160 @@
+"""What the layers of a transformers decoder are, read from its configuration and its modules before weights are read.
+
+Letters: D head dimension, F width inside a feed-forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from flashtrain.integrations.huggingface_layers import body_of, decoder_layers, feed_forward_of, gated_matrices
+from flashtrain.models.attention_spec import AttentionSpec
+from flashtrain.models.layer_spec import ExpertsSpec, FeedForwardSpec, LayerSpec
+from flashtrain.models.mixer import MixerSpec
+from flashtrain.models.trainable import DecoderShape
+
+WINDOWED, CHUNKED = "sliding_attention", "chunked_attention"
+ATTENTIONS = ("attention", "full_attention", WINDOWED, CHUNKED)  # entries of layer_types that are attention alone
+GATES = {"gate_proj", "gate_up_proj", "w3"}  # the further matrix of a gated feed-forward
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class OtherSpec:
+    """A mixer of transformers that is not attention alone: its memory is unknown, and devices cannot share it."""
+
+    kind: str  # its entry in the configuration's layer_types
+
+    crosses_devices: ClassVar[str | None] = None
+    any_mask: ClassVar[bool] = False
+
+    def make(self, embed: int, **options: Any) -> Any:
+        """Raise NotImplementedError: transformers makes it."""
+        raise NotImplementedError(self.kind)
+
+    def new_cache(self, tokens: int) -> Any:
+        """Raise NotImplementedError: transformers makes its cache."""
+        raise NotImplementedError(self.kind)
+
+    def flops(self, context: int) -> float:
+        """Return 0: what is counted of it is its products with weights."""
+        return 0.0
+
+    def memory(self, **sizes: Any) -> None:
+        """Return None: it is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceShape(DecoderShape):
+    """What a transformers decoder is made of; see DecoderShape."""
+
+    vocab_size: int
+    context: int
+    embed: int
+    layers: tuple[LayerSpec, ...]
+    vocab_rows: int
+    positions: str
+    frozen: int
+    outside: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    quantized: int = 0
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values that a checkpoint stores, by which another model's is detected."""
+        own = {name: value for name, value in vars(self).items() if name != "layers"}
+        return {**own, "layers": len(self.layers), "activation": self.layers[-1].feed_forward.activation}
+
+
+def shape_of(module: Any) -> HuggingFaceShape:
+    """Return what a transformers decoder is made of."""
+    config, layers = module.config.get_text_config(), decoder_layers(module)
+    inside = sum(one.numel() for layer in layers for one in layer.parameters())
+    heads = config.num_attention_heads
+    return HuggingFaceShape(
+        vocab_size=config.vocab_size,
+        context=getattr(config, "max_position_embeddings", None) or 2**31 - 1,
+        embed=config.hidden_size,
+        layers=layers_of(module),
+        vocab_rows=module.get_output_embeddings().weight.shape[0],
+        positions="learned" if learned_positions(module) is not None else "rotary",
+        frozen=sum(one.numel() for one in module.parameters() if not one.requires_grad),
+        outside=sum(one.numel() for one in module.parameters()) - inside,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
+
+
+def layers_of(module: Any) -> tuple[LayerSpec, ...]:
+    """Return what each layer of a transformers decoder is."""
+    config, layers = module.config.get_text_config(), decoder_layers(module)
+    rotary = learned_positions(module) is None
+    turned = getattr(config, "no_rope_layers", None) or [1] * len(layers)  # 1: it has rotary positions (SmolLM3)
+    return tuple(
+        LayerSpec(mixer_of(config, kind, layer, rotary=rotary and bool(turns)), feed_forward_spec(config, layer))
+        for kind, layer, turns in zip(kinds_of(config, len(layers)), layers, turned, strict=True)
+    )
+
+
+def kinds_of(config: Any, count: int) -> Sequence[str]:
+    """Return the entries of a configuration's layer_types, one for each of `count` layers; without it WINDOWED."""
+    # Without layer_types a window is every layer's (Mistral).
+    return getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or [WINDOWED] * count
+
+
+def mixer_of(config: Any, kind: str, layer: nn.Module, *, rotary: bool) -> MixerSpec:
+    """Return the mixer of a layer of this kind."""
+    if kind not in ATTENTIONS:
+        return OtherSpec(kind)
+    heads = config.num_attention_heads
+    named = {name.rpartition(".")[2] for name, _ in (*layer.named_modules(), *layer.named_parameters())}
+    normed = any("norm" in name and name.startswith(("q", "k")) for name in named)
+    latent = getattr(config, "qk_head_dim", None)  # of multi-head latent attention (DeepSeek), with values of another
+    attention = AttentionSpec(
+        heads,
+        getattr(config, "num_key_value_heads", None) or heads,
+        latent or getattr(config, "head_dim", None) or config.hidden_size // heads,
+        value_dim=config.v_head_dim if latent else None,
+        rotary=rotary,
+        rotated_alone={"q_proj", "k_proj"} <= named and not normed,
+    )
+    if kind == CHUNKED:
+        return replace(attention, chunk=getattr(config, "attention_chunk_size", None))
+    return replace(attention, window=getattr(config, "sliding_window", None)) if kind == WINDOWED else attention
+
+
+def feed_forward_spec(config: Any, layer: nn.Module) -> FeedForwardSpec:
+    """Return what a layer's feed-forward is: dense, or experts where the layer has modules of that name."""
+    module, names = feed_forward_of(layer), dict(layer.named_modules())
+    named = {name.rpartition(".")[2] for name, _ in (*names.items(), *layer.named_parameters())}
+    activation = "swiglu" if named & GATES else "gelu"
+    by_autograd = module is None or gated_matrices(module) is None
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * config.hidden_size
+    top = getattr(config, "num_experts_per_tok", None)
+    if not top or not any("experts" in f"{name} {type(one).__name__}".lower() for name, one in names.items()):
+        return FeedForwardSpec(inner, activation, by_autograd)
+    shared = [
+        one.out_features
+        for name, one in names.items()
+        if "shared" in name and name.rpartition(".")[2] in ("up_proj", "w3") and isinstance(one, nn.Linear)
+    ]
+    return ExpertsSpec(
+        getattr(config, "moe_intermediate_size", None) or inner,
+        activation,
+        by_autograd,
+        experts=next((count for name in EXPERTS if (count := getattr(config, name, None))), 1),
+        top=top,
+        shared=sum(shared),
+    )
+
+
+def learned_positions(module: Any) -> Tensor | None:
+    """Return a transformers model's table of learned positions; None where positions are rotary or computed."""
+    tables = [one.weight for one in body_of(module)[1].children() if isinstance(one, nn.Embedding)]
+    return next((one for one in tables if one is not module.get_input_embeddings().weight), None)

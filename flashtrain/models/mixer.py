@@ -1,0 +1,82 @@
+"""A mixer, the part of a layer in which tokens see each other: as plain values (MixerSpec) and as a module (Mixer).
+
+A run asks a spec before any module exists: what the mixer costs, which masks it computes, how devices share it.
+
+Shapes: B batch, S sequence, E embedding width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+Rotary = Callable[[int], nn.Module]  # head dimension -> the module that rotates queries and keys
+
+
+class Mixer(Protocol):
+    """The module, an nn.Module."""
+
+    output: nn.Linear  # the projection that writes into the residual stream
+
+    @property
+    def active_dropout(self) -> float:
+        """The dropout probability inside the mixer, 0 in evaluation mode."""
+
+    def __call__(self, x: Tensor, *, positions: Tensor | None = None, mask: Any = None, cache: Any = None) -> Tensor:
+        """Compute (B, S, E) from x (B, S, E).
+
+        Args:
+            positions: (B, S) or (1, S) integers, 0 at the first token of each document.
+            mask: Which tokens each token sees (see Attention.forward), planned; None: the mixer's own rule.
+            cache: What the spec's new_cache made, which this call continues; None: none.
+        """
+
+
+class MixerMemory(NamedTuple):
+    """The bytes of a mixer in a training step: of each token, but for `temporary`."""
+
+    inputs: float  # what the backward needs besides the result, such as queries, keys and values
+    result: float  # the mixer's result, with what the backward needs of it
+    gradients: float  # of the result, while the mixer's backward runs
+    scores: float = 0.0  # S x S matrices, which no compiler fuses
+    selective: float = 0.0  # what selective checkpointing stores of `result`
+    temporary: int = 0  # buffers of one mixer's backward, whatever the number of tokens
+
+
+class MixerSpec(Protocol):
+    """A mixer as plain values: a frozen dataclass, stored with the weights and registered as `mixer`."""
+
+    kind: ClassVar[str]  # its name in files, in `model.pattern` and among a block's submodules
+    # What devices that share a sequence exchange: "attention" (our methods pass keys and values), "state" (a run of
+    # tokens is an affine map of a state). None: they cannot share one.
+    crosses_devices: ClassVar[str | None]
+    any_mask: ClassVar[bool]  # whether it computes any mask; False: the causal one within documents alone
+
+    @classmethod
+    def of_pattern(cls, value: str | None, attention: Any) -> MixerSpec:
+        """Make the spec that `KIND` or `KIND:value` names in model.pattern.
+
+        Args:
+            value: What follows the colon; None: nothing.
+            attention: The AttentionSpec of the model's layers of attention, whose sizes may be taken.
+        """
+
+    def make(self, embed: int, *, rotary: Rotary | None, **options: Any) -> Any:
+        """Make the Mixer of width `embed`; options: causal, bias, dropout, attention (see Attention)."""
+
+    def new_cache(self, tokens: int) -> Any:
+        """Make an empty cache of one layer for `tokens` tokens; it has `length`, the tokens that it has read."""
+
+    def flops(self, context: int) -> float:
+        """Return a token's FLOPs, forward and backward, besides the products with weights."""
+
+    def memory(self, *, tokens: int, context: int, activation: int, attention: str) -> MixerMemory | None:
+        """Return what a training step stores; None where that is unknown, so that nothing is estimated.
+
+        Args:
+            tokens, context: tokens of a micro-batch on a device, and of its longest sequence.
+            activation: bytes of one element of an activation.
+            attention: "flash", "sdpa", "masked" (torch's with a mask of documents) or "standard".
+        """
