@@ -113,6 +113,13 @@ class Trainable(nn.Module):
     def compile_blocks(self, **options: Any) -> bool:
         """Compile each block separately with these options of torch.compile; False where the model has no blocks."""
         blocks = self._blocks()
+        # torch.compile compiles Block.compute once for each kind, and beyond its limit runs what is new eagerly.
+        kinds, limit = len({block.layer for block in blocks}), torch._dynamo.config.recompile_limit
+        if kinds > limit:
+            raise UserError(
+                f"{kinds} kinds of layers, and torch.compile compiles at most {limit}. Use fewer in model.pattern, or "
+                "trainer.compile=false."
+            )
         for block in blocks:
             block.compile_inside(**options)
         return bool(blocks)

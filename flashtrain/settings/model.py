@@ -64,6 +64,12 @@ class ModelSettings:
         pattern = [] if self.pattern == ["full"] else ["+".join(map(str, self.pattern)).replace(":", "")]
         return "-".join([self.name, size, *own, *pattern])
 
+    @property
+    def own_layers(self) -> bool:
+        """Whether sizes or a pattern are set in place of those of the named size."""
+        plain = ModelSettings()
+        return any(getattr(self, name) != getattr(plain, name) for name in OWN_SIZES)
+
     def target_names(self) -> list[str]:
         """Return adapter_targets as a list of layer names. Raises UserError unless it is a list or a text."""
         given = self.adapter_targets

@@ -8,15 +8,12 @@ from flashtrain.errors import UserError
 from flashtrain.models.attention import Attention
 from flashtrain.models.attention_spec import AttentionSpec
 from flashtrain.models.generation import row_mask
-from flashtrain.models.gpt2_config import FAMILIES, SIZES
 from flashtrain.models.layer_spec import mixers
 from flashtrain.models.trainable import DecoderShape, Trainable
 from flashtrain.settings.mask import MaskSettings
-from flashtrain.settings.model import ModelSettings
 from flashtrain.settings.settings import Settings
 from flashtrain.settings.text import SequenceSharding
 from flashtrain.tasks.attention_masks import make_mask
-from flashtrain.tasks.decoders import decoder_config
 from flashtrain.training.memory import GIB, PRECISIONS
 from flashtrain_kernels import masks
 
@@ -24,15 +21,6 @@ if TYPE_CHECKING:
     from flashtrain.distributed.context.methods import Choice
 
 MIB = 2**20
-
-
-def check_heads(sharding: SequenceSharding, model: ModelSettings) -> None:
-    """Raise UserError if trainer.context_parallel_method cannot shard the heads of the flashtrain model that is set.
-
-    Models that start from weights, and registered ones, are checked once they are built (check_model).
-    """
-    if model.name in FAMILIES and model.size in SIZES:
-        check_shape(sharding, decoder_config(model.name, model, vocab_size=1, context=sharding.context))
 
 
 def check_shape(sharding: SequenceSharding | None, shape: DecoderShape) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from flashtrain.errors import UserError
 from flashtrain.models.gpt2 import GPT2
-from flashtrain.models.gpt2_config import FAMILIES, DecoderConfig
+from flashtrain.models.gpt2_config import FAMILIES, SIZES, DecoderConfig
 from flashtrain.models.trainable import Trainable, as_trainable, check_contract
 from flashtrain.registry import component, register
+from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.model import OWN_SIZES, ModelSettings
+
+CAUSAL = ("causal", "document")  # masks under which a token sees the earlier ones of its row or document
 
 
 def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, context: int) -> DecoderConfig:
@@ -16,6 +20,24 @@ def decoder_config(family: str, settings: ModelSettings, *, vocab_size: int, con
     names = ("vocab_rows", "positions", "dropout", "rope_base", "rope_factor", *OWN_SIZES)
     own = {name: getattr(settings, name) for name in names}
     return DecoderConfig.of_size(settings.size, family, vocab_size=vocab_size, context=context, **own)
+
+
+def check_layers(model: ModelSettings, mask: MaskSettings, context: int) -> DecoderConfig | None:
+    """Return the configuration of flashtrain's own decoder that is set; None for other models.
+
+    Raises:
+        UserError: sizes do not fit together, or a layer cannot compute the mask.
+    """
+    if model.name not in FAMILIES or model.size not in SIZES:
+        return None
+    config = decoder_config(model.name, model, vocab_size=1, context=context)
+    causal = sorted({layer.mixer.kind for layer in config.layers if not layer.mixer.any_mask})
+    if causal and mask.name not in CAUSAL:
+        raise UserError(
+            f"mask={mask.name} with layers of {', '.join(causal)}, which see all earlier tokens of their document. "
+            f"Expected mask={' or '.join(CAUSAL)}."
+        )
+    return config
 
 
 def _decoder(family: str, settings: ModelSettings, *, vocab_size: int, context: int, attention: str) -> GPT2:

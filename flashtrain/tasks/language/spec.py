@@ -24,7 +24,7 @@ class LanguageTask(Task):
         "generate": "context data mask model generate prompt",
         "export": "context data mask model",
     }
-    shape = "model.size model.positions"
+    shape = "model.size model.layers model.width model.heads model.kv_heads model.ffn model.pattern model.positions"
     trained = "model.name model.dropout model.vocab_rows model.options"
     same = ("context", "model", "data", "mask")
     prepare = imported("flashtrain.tasks.language.prepare:prepare")
@@ -38,10 +38,13 @@ class LanguageTask(Task):
 
     def check_step(self, settings: Settings, given: Collection[str]) -> None:
         settings.check_step()
-        if settings.sharding is not None and settings.weights is None:
-            from flashtrain.tasks.context_run import check_heads
+        if settings.weights is None and (settings.sharding is not None or settings.model.own_layers):
+            from flashtrain.tasks.context_run import check_shape
+            from flashtrain.tasks.decoders import check_layers
 
-            check_heads(settings.sharding, settings.model)
+            shape = check_layers(settings.model, settings.mask, settings.context)
+            if shape is not None:  # models that start from weights, and registered ones, are checked once built
+                check_shape(settings.sharding, shape)
         prefix = settings.mask.prefix
         if settings.mask.name == "prefix" and prefix is not None and prefix >= settings.context:
             raise UserError(
