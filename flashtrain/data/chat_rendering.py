@@ -118,7 +118,8 @@ def _rendered(template: str, conversations: list[Messages], what: str, **given: 
     with needs_package("a chat template", "transformers", "hub"):
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
-    # transformers' own mask of tokens loses answers whose first characters the tokenizer trims off its offsets.
+    # transformers' own mask of tokens, before 5.24, loses answers whose first characters the tokenizer trims off its
+    # offsets.
     render: Any = render_jinja_template  # its annotation names only one of its two results
     try:
         return render(conversations=conversations, chat_template=template, **given)

@@ -15,9 +15,10 @@ from flashtrain.integrations.huggingface_context import other_mixers, share_inpu
 from flashtrain.integrations.huggingface_layers import body_of
 
 # transformers sets any registered name on any model, which then gets our masks. A model with attention of its own
-# (BLOOM, MPT, CodeGen) would read "no mask" where we mean "causal", or select from a table without our name (Falcon,
-# GPT-J, GIT). transformers' flags do not identify these models: in 5.23 is_backend_compatible() is wrong for 37 of 189
-# causal classes, and _can_set_attn_implementation() for GIT. So the calls in one forward without weights are counted.
+# (BLOOM, MPT) would read "no mask" where we mean "causal", or select from a table without our name (Falcon, GIT).
+# transformers' flags do not identify these models: in 5.23 is_backend_compatible() is wrong for 37 of 189 causal
+# classes, and _can_set_attn_implementation() for GIT. So the calls in one forward without weights are counted, which
+# serves a model from the release on that uses the registered attention (CodeGen and GPT-J: 5.24).
 COUNTED = "counted_attention"
 
 _calls: dict[tuple[type, str], int | None] = {}  # by class and configuration

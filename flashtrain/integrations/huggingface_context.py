@@ -152,7 +152,7 @@ def _check(model: nn.Module, sequence: ShardedSequence, given: dict[str, Any]) -
                 module.register_forward_pre_hook(_add_longest, with_kwargs=True)
                 module.register_forward_hook(_drop_longest)
         _CHECKED.add(model)
-    past = given.get("past_key_values")
+    past = given.get("past_key_values", given.get("cache"))  # its name since transformers 5.24
     if past is not None and past.get_seq_length() > 0:
         raise UserError("past_key_values with tokens under context parallelism: expected an empty cache or None.")
     if given.get("labels") is not None:

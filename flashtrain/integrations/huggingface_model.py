@@ -97,14 +97,21 @@ def _check_quantize(quantize: str, lora: Mapping[str, Any] | None) -> None:
 
 
 def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
+    import transformers
+
     with needs_package("model.adapter=lora", "peft", "hub"):
-        from peft import LoraConfig
+        from peft import LoraConfig, __version__
     module.name_or_path = name  # the base model that saved adapters name
     matrices = [name for name, one in module.named_modules() if getattr(one, "weight", torch.empty(0)).dim() > 1]
     config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
     try:
         module.add_adapter(config)
     except ValueError as error:
+        if not module._hf_peft_config_loaded:  # refused for peft's version, before it read the targets
+            raise UserError(
+                f"model.adapter=lora: transformers {transformers.__version__} does not accept peft {__version__} "
+                f"({first_line(error)}). Install that, or releases that work together: pip install 'flashtrain[hub]'."
+            ) from error
         refusal = error
     # peft ignores names that no layer has; it has removed those of experts' matrices from its target_modules.
     for target in [] if isinstance(lora.get("target_modules"), str) else sorted(config.target_modules or ()):

@@ -52,6 +52,13 @@ CAUSAL = {
     "gemma2": _like_llama("gemma2", head_dim=8, **_ALTERNATING, **_CAPS),
     "gpt_oss": _like_llama("gpt_oss", **_EXPERTS, **_ALTERNATING),
 }
+# These use the registered attention since transformers 5.24.
+_ROTARY = {**_GPT2, **_NO_DROPOUT, "n_head": 4, "n_ctx": 64, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": None}
+LATER = {
+    name: _config(name, **_ROTARY, pad_token_id=0)
+    for name, model in (("codegen", transformers.CodeGenForCausalLM), ("gptj", transformers.GPTJForCausalLM))
+    if model._supports_attention_backend
+}
 # What is trained through model=huggingface beside those.
 DECODERS = {
     **CAUSAL,
@@ -59,6 +66,7 @@ DECODERS = {
     "gemma3": _like_llama("gemma3_text", head_dim=8, **_ALTERNATING, query_pre_attn_scalar=4),
     "olmo2": _like_llama("olmo2"),
     "llama4_text": _like_llama("llama4_text", **_EXPERTS, intermediate_size_mlp=48, **_CHUNKS),
+    **LATER,
 }
 _ENDS = dict.fromkeys(("eos_token_id", "cls_token_id", "sep_token_id"), 1)
 BIDIRECTIONAL = {

@@ -64,7 +64,7 @@ def test_other_implementations_are_chosen_as_before():
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
-        *((name, 0) for name in ("Bloom", "CodeGen", "Falcon", "GPTJ", "Git", "Mpt", "RoFormer")),
+        *((name, 0) for name in ("Bloom", "Falcon", "Git", "Mpt", "RoFormer")),
         *((name, 2) for name in ("BioGpt", "GPTNeoX", "GptOss", "Llama", "OPT", "Phi", "Qwen3", "StableLm")),
         ("Starcoder2", 2),
         ("Mixtral", 2),
@@ -77,6 +77,14 @@ def test_a_forward_of_a_model_without_weights_counts_its_calls(name, calls):
     register_with_transformers()
     kind = getattr(transformers, f"{name}ForCausalLM")
     assert attention_calls(kind, kind.config_class(num_hidden_layers=2)) == calls
+
+
+@pytest.mark.parametrize("kind", [transformers.CodeGenForCausalLM, transformers.GPTJForCausalLM])
+def test_a_model_is_served_from_the_release_on_in_which_it_uses_the_registered_attention(kind):
+    """transformers 5.24 for these two."""
+    register_with_transformers()
+    expected = 2 if kind._supports_attention_backend else 0
+    assert attention_calls(kind, kind.config_class(num_hidden_layers=2)) == expected
 
 
 @pytest.mark.parametrize(

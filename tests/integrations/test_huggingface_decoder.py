@@ -30,14 +30,20 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def float64_stays(monkeypatch) -> None:
-    """transformers' eager attention rounds its softmax to float32, and its loss the logits, in float64 too."""
-    softmax, to_float32 = torch.nn.functional.softmax, torch.Tensor.float
+    """transformers' eager attention rounds its softmax (GPT-J's: its queries and keys) to float32, and its loss the
+    logits, in float64 too."""
+    softmax, to_float32, to = torch.nn.functional.softmax, torch.Tensor.float, torch.Tensor.to
 
     def in_its_own_type(x, *given, dtype=None, **named):
         return softmax(x, *given, dtype=None if x.dtype == torch.float64 else dtype, **named)
 
     monkeypatch.setattr(torch.nn.functional, "softmax", in_its_own_type)
+
+    def to_another(x, *given, **named):
+        return x if x.dtype == torch.float64 and given == (torch.float32,) else to(x, *given, **named)
+
     monkeypatch.setattr(torch.Tensor, "float", lambda x: x if x.dtype == torch.float64 else to_float32(x))
+    monkeypatch.setattr(torch.Tensor, "to", to_another)
 
 
 def pair(kind: str, **changes) -> tuple[HuggingFaceDecoder, transformers.PreTrainedModel]:
@@ -117,7 +123,7 @@ def test_the_loss_in_pieces_knows_what_the_model_does_to_its_logits(kind, change
     assert gradients(ours).keys() == dict(ours.named_parameters()).keys()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_oss", "gemma3", *tiny.LATER])
 def test_weights_of_a_folder_are_read_onto_a_model_without_any(kind: str, tmp_path: Path) -> None:
     eager = tiny.build(kind, "eager", torch.float32)
     eager.save_pretrained(tmp_path, max_shard_size="20KB")
@@ -271,6 +277,16 @@ def test_a_target_that_no_layer_has_is_refused_with_the_near_name(targets: list[
     pytest.importorskip("peft")
     with pytest.raises(UserError, match=r"model.adapter_targets 'v_prj'. Did you mean 'v_proj'"):
         transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": targets})
+
+
+def test_a_peft_that_transformers_does_not_accept_is_named_with_the_remedy(monkeypatch) -> None:
+    """As transformers 5.24 does not accept peft 0.21: this is said of the packages, whatever the targets are."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(transformers.integrations.peft, "MIN_PEFT_VERSION", "99.0")
+    both = rf"model.adapter=lora: transformers {transformers.__version__} does not accept peft {peft.__version__}"
+    for target in ("q_proj", "v_prj"):
+        with pytest.raises(UserError, match=rf"{both} .*99.0.* pip install 'flashtrain\[hub\]'"):
+            transformers_decoder(config="llama", changes=tiny.LLAMA_LIKE, lora={**LORA, "target_modules": [target]})
 
 
 def test_targets_may_name_experts_as_peft_does(tmp_path: Path) -> None:
