@@ -10,7 +10,7 @@ import time
 
 STARTED = time.monotonic()  # before the heavy imports, so that a run's summary counts the whole command
 
-from flashtrain.interruption import end_at_once, handle, interrupt  # noqa: E402
+from flashtrain.interruption import end_at_once, handle, interrupt, restore  # noqa: E402
 
 if __name__ == "__main__":
     handle(end_at_once)  # Ctrl-C ends the imports below without a traceback
@@ -52,12 +52,14 @@ def main() -> None:
         faulthandler.enable()  # whatever ends this process in native code is reported with Python's own place in it
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk every line of the log would be a traceback
-    handle(end_at_once)
+    before = handle(end_at_once)
     try:
         sys.argv[1:] = plain_words(sys.argv[1:])
         status = _command(sys.argv[1:])
     except BaseException as error:  # noqa: BLE001 - whatever it is, a user reads one line about it
         status = say_failure(error)
+    finally:
+        restore(before)
     sys.exit(status)
 
 

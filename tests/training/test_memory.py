@@ -228,3 +228,9 @@ def test_what_devices_exchange_in_attention_is_not_there_beside_a_piece_of_the_f
     assert few.block == pieces.block
     assert many.block == full(ffn_chunk=1, exchange=10 * GIB).block
     assert full(exchange=10 * GIB).block > whole.block
+
+
+def test_each_byte_of_an_exchange_counts_where_the_exchange_is_the_peak_of_a_block():
+    large = 2**30
+    peaks = [GPT2_124M(micro_batch=1, exchange=large * times).block for times in (1, 2)]
+    assert peaks[1] - peaks[0] == large
