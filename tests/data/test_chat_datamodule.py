@@ -289,7 +289,7 @@ def test_a_single_conversation_trains_and_nothing_is_held_out(make):
 
 
 def test_the_device_with_the_costlier_row_of_one_pair_has_the_cheaper_one_of_the_next(make):
-    module = make(talks=[[*talk(1)[:1], {"role": "assistant", "content": "yes " * n}] for n in (1, 3, 5, 7)])
+    module = make(talks=[[*talk(1)[:1], {"role": "assistant", "content": "yes " * n}] for n in (1, 3, 5, 7, 9)])
     samples = module._chats(module.documents[0])
     of_lengths = dict(zip(samples.lengths.tolist(), range(len(samples)), strict=True))
     costly, dear, cheap, cheapest = rows = [(of_lengths[length],) for length in sorted(of_lengths, reverse=True)]

@@ -93,7 +93,6 @@ def test_a_folder_with_named_splits_is_scored_on_its_validation(base: Path, lora
 @pytest.mark.parametrize(
     ("words", "held_out"),
     [(["context=32"], True), (["context=64"], False), (["context=16", "data.split_context=32"], True)],
-    ids=" ".join,
 )
 def test_texts_are_held_out_where_the_longer_of_context_and_split_context_is_the_runs(
     tmp_path: Path, words: list[str], held_out: bool
