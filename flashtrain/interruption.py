@@ -11,7 +11,6 @@ from typing import Any
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
 _SECONDS = 2.0  # a closed terminal and its shell send several signals: in this time they are one
-
 _raised = -_SECONDS  # when, as time.monotonic()
 
 

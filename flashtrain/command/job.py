@@ -282,13 +282,13 @@ def _run_held(settings: Settings, folder: Path, *, overrides: list[str], started
         _leave_ranks()
         raise
     except (KeyboardInterrupt, SystemExit) as error:  # Lightning's Trainer makes the latter of the former
-        stop = next((one for one in causes(error) if isinstance(one, Interrupted)), Interrupted(signal.SIGINT))
-        line = str(stop)
+        ended = next((one for one in causes(error) if isinstance(one, Interrupted)), Interrupted(signal.SIGINT))
+        line = str(ended)
         if checkpoint_exists(folder / CHECKPOINTS / LAST):
             line += f". Continue from the last checkpoint with the same command plus resume={folder}"
         if (folder / CONFIG_FILE).exists():  # else the run has not begun, and its folder is removed
             note(STOPPED, line)
-        raise Interrupted(stop.number, line) from None
+        raise Interrupted(ended.number, line) from None
     except torch.OutOfMemoryError as error:
         line = (
             f"out of memory: {first_line(error)}. Try memory.activation_checkpointing=full, a smaller "

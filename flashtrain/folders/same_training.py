@@ -58,7 +58,7 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
 
 
 def refuse_other_run(folder: Path, settings: Settings, setting: str) -> None:
-    """Raise UserError if a run begun in this run folder, which `setting` names, would overwrite a finished or another."""
+    """Raise UserError if a run in this run folder, which `setting` names, would overwrite a finished or another one."""
     resumed = Path(settings.resume or os.devnull).expanduser().resolve()
     if settings.resume == "auto" or folder.resolve() in (resumed, *resumed.parents):
         return

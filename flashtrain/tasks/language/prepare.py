@@ -76,7 +76,7 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     row_length = attended_context(settings.applied_mask, settings.context)
     throughput = Throughput(
         # Of packed documents only their own tokens' pairs are computed.
-        lambda: model.flops_per_token(setup.task.mean_length or row_length),
+        lambda: model.flops_per_token(getattr(setup.task, "mean_length", None) or row_length),
         settings.trainer.tokens_per_step,
         peak_flops=hardware.peak_flops,
     )
