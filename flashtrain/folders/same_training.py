@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -54,6 +55,17 @@ def find_same(folders: Iterable[Path], settings: Settings, *, take: bool = False
         if same and (not take or try_hold(folder)):
             return folder
     return None
+
+
+def refuse_other_run(folder: Path, settings: Settings, setting: str) -> None:
+    """Raise UserError if a run in this run folder, which `setting` names, would overwrite a finished or another one."""
+    resumed = Path(settings.resume or os.devnull).expanduser().resolve()
+    if settings.resume == "auto" or folder.resolve() in (resumed, *resumed.parents):
+        return
+    differing = _differing(settings, read_settings(folder))
+    if differing or read_summary(folder).get("status") == FINISHED:
+        what = f"a run that differs in {', '.join(differing[:_LISTED])}" if differing else "a finished run"
+        raise UserError(f"{setting}={folder} has {what}. Use another folder, or resume=auto to continue that run.")
 
 
 def newest_first(parent: Path) -> list[Path]:

@@ -58,7 +58,7 @@ def fit(
         hardware: the device to train on.
         folder: the run's folder.
         resumed: the checkpoint to resume from; None: begin anew.
-        started: time.time() at the command's start.
+        started: time.monotonic() at the command's start.
         finish: makes the summary row after the last validation.
 
     Raises:
@@ -86,7 +86,7 @@ def fit(
     trainer = make_trainer(settings, hardware, stage.logs if stage else folder, own, accumulate=batching.accumulate)
     try:
         try:
-            with leading_ranks(), naming_killed_ranks(trainer):
+            with leading_ranks(settings.trainer.ranks > 1), naming_killed_ranks(trainer):
                 trainer.fit(task, data, ckpt_path=str(resumed) if resumed else None, weights_only=True)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

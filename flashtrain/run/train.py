@@ -105,7 +105,7 @@ def train(
         task, settings, hardware: what to train, how, and on which device.
         folder: the run's folder.
         overrides: the command-line settings, for the row.
-        started: time.time() at the command's start.
+        started: time.monotonic() at the command's start.
 
     Raises:
         UserError: a mistake that the user can correct.
@@ -152,7 +152,7 @@ def _fit(
             **prepared.row(trainer),
             "held_out_samples": getattr(prepared.data, "held_out_samples", None),
             **memory_columns(prepared.batching),
-            "seconds": round(time.time() - started, 1),
+            "seconds": round(time.monotonic() - started, 1),
         }
 
     own = prepared.stage.settings if prepared.stage else settings

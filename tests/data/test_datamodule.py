@@ -159,3 +159,14 @@ def test_resuming_says_nothing_about_unreliable_results(data, tmp_path, recwarn)
     fit(data(), tmp_path, callbacks=[saving])
     fit(data(), tmp_path, resume=tmp_path / "saved" / "step=5.ckpt")
     assert not [warning for warning in recwarn if "resum" in str(warning.message)]
+
+
+@pytest.mark.parametrize("name", ["seed", "context", "samples", "tokens"])
+def test_each_number_that_says_what_was_read_is_told_where_it_differs(data, caplog, name):
+    module = data()
+    module.setup()
+    state = module.train_dataloader().state_dict()
+    module.train_dataloader().load_state_dict(state)
+    assert "has changed" not in caplog.text
+    module.train_dataloader().load_state_dict({**state, name: state[name] + 1})
+    assert f"data that has changed ({name} {state[name] + 1} -> {state[name]})" in caplog.text

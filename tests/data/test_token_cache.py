@@ -196,3 +196,16 @@ def test_a_build_killed_midway_leaves_no_cache_and_the_next_one_cleans_up(tmp_pa
     assert int(output) > 0
     assert not list(tmp_path.glob("*.building"))
     assert readings.read_text() == "xx"
+
+
+def test_tokenizers_trained_on_less_and_on_more_of_a_text_have_caches_of_their_own(list_source, tmp_path):
+    """The one learns from the first text alone, which has no letters that are often side by side."""
+    texts = ["abcdefgh" * 4, *["zyzyzyzy" * 20] * 5]
+
+    def tokens(size):
+        spec = TokenizerSpec("bpe", vocab_size=260, sample_bytes=size)
+        return open_or_build(list_source(texts), spec, tmp_path)
+
+    first, second = tokens(8), tokens(sys.maxsize)
+    assert first.folder != second.folder
+    assert second.tokenizer.encode("zyzy") != first.tokenizer.encode("zyzy")

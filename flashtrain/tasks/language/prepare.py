@@ -76,12 +76,13 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
     row_length = attended_context(settings.applied_mask, settings.context)
     throughput = Throughput(
         # Of packed documents only their own tokens' pairs are computed.
-        lambda: model.flops_per_token(task.mean_length or row_length),
+        lambda: model.flops_per_token(getattr(setup.task, "mean_length", None) or row_length),
         settings.trainer.tokens_per_step,
         peak_flops=hardware.peak_flops,
     )
 
     def row(trainer: pl.Trainer) -> dict[str, Any]:
+        task: Any = trainer.lightning_module  # a derived task's own, if it has replaced this one
         # Losses in nats a token, memory in GiB, time in seconds.
         found = {
             "parameters": model.parameter_count(),
@@ -98,7 +99,8 @@ def prepare(settings: Settings, hardware: Hardware) -> TrainingSetup:
         _say_sample(settings, hardware, model, data, trainer)
         return found
 
-    return TrainingSetup(data, task, throughput, batching, description, said, row, tokenizer=data.tokenizer)
+    setup = TrainingSetup(data, task, throughput, batching, description, said, row, tokenizer=data.tokenizer)
+    return setup
 
 
 def make_data(settings: Settings, hardware: Hardware, own: Tokenizer | None = None) -> TextDataModule:
