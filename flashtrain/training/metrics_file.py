@@ -84,7 +84,7 @@ class MetricsFile(Logger):
             file.truncate(size)
         if damaged or (every is not None and done - 1 - last >= every):
             lost = f"{damaged} damaged lines" if damaged else f"no rows of steps {last + 1} to {done - 1}"
-            say(f"{self.path} has {lost}: what is drawn from it has a gap there.")
+            say(f"{self.path} has {lost}: its curves have a gap there.")
         if not self._row:
             self._row_at = size
 
