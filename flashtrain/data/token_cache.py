@@ -258,9 +258,7 @@ def _open(folder: Path) -> OpenTokens | None:
     if not folder.is_dir():
         return None
     meta = read_json(folder / META)
-    one_of(
-        f"dtype in {folder / META}:", str(meta["dtype"]), DTYPES
-    )  # "O" would have numpy follow the tokens as pointers
+    one_of(f"dtype in {folder / META}:", str(meta["dtype"]), DTYPES)  # numpy takes tokens of "O" for pointers
     if CHECKSUMS not in meta:
         log.info("%s has no checksums, since an older version made it: damage in it is not noticed", folder)
     elif checksums(folder / DOCUMENTS) != meta[CHECKSUMS][DOCUMENTS]:

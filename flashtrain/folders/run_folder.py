@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -90,7 +91,8 @@ def check_config(checkpoint: Path, saved: Mapping[str, Any], settings: Settings,
             raise UserError(f"{path} lacks {', '.join(missing)}, which {checkpoint.name} was saved with. Add it there.")
         then = {**{name: here.get(name) for name in names}, **NEWER, **there}  # a newer setting repeats what was
         if changed := [f"{name} {then.get(name)} -> {one}" for name, one in here.items() if then.get(name) != one]:
-            say(f"{path} has changed since {checkpoint.name} was saved: {', '.join(changed)}.")
+            line = f"{path} has changed since {checkpoint.name} was saved: {', '.join(changed)}."
+            say(line, level=logging.WARNING)
     else:
         say(f"{checkpoint} stores no settings, since an older version saved it: {path} is taken as it is.")
     given = {word.lstrip("+").partition("=")[0] for word in words}

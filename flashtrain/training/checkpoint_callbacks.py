@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ class BestCheckpoint(ModelCheckpoint):
             rebuild_paths(held, best.parent)
             super().load_state_dict(held["callbacks"][self.state_key])
         except Exception as error:  # noqa: BLE001 - last.ckpt is whole, whatever became of this file
-            say(f"{best} cannot be read, and the next validation replaces it: {first_line(error)}")
+            reason = first_line(error)
+            say(f"{best} cannot be read, and the next validation replaces it: {reason}", level=logging.WARNING)
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)

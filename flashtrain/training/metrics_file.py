@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +85,7 @@ class MetricsFile(Logger):
             file.truncate(size)
         if damaged or (every is not None and done - 1 - last >= every):
             lost = f"{damaged} damaged lines" if damaged else f"no rows of steps {last + 1} to {done - 1}"
-            say(f"{self.path} has {lost}: its curves have a gap there.")
+            say(f"{self.path} has {lost}: its curves have a gap there.", level=logging.WARNING)
         if not self._row:
             self._row_at = size
 
