@@ -84,7 +84,7 @@ class _Checked:
             size = BLOCK_BYTES // self.tokens.itemsize
             for block in range(begin // size, -(-end // size)):
                 if block in self.unread:
-                    if zlib.crc32(self.tokens[block * size : (block + 1) * size]) != self.unread[block]:
+                    if zlib.crc32(self.tokens[block * size : (block + 1) * size].data) != self.unread[block]:
                         raise _damaged(self.path)
                     self.unread.pop(block, None)  # another thread may have been here
         return self.tokens[place]
@@ -131,10 +131,10 @@ class OpenTokens:
     folder: Path  # of the cache, or the path of the token files
     files: tuple[TokenFile, ...]  # where the tokens are, in order
     offsets: np.ndarray  # (documents + 1,) int64, where each document begins and ends among all tokens
-    key: str  # what identifies the tokens to train on: the name of the cache, or the files' checksums
     own_tokenizer: Tokenizer | None = None  # None for a cache, which has its tokenizer in the folder
     held_out: np.ndarray | None = None  # (documents,) bool: is it named for validation; None: no document is
     has_documents: bool = True  # whether it is known where documents end
+    key: str = ""  # what identifies the tokens to train on: the name of the cache, or the files' checksums
 
     @cached_property
     def tokens(self) -> MappedTokens:
@@ -202,8 +202,9 @@ def open_split(
     held = open_or_build(other, own.tokenizer if trained else tokenizer, cache_dir)
     offsets = np.concatenate([own.offsets, own.offsets[-1] + held.offsets[1:]])
     mask = np.arange(len(offsets) - 1) >= own.documents
-    files = (*own.files, *held.files)
-    return OpenTokens(own.folder, files, offsets, own.key, own.own_tokenizer, mask, own.has_documents)
+    return OpenTokens(
+        own.folder, (*own.files, *held.files), offsets, own.own_tokenizer, mask, own.has_documents, own.key
+    )
 
 
 def open_or_build(
@@ -265,7 +266,7 @@ def _open(folder: Path) -> OpenTokens | None:
         raise _damaged(folder / DOCUMENTS)
     offsets = np.load(folder / DOCUMENTS, mmap_mode="r", allow_pickle=False)
     tokens = TokenFile(folder / TOKENS, meta["dtype"], 0, meta["tokens"], CHECKSUMS in meta)
-    return OpenTokens(folder, (tokens,), offsets, folder.name)
+    return OpenTokens(folder, (tokens,), offsets, key=folder.name)
 
 
 def checksums(path: Path) -> list[int]:

@@ -80,7 +80,7 @@ class TokenFiles(SplitFiles):
                 )
             offsets.append(begin + np.array(ends))
             begin += file.tokens
-        return OpenTokens(self.path, files, np.concatenate(offsets), "-".join(sums), known, has_documents=end >= 0)
+        return OpenTokens(self.path, files, np.concatenate(offsets), known, None, end >= 0, "-".join(sums))
 
 
 def _npy_file(path: Path) -> TokenFile:
@@ -130,7 +130,7 @@ def _checked(file: TokenFile, end_of_text: int, cache: Path) -> np.ndarray:
     for begin in range(0, file.tokens, TOKENS_CHUNK):
         piece = tokens[begin : begin + TOKENS_CHUNK]
         bounds += [int(piece.min()), int(piece.max())]
-        checksum = zlib.crc32(piece, checksum)
+        checksum = zlib.crc32(piece.data, checksum)
         ends.append(begin + 1 + np.flatnonzero(piece == end_of_text))
     last = [] if tokens[-1] == end_of_text else [file.tokens]
     found = np.concatenate([[min(bounds), max(bounds), checksum], *ends, last]).astype(np.int64)
