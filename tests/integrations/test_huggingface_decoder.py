@@ -333,7 +333,7 @@ def test_matrices_in_4_bits_are_trained_beside_and_merged_as_they_were(tmp_path:
     ours.save(tmp_path)
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     torch.testing.assert_close(back(ids).logits, trained, rtol=0, atol=1e-4)
-    with pytest.raises(UserError, match=r"Set model\.adapter=lora"):
+    with pytest.raises(UserError, match=r"add model\.adapter=lora"):
         transformers_decoder(config="llama", changes=sizes, quantize="nf4")
 
 
