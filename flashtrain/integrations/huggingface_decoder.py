@@ -255,28 +255,23 @@ class HuggingFaceDecoder(Trainable):
 
     def _copy(self) -> HuggingFaceDecoder:
         """An adapted model in full precision on the CPU, its frozen weights read anew where they have an origin."""
-
-        def whole(one: Tensor) -> nn.Parameter:
-            dtype = torch.promote_types(one.dtype, torch.float32)
-            value = torch.empty(one.shape, dtype=dtype, device="meta")
-            if self.origin is None:
-                value = getattr(one.detach(), "get_original_weight", one.detach)().to("cpu", dtype, copy=True)
-            return nn.Parameter(value, requires_grad=one.requires_grad)
-
-        made = copy.deepcopy(self, {id(one): whole(one) for one in self.parameters()})
+        parameters, place = {}, "cpu" if self.origin is None else "meta"
+        for one in self.parameters():
+            value = one.detach().to(place, torch.promote_types(one.dtype, torch.float32)).clone()
+            parameters[id(one)] = nn.Parameter(value, requires_grad=one.requires_grad)
+        made = copy.deepcopy(self, parameters)
         made.fill({name: one.cpu() for name, one in self.state_dict().items()})
         return made
 
     def merge(self, folder: Path) -> None:
         """Save the adapters in folder/adapter and merge them into the weights; the model has none afterwards."""
         self.save_adapters(folder / ADAPTER)
-        for _, layer in self.adapters:
+        for name, layer in reversed(self.adapters):  # inner ones first
             base = layer.get_base_layer()
             if hasattr(getattr(base, "weight", None), "get_original_weight"):  # the quantized values used in training
                 base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
             layer.merge()
-        for name, layer in reversed(self.adapters):
-            self.module.set_submodule(name, layer.get_base_layer())
+            self.module.set_submodule(name, base)
         self.module._hf_peft_config_loaded = False
 
     def save_adapters(self, folder: Path) -> None:

@@ -105,8 +105,8 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     routers = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
     if routers and lora.get("target_modules") == "all-linear":
         lora = {**lora, "exclude_modules": routers}
-    matrices = {name for name, one in module.named_modules() if getattr(one, "weight", torch.empty(0)).dim() > 1}
-    matrices -= {*routers}
+    known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in routers]
+    matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
     config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
     try:
         module.add_adapter(config)

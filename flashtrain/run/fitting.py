@@ -146,13 +146,13 @@ class SameCheckpoint(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         saved = [] if self.resumed is None else read_checkpoint(self.resumed, mmap=True).get("optimizer_states", [])
         for optimizer, state in zip(trainer.optimizers, saved, strict=False):
-            pair = (optimizer.param_groups, state["param_groups"])
-            here, there = ([len(group["params"]) for group in groups] for groups in pair)
+            both = (optimizer.param_groups, state["param_groups"])
+            here, there = ([len(group["params"]) for group in groups] for groups in both)
             if here != there:
                 raise UserError(
-                    f"{self.resumed} has an optimizer for groups of {there} weights, and this run's has {here}: other "
-                    "settings, or an older version (optimizer=muon left out experts, stacked biases decayed). Resume "
-                    "it with that version, or start from its weights: weights=RUN."
+                    f"{self.resumed} has optimizer groups of {there} weights, and this run {here}: other settings, or "
+                    "an older version (optimizer=muon left out experts, whose biases decayed). Resume it with that "
+                    "version, or start from its weights: weights=RUN."
                 )
 
 

@@ -66,15 +66,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """Divide the model's trainable parameters into an optimiser's groups: with weight decay, and without.
 
     The rule is GPT-2's, as in nanoGPT and llm.c: parameters with two or more dimensions (linear weights and both
-    embedding tables) decay; biases and norm weights do not, also where one parameter stacks those of all experts.
+    embedding tables) decay; norm weights and biases do not, nor do biases of all experts in one parameter.
     A tied parameter is listed once. An empty group is left out.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    vectors = _vectors(model)
-    groups = [
-        {"params": [p for p in trained if id(p) not in vectors], "weight_decay": weight_decay},
-        {"params": [p for p in trained if id(p) in vectors], "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
+    for name, one in model.named_parameters():
+        if one.requires_grad:
+            groups[one.dim() < 2 or name.endswith("bias")]["params"].append(one)
     return [group for group in groups if group["params"]]
 
 
@@ -97,50 +95,30 @@ def adamw(
     return torch.optim.AdamW(parameter_groups(model, weight_decay), lr=lr, betas=betas, eps=eps, fused=True)
 
 
-def _is_stack(parameter: Tensor) -> bool:
-    return parameter.dim() == 3 and min(parameter.shape[1:]) > 1
-
-
-def _vectors(model: nn.Module) -> set[int]:
-    """The ids of the parameters that are vectors, or stack one vector of each expert."""
-    found: set[int] = set()
-    for module in model.modules():
-        own = dict(module.named_parameters(recurse=False))
-        experts = any(_is_stack(one) for one in own.values()) and not isinstance(module, _ConvNd)
-        stacks = {id(one) for name, one in own.items() if one.dim() == 2 and (experts or name.endswith("bias"))}
-        found |= stacks | {id(one) for one in own.values() if one.dim() < 2}
-    return found
-
-
 def inner_matrices(model: nn.Module) -> list[Tensor]:
     """Return the trainable matrices inside the model, and the stacks (N, rows, columns) of its experts' matrices.
 
-    Whichever module has them. Not among them are the output head, embeddings, weights tied to either, and convolutions.
+    Left out are the output head, embeddings, weights tied to either, and convolutions.
     """
-    outer = [one for one in model.modules() if isinstance(one, nn.Embedding | _ConvNd)]
-    others = {id(one) for module in outer for one in module.parameters(recurse=False)} | _vectors(model)
-    others.add(id(getattr(model, "output_weight", None)))
+    outer = [module for module in model.modules() if isinstance(module, nn.Embedding | _ConvNd)]
+    others = {id(module.weight) for module in outer} | {id(getattr(model, "output_weight", None))}
     return [
         one
         for name, one in model.named_parameters()
-        if one.requires_grad and id(one) not in others and (one.dim() == 2 or _is_stack(one))
-        if not _NO_MATRIX.search(name.rpartition(".")[2])
+        if one.requires_grad and id(one) not in others and not _NO_MATRIX.search(name.rpartition(".")[2])
+        if one.dim() == 2 or (one.dim() == 3 and min(one.shape[1:]) > 1)
     ]
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon, also for stacks (N, rows, columns): each matrix by itself, with one momentum for the stack.
-
-    Of a sharded stack each rank updates its own matrices, which FSDP2 leaves whole.
-    """
+    """torch.optim.Muon, also for stacks (N, rows, columns), each matrix by itself; FSDP2 shards them as whole ones."""
 
     def _init_group(self, group: Any, *lists: list[Tensor]) -> bool:
         found: tuple[list[Tensor], ...] = ([], [], [])  # parameters, gradients, momenta
         super()._init_group(group, *found)
         for ready, tensors in zip(lists, found, strict=True):
             for one in tensors:
-                local = one.to_local() if one.dim() == 3 and hasattr(one, "to_local") else one
-                ready.extend(local.unbind() if one.dim() == 3 else [local])
+                ready.extend(getattr(one, "to_local", lambda one=one: one)().unbind() if one.dim() == 3 else [one])
         return False
 
 
@@ -166,9 +144,7 @@ def muon(
         group["params"] = [p for p in group["params"] if id(p) not in chosen]
     rest.param_groups = [group for group in rest.param_groups if group["params"]]
     flat, stacks = ([one for one in matrices if one.dim() == dimensions] for dimensions in (2, 3))
-    first = Muon(
-        [{"params": flat}], lr=lr, weight_decay=weight_decay, momentum=momentum, adjust_lr_fn="match_rms_adamw"
-    )
+    first = Muon([{"params": flat}], lr, weight_decay, momentum, adjust_lr_fn="match_rms_adamw")
     if stacks:
         first.add_param_group({"params": stacks})  # the constructor refuses them
     return SharedState([first, rest])

@@ -88,13 +88,14 @@ def test_what_decays_is_what_transformers_trainer_lets_decay(kind: str, tmp_path
 
 
 class Experts(nn.Module):
-    """Three experts' matrices in one parameter, their biases in another, and a matrix stored transposed."""
+    """Three experts' matrices in one parameter, their biases in another, and a router."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.up = nn.Parameter(torch.randn(3, 12, 8))
-        self.shift = nn.Parameter(torch.randn(3, 12))
+        self.up_bias = nn.Parameter(torch.randn(3, 12))
+        self.router = nn.Parameter(torch.randn(3, 8))
         self.inside = nn.Linear(8, 6)
 
 
@@ -111,7 +112,8 @@ def test_each_expert_is_updated_as_torchs_muon_updates_a_matrix() -> None:
         optimizer.step()
         theirs.step()
     assert torch.equal(ours.up, torch.stack(alone))
-    assert [one is ours.shift for one in inner_matrices(ours)] == [False, False]
+    names = {id(one): name for name, one in ours.named_parameters()}
+    assert [names[id(one)] for one in inner_matrices(ours)] == ["up", "router", "inside.weight"]
 
 
 def test_a_matrix_may_be_stored_transposed() -> None:
