@@ -118,6 +118,5 @@ def new_folder(parent: Path, name: str) -> Iterator[tuple[Path, Path]]:
         try:
             yield unfinished, folder
             unfinished.rename(folder)
-        except BaseException:  # an interruption too
+        finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise

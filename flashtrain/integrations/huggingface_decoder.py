@@ -33,7 +33,6 @@ from flashtrain_kernels.environment import autocast_dtype
 from flashtrain_kernels.loss_head import IGNORED
 from flashtrain_kernels.masks import HIGH, LOW
 
-ADAPTER = "adapter"  # the folder of the adapters alone, in an export
 BLOCKS_OF_4_BITS = 64 * 256  # torchao quantizes blocks of 64 numbers, and their scales in blocks of 256
 
 
@@ -249,9 +248,9 @@ class HuggingFaceDecoder(Trainable):
             return whole.save(folder)
         folders.save_folder(self.module, folder, None if self.origin is None else folders.folder_of(self.origin))
         read = "transformers.AutoModelForCausalLM.from_pretrained reads it"
-        if not (folder / ADAPTER).exists():
+        if not (folder / "adapter").exists():
             return read
-        return f"adapters merged: {read}; {ADAPTER}/: the adapters alone, peft.PeftModel.from_pretrained reads them"
+        return f"adapters merged: {read}; adapter/: the adapters alone, peft.PeftModel.from_pretrained reads them"
 
     def _copy(self) -> HuggingFaceDecoder:
         """An adapted model in full precision on the CPU, its frozen weights read anew where they have an origin."""
@@ -265,7 +264,7 @@ class HuggingFaceDecoder(Trainable):
 
     def merge(self, folder: Path) -> None:
         """Save the adapters in folder/adapter and merge them into the weights; the model has none afterwards."""
-        self.save_adapters(folder / ADAPTER)
+        self.save_adapters(folder / "adapter")
         for name, layer in reversed(self.adapters):  # inner ones first
             base = layer.get_base_layer()
             if hasattr(getattr(base, "weight", None), "get_original_weight"):  # the quantized values used in training

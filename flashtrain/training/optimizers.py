@@ -118,8 +118,26 @@ class Muon(torch.optim.Muon):
         super()._init_group(group, *found)
         for ready, tensors in zip(lists, found, strict=True):
             for one in tensors:
-                ready.extend(getattr(one, "to_local", lambda one=one: one)().unbind() if one.dim() == 3 else [one])
+                if one.dim() == 3:
+                    ready.extend(getattr(one, "to_local", lambda one=one: one)().unbind())
+                    continue
+                # torch 2.13 cannot update a matrix of fewer rows than devices that share them.
+                few = hasattr(one, "full_tensor") and len(one) < one.device_mesh.size()
+                ready.append(one.full_tensor() if few else one)
+                self._gathered += [(one, ready[-1])] if few else []
         return False
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Run torch's step."""
+        self._gathered: list[tuple[Any, Tensor]] = []
+        loss = super().step(closure)
+        for one, whole in self._gathered:
+            from torch.distributed.tensor import distribute_tensor
+
+            part = distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
+            one.to_local().copy_(part.to_local())
+        return loss
 
 
 def muon(

@@ -46,8 +46,7 @@ def export(trained: TrainedModel, settings: Settings, *, exact: bool = False) ->
         how = model.save(made) or save_decoder(model, made, end_of_text=known_end(trained.tokenizer))
         add_end_ids(made, turn_ends(trained.tokenizer, chat=settings.data.source == "chat"))
         tokenizer = save_tokenizer(trained.tokenizer, made, context=context)
-        note = {**_note(trained.checkpoint), "origin": origin}
-        (made / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+        (made / NOTE).write_text(json.dumps({**_note(trained.checkpoint), "origin": origin}) + "\n", encoding="utf-8")
     say(f"exported step {trained.step} to {folder} ({how}; {tokenizer}){rounding}")
     return folder
 

@@ -8,7 +8,6 @@ from flashtrain.errors import UserError, at_least, between
 from flashtrain.settings import options
 from flashtrain.settings.mask import MaskSettings
 from flashtrain.settings.model import ModelSettings
-from flashtrain.settings.options import option
 from flashtrain.settings.settings import CONTEXT, divisors
 from flashtrain.settings.text import TextSettings
 
@@ -32,7 +31,7 @@ class ExportSettings:
     """What mode=export writes."""
 
     # dtype of the weights; null: that of the Hugging Face folder from which the training began, else theirs in training
-    dtype: str | None = option(None, options.ExportDtype)
+    dtype: str | None = options.option(None, options.ExportDtype)
 
 
 @dataclass
