@@ -114,7 +114,7 @@ class Muon(torch.optim.Muon):
     """torch.optim.Muon, also for stacks (N, rows, columns), each matrix by itself; FSDP2 shards them as whole ones."""
 
     def _init_group(self, group: Any, *lists: list[Tensor]) -> bool:
-        found: tuple[list[Tensor], ...] = ([], [], [])  # parameters, gradients, momenta
+        found: tuple[list[Any], ...] = ([], [], [])  # parameters, gradients, momenta
         super()._init_group(group, *found)
         for ready, tensors in zip(lists, found, strict=True):
             for one in tensors:
