@@ -9,6 +9,7 @@ Shapes: B batch, S sequence, E embedding width, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -241,23 +242,36 @@ class HuggingFaceDecoder(Trainable):
 
     def save(self, folder: Path) -> str:
         """Save the model for from_pretrained, with adapters merged; return in words how to load the folder."""
-        adapted = self.adapters
-        for one in adapted:
-            if self.quantize is not None and _size_in_4_bits(one):  # merge into the quantized values used in training
-                base = one[1].get_base_layer()
-                base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
-            one[1].merge()
-        origin = None if self.origin is None else folders.folder_of(self.origin)
-        with self._without_adapters():
-            self.module._hf_peft_config_loaded = False
-            folders.save_folder(self.module, folder, origin)
-        for _, layer in adapted:
-            layer.unmerge()
+        if self.adapters:  # the model may train on, and peft's merge and unmerge do not undo each other
+            whole = self._copy()
+            whole.merge(folder)
+            return whole.save(folder)
+        folders.save_folder(self.module, folder, None if self.origin is None else folders.folder_of(self.origin))
         read = "transformers.AutoModelForCausalLM.from_pretrained reads it"
-        if not adapted:
+        if not (folder / "adapter").exists():
             return read
-        self.save_adapters(folder / "adapter")
         return f"adapters merged: {read}; adapter/: the adapters alone, peft.PeftModel.from_pretrained reads them"
+
+    def _copy(self) -> HuggingFaceDecoder:
+        """An adapted model in full precision on the CPU, its frozen weights read anew where they have an origin."""
+        parameters, place = {}, "cpu" if self.origin is None else "meta"
+        for one in self.parameters():
+            value = one.detach().to(place, torch.promote_types(one.dtype, torch.float32)).clone()
+            parameters[id(one)] = nn.Parameter(value, requires_grad=one.requires_grad)
+        made = copy.deepcopy(self, parameters)
+        made.fill({name: one.cpu() for name, one in self.state_dict().items()})
+        return made
+
+    def merge(self, folder: Path) -> None:
+        """Save the adapters in folder/adapter and merge them into the weights; the model has none afterwards."""
+        self.save_adapters(folder / "adapter")
+        for name, layer in reversed(self.adapters):  # inner ones first
+            base = layer.get_base_layer()
+            if hasattr(getattr(base, "weight", None), "get_original_weight"):  # the quantized values used in training
+                base.weight = nn.Parameter(base.weight.detach().get_original_weight(), requires_grad=False)
+            layer.merge()
+            self.module.set_submodule(name, base)
+        self.module._hf_peft_config_loaded = False
 
     def save_adapters(self, folder: Path) -> None:
         """Save the adapters alone, for PeftModel.from_pretrained(model, folder)."""

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from flashtrain.announce import say
 from flashtrain.data.tokenizers import Tokenizer, huggingface_tokenizer
 from flashtrain.errors import UserError, first_line
 from flashtrain.files.disk import write_atomically
@@ -121,6 +122,9 @@ def read_weights(model: Any, folder: Path, device: torch.device) -> None:
             more = f", and so of {len(names) - 1} others" if len(names) > 1 else ""
             raise UserError(f"the weights in {folder} are of another model: '{names[0]}' {what}{more}.")
     model.tie_weights(missing_keys=loaded.missing_keys, recompute_mapping=False)
+    model._adjust_missing_and_unexpected_keys(loaded)  # leaves what transformers warns of
+    if unknown := sorted(loaded.unexpected_keys):
+        say(f"{len(unknown)} weights in {folder} are not of the model that {CONFIG} describes: '{unknown[0]}', ...")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained.get(name, True))
     fill_buffers(model, device)

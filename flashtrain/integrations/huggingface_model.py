@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from torch import nn
 
 from flashtrain.announce import say
 from flashtrain.errors import UserError, first_line, needs_package, one_of, unknown
@@ -102,7 +103,12 @@ def _add_adapters(module: Any, lora: Mapping[str, Any], name: str) -> None:
     with needs_package("model.adapter=lora", "peft", "hub"):
         from peft import LoraConfig, __version__
     module.name_or_path = name  # the base model that saved adapters name
-    matrices = [name for name, one in module.named_modules() if getattr(one, "weight", torch.empty(0)).dim() > 1]
+    # Phi-MoE's and Llama 4's routers are nn.Linear, but return tuples, which peft's layers do not.
+    routers = [n for n, one in module.named_modules() if isinstance(one, nn.Linear) and "Router" in type(one).__name__]
+    if routers and lora.get("target_modules") == "all-linear":
+        lora = {**lora, "exclude_modules": routers}
+    known = [(name, getattr(one, "weight", None)) for name, one in module.named_modules() if name not in routers]
+    matrices = [name for name, weight in known if weight is not None and weight.dim() > 1]
     config, refusal = LoraConfig(task_type="CAUSAL_LM", **lora), None
     try:
         module.add_adapter(config)

@@ -28,6 +28,7 @@ OptimizerStates = Literal["full", "8bit", "host"]
 Schedule = Literal["constant", "cosine", "linear"]  # likewise
 Strategy = Literal["auto", "ddp", "fsdp", "context_parallel"]
 # text
+ExportDtype = Literal["float32", "bfloat16", "float16"]
 EncodingErrors = Literal["strict", "replace"]
 Source = Literal["stdlib", "packages", "files", "hub", "tokens", "mixture", "chat"]  # likewise
 TokenDtype = Literal["uint16", "uint32"]

@@ -266,6 +266,24 @@ def test_adapters_of_experts_are_pefts_and_are_written_merged_and_apart(kind: st
         torch.testing.assert_close(back(ids).logits, expected.logits, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["phimoe", "llama4_text"])
+def test_routers_that_return_several_tensors_get_no_adapter(kind: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.undo()
+    base, run, ids = tmp_path / "base", tmp_path / "run", tiny.tokens(1, 13)
+    config = transformers.AutoConfig.for_model(kind, **{**tiny.LLAMA_LIKE, "num_local_experts": 4, "head_dim": 8})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
+    ours = transformers_decoder(str(base), lora=LORA)
+    ours.materialise(CPU)
+    assert not [name for name, _ in ours.adapters if "router" in name]
+    draw_adapters(ours).train().loss(ids, labels_of(ids)).backward()
+    assert all(one.grad is not None for one in ours.parameters() if one.requires_grad)
+    ours.eval().save(run)
+    back = transformers.AutoModelForCausalLM.from_pretrained(run, attn_implementation="eager")
+    torch.testing.assert_close(back(ids).logits, ours(ids), rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match=r"unknown layer in model\.adapter_targets 'router'"):
+        transformers_decoder(str(base), lora={**LORA, "target_modules": ["q_proj", "router"]})
+
+
 @pytest.mark.parametrize("targets", [["q_proj", "v_prj"], ["v_prj"]])
 def test_a_target_that_no_layer_has_is_refused_with_the_near_name(targets: list[str]) -> None:
     pytest.importorskip("peft")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from flashtrain.command.checkpoint_settings import settings_from_checkpoint
 from flashtrain.command.compose import compose_settings
 from flashtrain.command.overrides import plain_words
 from flashtrain.errors import UserError
-from flashtrain.folders.new_folder import make_unique
+from flashtrain.folders.new_folder import make_unique, new_folder
 from flashtrain.folders.run_folder import (
     BEST,
     CHECKPOINTS,
@@ -61,6 +64,29 @@ def test_groups_of_other_tasks_in_an_older_config_yaml_are_left_out(tmp_path) ->
 
 def test_two_folders_of_the_same_name_are_two_folders(tmp_path) -> None:
     assert [make_unique(tmp_path, "a").name for _ in range(3)] == ["a", "a-2", "a-3"]
+
+
+def test_a_folder_appears_when_it_is_whole_and_a_kill_leaves_none(tmp_path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=killed_in_new_folder, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not [one for one in tmp_path.iterdir() if not one.name.startswith(".")]
+    with new_folder(tmp_path, "export") as (made, folder):
+        assert not any(made.iterdir())  # what was left is gone
+        (made / "config.json").write_text("{}")
+        assert not folder.exists()
+    assert [one.name for one in folder.iterdir()] == ["config.json"]
+    with new_folder(tmp_path, "export") as (_, another):
+        pass
+    assert (folder.name, another.name) == ("export", "export-2")
+    assert not list(tmp_path.glob(".*.unfinished"))
+
+
+def killed_in_new_folder(parent: Path) -> None:
+    with new_folder(parent, "export") as (made, _):
+        (made / "old.safetensors").write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_run_folder_gives_its_last_checkpoint_to_go_on_and_its_best_to_use(tmp_path) -> None:
