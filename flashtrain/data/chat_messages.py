@@ -80,13 +80,25 @@ def forms(messages: Messages) -> Iterator[Messages]:
         yield found
 
 
-def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
-    """Replace each tool call's name and arguments by a placeholder, to find out whether a template writes them.
+def as_lists(messages: Messages) -> Messages:
+    """Write each content that is a text as a list of this text."""
+    texts = [one["content"] if isinstance(one.get("content"), str) else "" for one in messages]
+    pairs = zip(messages, texts, strict=True)
+    return [{**one, "content": [{"type": "text", "text": text}]} if text else one for one, text in pairs]
+
+
+def with_placeholders(messages: Messages) -> tuple[Messages, dict[str, int]]:
+    """Replace each content, and each tool call's name and arguments, to find out whether a template writes them.
 
     Returns:
         The changed messages, and for each placeholder the number of its message, from 1.
     """
-    found, words = deepcopy(messages) if any(_calls(messages)) else messages, {}
+    found, words = deepcopy(messages), {}
+    for number, message in enumerate(found, start=1):
+        if (content := message.get("content")) and isinstance(content, str | list):
+            word = f"content_{number}_word"
+            message["content"] = word if isinstance(content, str) else [{"type": "text", "text": word}]
+            words[word] = number
     for place, (number, called) in enumerate(_calls(found)):
         word = f"call_{place}_word"
         arguments = {word: word}
@@ -96,6 +108,12 @@ def with_other_calls(messages: Messages) -> tuple[Messages, dict[str, int]]:
         }
         words[word] = number
     return found, words
+
+
+def shape_of(messages: Messages) -> int:
+    """Return a number that is the same for conversations of the same roles, fields, kinds of content, and calls."""
+    fields = tuple((one["role"], type(one.get("content")), *((key, bool(one[key])) for key in one)) for one in messages)
+    return hash((fields, *((number, type(called.get("arguments"))) for number, called in _calls(messages))))
 
 
 def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from flashtrain.data.chat_messages import Messages, forms, joined, with_other_calls
+from flashtrain.data.chat_messages import Messages, as_lists, forms, joined, shape_of, with_placeholders
 from flashtrain.data.huggingface_tokenizer import HuggingFaceTokenizer
 from flashtrain.errors import UserError, first_line, needs_package
 
@@ -19,10 +20,15 @@ Tools = list[Any] | None
 
 
 class ChatRendering:
-    """Renders conversations with a tokenizer's chat template, and encodes them. Raises UserError for invalid Jinja."""
+    """Renders conversations with a tokenizer's chat template, and encodes them. Raises UserError for invalid Jinja.
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+    If `lists` is true, contents become lists of texts where the template does not write them as texts.
+    """
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, *, lists: bool = True) -> None:
         self.tokenizer = tokenizer
+        self.lists = lists
+        self._known: dict[tuple[Any, ...], Any] = {}  # what the template does to conversations of one shape
         given = tokenizer.config.get("chat_template")
         self.templates: dict[str, Any] = {} if given is None else {"default": given}
         if isinstance(given, list):  # tokenizer_config.json may hold several
@@ -48,28 +54,66 @@ class ChatRendering:
         return list(self._rendered(messages, tools, return_assistant_tokens_mask=True)[1][0])
 
     def accepted(self, messages: Messages, tools: Tools) -> Messages:
-        """Return the messages in the first of `forms` that the template accepts. Raises UserError if there is none."""
-        refused = []
-        for form in forms(joined(messages)):
+        """Return the messages in the first of `forms` that the template writes, or else accepts.
+
+        Raises UserError if it accepts none.
+        """
+        refused, accepted, texts = [], [], joined(messages)
+        for form in chain(forms(texts), forms(as_lists(messages)) if self.lists else ()):
             try:
-                self._check_calls(form, tools)
-                return self._with_lists(form, messages, tools)
+                written = not self.unwritten(form, tools)
             except UserError as error:
                 refused.append(error)
-        raise refused[-1]
+                continue
+            accepted.append(self._with_lists(form, messages, tools))
+            if written or not self.lists:
+                return accepted[-1]
+        if accepted:
+            return accepted[0]
+        if "tool_calls" in self._template(tools):
+            raise next((error for error in refused if error.__cause__ is None), refused[0])
+        raise UserError("the chat template knows no tool calls. Set data.chat_template=FILE, one that writes them.")
 
-    def _check_calls(self, messages: Messages, tools: Tools) -> None:
-        changed, words = with_other_calls(messages)
-        text = self.text(changed, tools) if words else ""
-        for word, number in words.items():
-            if word not in text:
-                raise UserError(
-                    f"message {number}: its tool calls are not in the text. Set another data.chat_template."
-                )
+    def unwritten(self, messages: Messages, tools: Tools) -> set[int]:
+        """Return the numbers, from 1, of the messages whose content the template does not write.
+
+        Raises UserError if it does not write a tool call.
+        """
+        key = ("unwritten", bool(tools), shape_of(messages))
+        if key not in self._known:
+            changed, words = with_placeholders(messages)
+            called = [word for word in words if word.startswith("call")]
+            try:
+                text = self.text(changed, tools)
+            except UserError:
+                if called:
+                    raise
+                text = ""
+            for word in called:
+                if word not in text:
+                    raise UserError(
+                        f"message {words[word]}: the chat template does not write its tool calls. Set "
+                        "data.chat_template=FILE, one that does."
+                    )
+            self._known[key] = {number for word, number in words.items() if word not in text}
+        return self._known[key]
+
+    def ignores(self, name: str, role: str, messages: Messages, tools: Tools) -> bool:
+        """Return whether the template writes the same text without a field of this role's messages."""
+        key = (name, role, bool(tools), shape_of(messages))
+        if key not in self._known:
+            without = [{one: m[one] for one in m if one != name or m["role"] != role} for m in messages]
+            try:
+                self._known[key] = self.text(without, tools) == self.text(messages, tools)
+            except UserError:
+                self._known[key] = False
+        return self._known[key]
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
         """The messages with the given lists of texts, if the template writes a list of one text like the text."""
         at = [place for place, one in enumerate(given) if isinstance(one.get("content"), list)]
+        if any(isinstance(texts[place]["content"], list) for place in at):
+            return texts
         single, lists = list(texts), list(texts)
         for place in at:
             single[place] = {**texts[place], "content": [{"type": "text", "text": texts[place]["content"]}]}

@@ -21,6 +21,7 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TRAIN_ON = get_args(options.TrainOn)
+READ = ("role", "tool_calls", "weight")  # fields of messages that are looked after elsewhere
 
 
 @dataclass(eq=False)
@@ -35,6 +36,7 @@ class ChatTemplate:
     template: str | None = None  # Jinja that replaces the tokenizer's own template
     train_on: str = "assistant"  # which tokens get labels, "assistant" or "all"
     text_column: str = "text"  # of rows of plain text
+    check_answers: bool = True  # False: learn whatever the template writes, as runs begun before this check
 
     def __post_init__(self) -> None:
         one_of("data.train_on", self.train_on, TRAIN_ON)
@@ -45,15 +47,22 @@ class ChatTemplate:
             )
         self.endless = 0  # conversations without a label that teaches the model to stop
         self.rewritten = 0  # conversations that are split into one document per answer
+        self.left_out: Counter[str] = Counter()  # conversations, by what the template does not write
         self.formats: Counter[str] = Counter()  # rows of other formats, by the line that says how they are read
         if self.template is not None:
             self.tokenizer.config["chat_template"] = self.template  # it is saved with the tokenizer
-        self._rendering = ChatRendering(self.tokenizer)
+        self._rendering = ChatRendering(self.tokenizer, lists=self.check_answers)
         self._answers = ChatAnswers(self._rendering)
 
     def key(self) -> str:
         """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
-        parts = (3, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
+        parts = (
+            4 if self.check_answers else 3,
+            self._rendering.templates,
+            self._rendering.special,
+            self.train_on,
+            self.text_column,
+        )
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
@@ -94,16 +103,51 @@ class ChatTemplate:
         messages = self._rendering.accepted(messages, tools)
         whole = self._rendering.text(messages, tools)
         if self.train_on == "all":
+            self._check(messages, tools, [], [Piece(whole, ())])
             return [Piece(whole, ())]
-        answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
+        answers = [at for at in range(first, len(messages)) if self._is_learned(messages, at)]
         if not answers:
             raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
         found = self._answers.pieces(messages, tools, answers, whole, first)
         if not any(piece.learnt for piece in found):
             raise UserError("the chat template leaves out all answers. Set another one, data.chat_template=FILE.")
+        self._check(messages, tools, answers, found)
         self.endless += self._answers.endless
         self.rewritten += len(found) > 1
         return found
+
+    def _is_learned(self, messages: Messages, at: int) -> bool:
+        """Whether a message is an answer whose weight is not 0. Raises UserError for a weight other than 0 and 1."""
+        weight = messages[at].get("weight", 1) if self.check_answers else 1
+        if messages[at]["role"] == "assistant" and weight not in (0, 1):
+            raise UserError(f"message {at + 1} has weight {weight!r}: expected 0 (not learned) or 1.")
+        return messages[at]["role"] == "assistant" and weight == 1
+
+    def _check(self, messages: Messages, tools: Tools, answers: Sequence[int], pieces: Sequence[Piece]) -> None:
+        """Count what the template leaves out. Raises UserError if that is what an answer says."""
+        if not self.check_answers:
+            return
+        text, place = _words("".join(piece.text for piece in pieces)), 0
+        learnt = _words("".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt))
+        lost = set()
+        for at, message in enumerate(messages):
+            for name, value in message.items():
+                words = _words(value)
+                if name == "content" and at in answers:
+                    begin = learnt.find(words, place)
+                    place = max(place, begin + len(words))
+                    marked = words in text and self._rendering.marks(tools)
+                    if begin < 0 and (marked or at + 1 in self._rendering.unwritten(messages, tools)):
+                        raise UserError(
+                            f"message {at + 1}: the chat template does not write its content where it is learned. Set "
+                            "data.chat_template=FILE, one that does, or take the content out."
+                        )
+                    # Not all is in the text: a thought may be taken out. ("<think>" may stand in the prompt, unlearned.)
+                    lost |= {("words", "answers")} if words not in text else set()
+                elif value and name not in READ and not (words and words in text):
+                    lost.add((name, message["role"]))
+        found = [one for one in lost if self._rendering.ignores(*one, messages, tools)]
+        self.left_out.update(f"{name} of {role}" for name, role in found)
 
     @property
     def end_ids(self) -> list[int]:
@@ -149,3 +193,10 @@ class ChatTemplate:
             return [Piece(text, ((len(prompt), len(text)),), plain=True)]
         before = messages_of(prompt, "prompt")
         return self._conversation(before + messages_of(completion, "completion"), tools, len(before))
+
+
+def _words(value: object) -> str:
+    """A text, or the texts of a content, without white space, which templates change; "" for another value."""
+    if isinstance(value, list):
+        value = "".join(str(part.get("text", "")) for part in value if isinstance(part, dict))
+    return "".join(value.split()) if isinstance(value, str) else ""
