@@ -71,7 +71,7 @@ def forms(messages: Messages) -> Iterator[Messages]:
     contents: tuple[dict[str, Any], ...] = ({}, {"content": ""}, {"content": None})
     for content, as_text in product(contents, (False, True)):
         found = deepcopy([{**content, **one} if one.get("tool_calls") else one for one in messages])
-        for number, called in _calls(found):
+        for number, _, called in _calls(found):
             arguments = called.get("arguments")
             if isinstance(arguments, str) and not as_text:
                 called["arguments"] = parse_json(arguments, f"message {number}: a call's arguments")
@@ -82,9 +82,9 @@ def forms(messages: Messages) -> Iterator[Messages]:
 
 def as_lists(messages: Messages) -> Messages:
     """Write each content that is a text as a list of this text."""
-    texts = [one["content"] if isinstance(one.get("content"), str) else "" for one in messages]
-    pairs = zip(messages, texts, strict=True)
-    return [{**one, "content": [{"type": "text", "text": text}]} if text else one for one, text in pairs]
+    lists = [[{"type": "text", "text": one.get("content")}] for one in messages]
+    pairs = zip(messages, lists, strict=True)
+    return [{**one, "content": parts} if isinstance(one.get("content"), str) else one for one, parts in pairs]
 
 
 def with_placeholders(messages: Messages) -> tuple[Messages, dict[str, int]]:
@@ -99,7 +99,7 @@ def with_placeholders(messages: Messages) -> tuple[Messages, dict[str, int]]:
             word = f"content_{number}_word"
             message["content"] = word if isinstance(content, str) else [{"type": "text", "text": word}]
             words[word] = number
-    for place, (number, called) in enumerate(_calls(found)):
+    for place, (number, _, called) in enumerate(_calls(found)):
         word = f"call_{place}_word"
         arguments = {word: word}
         called |= {
@@ -111,16 +111,17 @@ def with_placeholders(messages: Messages) -> tuple[Messages, dict[str, int]]:
 
 
 def shape_of(messages: Messages) -> int:
-    """Return a number that is the same for conversations of the same roles, fields, kinds of content, and calls."""
-    fields = tuple((one["role"], type(one.get("content")), *((key, bool(one[key])) for key in one)) for one in messages)
-    return hash((fields, *((number, type(called.get("arguments"))) for number, called in _calls(messages))))
+    """Return a number that is the same for conversations of the same roles, and kinds of fields and calls."""
+    fields = tuple((one["role"], *((key, type(one[key]), bool(one[key])) for key in one)) for one in messages)
+    calls = ((number, *call, *called, type(called.get("arguments"))) for number, call, called in _calls(messages))
+    return hash((fields, *calls))
 
 
-def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The function of each tool call (name, arguments), with the number of its message."""
+def _calls(messages: Messages) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+    """Each tool call and its function (name, arguments), with the number of its message."""
     for number, message in enumerate(messages, start=1):
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             called = call.get("function", call) if isinstance(call, dict) else None
             if isinstance(called, dict):
-                yield number, called
+                yield number, call, called

@@ -20,14 +20,11 @@ Tools = list[Any] | None
 
 
 class ChatRendering:
-    """Renders conversations with a tokenizer's chat template, and encodes them. Raises UserError for invalid Jinja.
-
-    If `lists` is true, contents become lists of texts where the template does not write them as texts.
-    """
+    """Renders conversations with a tokenizer's chat template, and encodes them. Raises UserError for invalid Jinja."""
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, *, lists: bool = True) -> None:
         self.tokenizer = tokenizer
-        self.lists = lists
+        self.lists = lists  # whether contents become lists of texts where the template does not write them as texts
         self._known: dict[tuple[Any, ...], Any] = {}  # what the template does to conversations of one shape
         given = tokenizer.config.get("chat_template")
         self.templates: dict[str, Any] = {} if given is None else {"default": given}
@@ -70,56 +67,55 @@ class ChatRendering:
                 return accepted[-1]
         if accepted:
             return accepted[0]
-        if "tool_calls" in self._template(tools):
-            raise next((error for error in refused if error.__cause__ is None), refused[0])
-        raise UserError("the chat template knows no tool calls. Set data.chat_template=FILE, one that writes them.")
+        if "tool_calls" not in self._template(tools):
+            raise UserError("the chat template knows no tool calls. Set data.chat_template=FILE, one that does.")
+        raise refused[0]
 
     def unwritten(self, messages: Messages, tools: Tools) -> set[int]:
-        """Return the numbers, from 1, of the messages whose content the template does not write.
+        """Return the numbers, from 1, of messages whose content the template leaves out, or of an answer unmarked.
 
-        Raises UserError if it does not write a tool call.
+        Raises UserError if it leaves out a tool call.
         """
         key = ("unwritten", bool(tools), shape_of(messages))
         if key not in self._known:
             changed, words = with_placeholders(messages)
-            called = [word for word in words if word.startswith("call")]
             try:
                 text = self.text(changed, tools)
+                spans = self.marked(changed, tools) if self.marks(tools) else [(0, len(text))]
             except UserError:
-                if called:
+                if any(word.startswith("call") for word in words):
                     raise
-                text = ""
-            for word in called:
-                if word not in text:
-                    raise UserError(
-                        f"message {words[word]}: the chat template does not write its tool calls. Set "
-                        "data.chat_template=FILE, one that does."
-                    )
-            self._known[key] = {number for word, number in words.items() if word not in text}
+                text, spans = "", []
+            said = {"assistant": "".join(text[begin:end] for begin, end in spans)}
+            lost = set()
+            for word, number in words.items():
+                if word.startswith("content") and word not in said.get(messages[number - 1]["role"], text):
+                    lost.add(number)
+                elif word not in text:
+                    line = f"message {number}: the chat template does not write its tool calls"
+                    raise UserError(f"{line}. Set data.chat_template=FILE, one that does.")
+            self._known[key] = lost
         return self._known[key]
 
     def ignores(self, name: str, role: str, messages: Messages, tools: Tools) -> bool:
-        """Return whether the template writes the same text without a field of this role's messages."""
+        """Return whether the template never writes this field of a role: it may write it in the last message alone."""
         key = (name, role, bool(tools), shape_of(messages))
         if key not in self._known:
-            without = [{one: m[one] for one in m if one != name or m["role"] != role} for m in messages]
+            last = max(at for at, one in enumerate(messages, start=1) if one["role"] == role and one.get(name))
+            without = [{one: m[one] for one in m if one != name or m["role"] != role} for m in messages[:last]]
             try:
-                self._known[key] = self.text(without, tools) == self.text(messages, tools)
-            except UserError:
+                self._known[key] = self.text(without, tools) == self.text(messages[:last], tools)
+            except UserError:  # the template reads the field
                 self._known[key] = False
         return self._known[key]
 
     def _with_lists(self, texts: Messages, given: Messages, tools: Tools) -> Messages:
         """The messages with the given lists of texts, if the template writes a list of one text like the text."""
-        at = [place for place, one in enumerate(given) if isinstance(one.get("content"), list)]
-        if any(isinstance(texts[place]["content"], list) for place in at):
-            return texts
-        single, lists = list(texts), list(texts)
-        for place in at:
-            single[place] = {**texts[place], "content": [{"type": "text", "text": texts[place]["content"]}]}
-            lists[place] = {**texts[place], "content": given[place]["content"]}
+        lists, single, one_list = list(texts), list(texts), as_lists(texts)
+        for at in [at for at, one in enumerate(given) if isinstance(one.get("content"), list)]:
+            lists[at], single[at] = {**texts[at], "content": given[at]["content"]}, one_list[at]
         try:
-            return lists if at and self.text(single, tools) == self.text(texts, tools) else texts
+            return lists if lists != texts and self.text(single, tools) == self.text(texts, tools) else texts
         except UserError:
             return texts
 

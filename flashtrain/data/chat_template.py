@@ -21,7 +21,7 @@ from flashtrain.errors import UserError, one_of
 from flashtrain.settings import options
 
 TRAIN_ON = get_args(options.TrainOn)
-READ = ("role", "tool_calls", "weight")  # fields of messages that are looked after elsewhere
+READ = ("role", "content", "tool_calls", "weight")  # fields of messages that are looked after elsewhere
 
 
 @dataclass(eq=False)
@@ -56,13 +56,8 @@ class ChatTemplate:
 
     def key(self) -> str:
         """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
-        parts = (
-            4 if self.check_answers else 3,
-            self._rendering.templates,
-            self._rendering.special,
-            self.train_on,
-            self.text_column,
-        )
+        version = 4 if self.check_answers else 3
+        parts = (version, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
@@ -105,7 +100,8 @@ class ChatTemplate:
         if self.train_on == "all":
             self._check(messages, tools, [], [Piece(whole, ())])
             return [Piece(whole, ())]
-        answers = [at for at in range(first, len(messages)) if self._is_learned(messages, at)]
+        answers = [at for at, one in enumerate(messages) if one["role"] == "assistant" and at >= first]
+        answers = [at for at in answers if not self.check_answers or _weight(at, messages[at])]
         if not answers:
             raise UserError("no message to learn has the role assistant. Add one, or set data.train_on=all.")
         found = self._answers.pieces(messages, tools, answers, whole, first)
@@ -116,38 +112,24 @@ class ChatTemplate:
         self.rewritten += len(found) > 1
         return found
 
-    def _is_learned(self, messages: Messages, at: int) -> bool:
-        """Whether a message is an answer whose weight is not 0. Raises UserError for a weight other than 0 and 1."""
-        weight = messages[at].get("weight", 1) if self.check_answers else 1
-        if messages[at]["role"] == "assistant" and weight not in (0, 1):
-            raise UserError(f"message {at + 1} has weight {weight!r}: expected 0 (not learned) or 1.")
-        return messages[at]["role"] == "assistant" and weight == 1
-
     def _check(self, messages: Messages, tools: Tools, answers: Sequence[int], pieces: Sequence[Piece]) -> None:
         """Count what the template leaves out. Raises UserError if that is what an answer says."""
         if not self.check_answers:
             return
-        text, place = _words("".join(piece.text for piece in pieces)), 0
-        learnt = _words("".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt))
-        lost = set()
-        for at, message in enumerate(messages):
-            for name, value in message.items():
-                words = _words(value)
-                if name == "content" and at in answers:
-                    begin = learnt.find(words, place)
-                    place = max(place, begin + len(words))
-                    marked = words in text and self._rendering.marks(tools)
-                    if begin < 0 and (marked or at + 1 in self._rendering.unwritten(messages, tools)):
-                        raise UserError(
-                            f"message {at + 1}: the chat template does not write its content where it is learned. Set "
-                            "data.chat_template=FILE, one that does, or take the content out."
-                        )
-                    # Not all is in the text: a thought may be taken out. ("<think>" may stand in the prompt, unlearned.)
-                    lost |= {("words", "answers")} if words not in text else set()
-                elif value and name not in READ and not (words and words in text):
-                    lost.add((name, message["role"]))
-        found = [one for one in lost if self._rendering.ignores(*one, messages, tools)]
-        self.left_out.update(f"{name} of {role}" for name, role in found)
+        text = _bare("".join(piece.text for piece in pieces))
+        learnt = _bare("".join(piece.text[begin:end] for piece in pieces for begin, end in piece.learnt))
+        unwritten = {number - 1 for number in self._rendering.unwritten(messages, tools)}
+        found = {f"content of {messages[at]['role']}" for at in unwritten.difference(answers)}
+        for at, content in [(at, _bare(messages[at].get("content"))) for at in answers]:
+            if at in unwritten and content not in learnt:
+                line = f"message {at + 1}: the chat template does not write its content where it is learned"
+                raise UserError(f"{line}. Set data.chat_template=FILE, one that does, or take the content out.")
+            if content not in text:
+                found.add("words of answers")  # such as a thought
+        for name, role in {(name, one["role"]) for one in messages for name in one if one[name] and name not in READ}:
+            if self._rendering.ignores(name, role, messages, tools):
+                found.add(f"{name} of {role}")
+        self.left_out.update(found)
 
     @property
     def end_ids(self) -> list[int]:
@@ -195,8 +177,15 @@ class ChatTemplate:
         return self._conversation(before + messages_of(completion, "completion"), tools, len(before))
 
 
-def _words(value: object) -> str:
-    """A text, or the texts of a content, without white space, which templates change; "" for another value."""
-    if isinstance(value, list):
-        value = "".join(str(part.get("text", "")) for part in value if isinstance(part, dict))
-    return "".join(value.split()) if isinstance(value, str) else ""
+def _weight(at: int, message: Mapping[str, Any]) -> int:
+    """OpenAI's weight of an answer. Raises UserError if it is not 0 or 1."""
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise UserError(f"message {at + 1} has weight {weight!r}: expected 0 (not learned) or 1.")
+    return int(weight)
+
+
+def _bare(content: Any) -> str:
+    """A content's text without white space, which templates change."""
+    text = "".join(part["text"] for part in content) if isinstance(content, list) else str(content or "")
+    return "".join(text.split())
