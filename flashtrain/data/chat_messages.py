@@ -93,7 +93,7 @@ def with_placeholders(messages: Messages) -> tuple[Messages, dict[str, int]]:
     Returns:
         The changed messages, and for each placeholder the number of its message, from 1.
     """
-    found, words = deepcopy(messages), {}
+    found, words = [deepcopy(message) for message in messages], {}
     for number, message in enumerate(found, start=1):
         if (content := message.get("content")) and isinstance(content, str | list):
             word = f"content_{number}_word"

@@ -98,13 +98,18 @@ class ChatRendering:
         return self._known[key]
 
     def ignores(self, name: str, role: str, messages: Messages, tools: Tools) -> bool:
-        """Return whether the template never writes this field of a role: it may write it in the last message alone."""
+        """Return whether another value of this field, in a role's messages, gives the same text."""
         key = (name, role, bool(tools), shape_of(messages))
         if key not in self._known:
             last = max(at for at, one in enumerate(messages, start=1) if one["role"] == role and one.get(name))
-            without = [{one: m[one] for one in m if one != name or m["role"] != role} for m in messages[:last]]
+            others = [dict(one) for one in messages[:last]]  # it may be written in the last message alone
+            for one in others:
+                if one["role"] == role and isinstance(one.get(name), str):
+                    one[name] += "x"
+                elif one["role"] == role:
+                    one.pop(name, None)
             try:
-                self._known[key] = self.text(without, tools) == self.text(messages[:last], tools)
+                self._known[key] = self.text(others, tools) == self.text(messages[:last], tools)
             except UserError:  # the template reads the field
                 self._known[key] = False
         return self._known[key]
