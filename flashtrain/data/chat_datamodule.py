@@ -76,8 +76,7 @@ class ChatDataModule(TextDataModule):
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = TokenizerSpec(str(tokenizer))
         made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
-        reading = {"train_on": train_on, "text_column": text_column, "check_answers": check_answers}
-        self.template = ChatTemplate(made, template=template, **reading)
+        self.template = ChatTemplate(made, template, train_on, text_column, check_answers)
         self.too_long = too_long
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),
