@@ -107,6 +107,7 @@ class ChatSource:
         whole, template = 0, self.template
         template.rewritten = template.endless = 0
         template.formats.clear()
+        template.left_out.clear()
         for where, row in self.rows.rows(refuse):
             try:
                 found = template.pieces(row)
@@ -125,6 +126,8 @@ class ChatSource:
             log.warning("skipped %s of %s rows, which are broken. The first: %s", f"{len(broken):,}", rows, broken[0])
         for line, number in template.formats.items():
             log.info("%s rows have %s", f"{number:,}", line)
+        if lost := ", ".join(f"{name} ({count:,})" for name, count in template.left_out.most_common()):
+            log.warning("the chat template leaves out, of so many conversations: %s", lost)
         if template.rewritten:
             log.warning(
                 "the chat template rewrites earlier turns, so %s conversations are split into one document per answer, "

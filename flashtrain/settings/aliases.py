@@ -49,7 +49,10 @@ RENAMED = {
 }
 
 # A setting that a run's configuration lacks since it is newer than the run, and the value that repeats what it did.
-NEWER: dict[str, Any] = {"export.dtype": "float32"}
+NEWER: dict[str, Any] = {
+    "data.check_answers": False,
+    "export.dtype": "float32",
+}
 
 
 @cache

@@ -136,7 +136,8 @@ def _module(data: DataSettings) -> Callable[..., TextDataModule]:
     from flashtrain.data.chat_datamodule import ChatDataModule
     from flashtrain.data.chat_rendering import read_template
 
-    own = {name: getattr(data, name) for name in ("train_on", "text_column", "too_long", "skip_broken")}
+    names = ("train_on", "text_column", "check_answers", "too_long", "skip_broken")
+    own = {name: getattr(data, name) for name in names}
     return partial(ChatDataModule, template=read_template(data.chat_template), **own)
 
 
