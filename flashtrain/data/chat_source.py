@@ -16,7 +16,7 @@ from flashtrain.data.chat_answers import Piece
 from flashtrain.data.chat_template import ChatTemplate
 from flashtrain.data.hub_source import HubSource
 from flashtrain.data.sources import TextSource, held_out
-from flashtrain.data.special_tokens import Spelled
+from flashtrain.data.special_tokens import Spelled, tokenizer_for
 from flashtrain.data.text_files import COMPRESSIONS, FilesSource
 from flashtrain.data.token_cache import Encoded, grouped
 from flashtrain.data.tokenizers import Tokenizer
@@ -92,12 +92,12 @@ class ChatSource:
 
         Raises UserError, which names the first, if more rows are malformed than `skip_broken` allows.
         """
-        spelled = Spelled(tokenizer)
+        spelled = Spelled(tokenizer_for(self.template, tokenizer))
         for group in grouped(self._pieces(), lambda piece: 2 * len(piece.text)):
             spelled.count(piece.text for piece in group if piece.plain)
             tokens, marks = zip(*self.template.encode(group), strict=True)
             yield Encoded(tokens, marks, sum(len(piece.text.encode()) for piece in group))
-        spelled.report(tokens=self.template.special_tokens)
+        spelled.report()
 
     def _pieces(self) -> Iterator[Piece]:
         """The documents of all rows; then a logged line of each kind of row that needs one."""

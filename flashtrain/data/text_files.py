@@ -265,7 +265,7 @@ class FilesSource(SplitFiles):
             log.warning("replaced %s invalid bytes by U+FFFD: %.500s", f"{sum(new.values()):,}", listed)
 
     def chosen(self, found: dict[PurePath, Any]) -> dict[PurePath, Any]:
-        place, named = PurePath(self.address or self.path), found.keys()
+        place, named = PurePath(self.address or self.path), set(found)
         if list(found) != [PurePath(place.name)]:  # not a file that is named itself
             given = [self.patterns] if isinstance(self.patterns, str) else self.patterns or self.own_patterns
             spec = patterns(pattern.lower() for pattern in given)

@@ -75,7 +75,7 @@ class TextStream:
                 order = epoch_order(len(texts), self.seed, start.epoch, start.group)
                 if start == Place():
                     spelled.count(texts)
-                    spelled.report(tokens=not getattr(self.tokenizer, "letters", True))
+                    spelled.report()
                 ids = self.tokenizer.encode_batch(texts)
                 for number in range(start.documents, len(texts)):
                     found = True

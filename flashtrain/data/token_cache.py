@@ -275,7 +275,7 @@ def _encoded(source: TextSource, tokenizer: Tokenizer) -> Iterator[Encoded]:
             coming = reader.submit(next, groups, None)
             ids = [as_document(tokenizer, ids) for ids in tokenizer.encode_batch(group)]
             yield Encoded(ids, (), sum(len(text.encode()) for text in group))
-    spelled.report(tokens=getattr(source, "special_tokens", False))
+    spelled.report()
 
 
 def grouped(documents: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -110,6 +110,7 @@ def test_the_size_estimate_counts_compressed_files_as_more_text(tmp_path: Path) 
 def test_a_path_that_is_missing_or_not_read_says_what_is(tmp_path: Path) -> None:
     (tmp_path / "somewhere").mkdir()
     assert f"Did you mean {tmp_path / 'somewhere'}?" in refusal(tmp_path / "nowhere")
+    assert "data.files='*.py'" in refusal(tmp_path / "*.py")
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
     for path in (tmp_path, tmp_path / "a.png"):
         message = refusal(path)
