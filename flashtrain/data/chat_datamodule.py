@@ -76,7 +76,8 @@ class ChatDataModule(TextDataModule):
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = TokenizerSpec(str(tokenizer))
         made = make_tokenizer(tokenizer) if isinstance(tokenizer, TokenizerSpec) else tokenizer
-        self.template = ChatTemplate(made, template, train_on, text_column, check_answers)
+        tokens = getattr(rows, "special_tokens", False)
+        self.template = ChatTemplate(made, template, train_on, text_column, check_answers, special_tokens=tokens)
         self.too_long = too_long
         super().__init__(
             ChatSource(rows, self.template, skip_broken=skip_broken),

@@ -37,6 +37,7 @@ class ChatTemplate:
     train_on: str = "assistant"  # which tokens get labels, "assistant" or "all"
     text_column: str = "text"  # of rows of plain text
     check_answers: bool = True  # False: learn whatever the template writes, as runs begun before this check
+    special_tokens: bool = False  # whether plain text that spells a special token has that token, or letters
 
     def __post_init__(self) -> None:
         one_of("data.train_on", self.train_on, TRAIN_ON)
@@ -57,7 +58,8 @@ class ChatTemplate:
     def key(self) -> str:
         """Return a hash of everything that decides tokens and labels, except the tokenizer's vocabulary."""
         version = 4 if self.check_answers else 3
-        parts = (version, self._rendering.templates, self._rendering.special, self.train_on, self.text_column)
+        parts: tuple[Any, ...] = (version, self._rendering.templates, self._rendering.special)
+        parts += (self.train_on, self.text_column, *(() if self.special_tokens else ("letters",)))
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
     def pieces(self, row: Mapping[str, Any]) -> list[Piece]:
@@ -79,13 +81,18 @@ class ChatTemplate:
         return found
 
     def encode(self, pieces: Sequence[Piece]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Encode documents with one call of the tokenizer.
+        """Encode documents with one call of the tokenizer for plain texts, and one for those of a template.
 
         Returns:
             For each document its tokens, int64, and their marks, uint8 (see token_cache).
         """
-        parts = iter(self._rendering.ids([part for piece in pieces for part in piece.parts]))
-        return [self._marked(piece, [next(parts) for _ in piece.ends]) for piece in pieces]
+        parts = {plain: [part for one in pieces if one.plain == plain for part in one.parts] for plain in (False, True)}
+        ids = {plain: iter(self._ids(texts, plain)) for plain, texts in parts.items()}
+        return [self._marked(piece, [next(ids[piece.plain]) for _ in piece.ends]) for piece in pieces]
+
+    def _ids(self, texts: list[str], plain: bool) -> list[np.ndarray]:
+        letters = plain and not self.special_tokens
+        return self.tokenizer.encode_batch(texts) if letters else self._rendering.ids(texts)
 
     def prompt(self, row: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a row's messages and the generation prompt. Raises UserError for a malformed row."""
@@ -145,7 +152,7 @@ class ChatTemplate:
         ends = np.cumsum([len(part) for part in parts]).tolist()
         counts = {end: (count, count) for end, count in zip(piece.ends, ends, strict=True)}
         if len(parts) > 1 and (read := self.tokenizer.decode(tokens)) != piece.text:
-            (whole,) = self._rendering.ids([piece.text])
+            (whole,) = self._ids([piece.text], piece.plain)
             if read != self.tokenizer.decode(whole):
                 tokens, counts = whole, self._counted(piece, whole)
         marks = np.zeros(len(tokens), dtype=np.uint8)
@@ -161,7 +168,7 @@ class ChatTemplate:
     def _counted(self, piece: Piece, whole: np.ndarray) -> dict[int, tuple[int, int]]:
         """For each place the number of tokens before it, without and with a token that lies across it."""
         counts = {len(piece.text): (len(whole), len(whole))}
-        before = self._rendering.ids([piece.text[:place] for place in piece.places])
+        before = self._ids([piece.text[:place] for place in piece.places], piece.plain)
         for place, ids in zip(piece.places, before, strict=True):
             shared = shared_tokens(ids, whole)
             counts[place] = shared, shared + (shared < len(ids))

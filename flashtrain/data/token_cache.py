@@ -32,6 +32,7 @@ import numpy as np
 
 from flashtrain.data.packing import Spans, Split, split_documents
 from flashtrain.data.sources import TextSource, TokenSource, held_out
+from flashtrain.data.special_tokens import Spelled, tokenizer_for
 from flashtrain.data.tokenizers import KINDS, Tokenizer, TokenizerSpec, as_document, load_tokenizer, make_tokenizer
 from flashtrain.errors import UserError, one_of
 from flashtrain.files.caches import default_cache_dir, only_writer
@@ -227,7 +228,8 @@ def open_or_build(
     """
     if isinstance(source, TokenSource):
         return source.open_tokens(tokenizer, cache_dir)
-    folder = folder_of(source.fingerprint(), tokenizer, cache_dir)
+    read = " with special tokens" if getattr(source, "special_tokens", False) else ""
+    folder = folder_of(source.fingerprint() + read, tokenizer, cache_dir)
     found = _open(folder)
     if found is None:
         with only_writer(folder, "data.cache_dir"):
@@ -292,7 +294,7 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
         made.save(part / "tokenizer")
         log.info("tokenizing %s", source.describe())
         encoded = getattr(source, "encoded", None)
-        groups = _encoded(source.documents(), made) if encoded is None else encoded(made)
+        groups = _encoded(source, tokenizer_for(source, made)) if encoded is None else encoded(made)
         counts = _write(groups, part, DTYPES[made.vocab_size > 2**16], source.approximate_bytes())
         if not counts["documents"]:
             raise UserError(f"{source.describe()} contains no text: the corpus is empty.")
@@ -309,15 +311,17 @@ def _build(source: TextSource, tokenizer: TokenizerSpec | Tokenizer, folder: Pat
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _encoded(documents: Iterable[str], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    groups = grouped(filter(None, documents), len)
+def _encoded(source: TextSource, tokenizer: Tokenizer) -> Iterator[Encoded]:
+    groups, spelled = grouped(filter(None, source.documents()), len), Spelled(tokenizer)
     with ThreadPoolExecutor(1, "flashtrain-reads") as reader:
         # The tokenizers library releases the GIL: the next group is read while this one is encoded on all cores.
         coming = reader.submit(next, groups, None)
         while (group := coming.result()) is not None:
+            reader.submit(spelled.count, group)
             coming = reader.submit(next, groups, None)
             ids = [as_document(tokenizer, ids) for ids in tokenizer.encode_batch(group)]
             yield Encoded(ids, (), sum(len(text.encode()) for text in group))
+    spelled.report()
 
 
 def grouped(documents: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:

@@ -10,7 +10,7 @@ import logging
 import os
 import zlib
 from dataclasses import InitVar, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ class TokenFiles(SplitFiles):
     def describe(self) -> str:
         return f"tokens in {self.path}"
 
-    def reads(self, file: Path) -> bool:
-        return file.suffix in FORMATS
+    def chosen(self, found: dict[PurePath, Any]) -> dict[PurePath, Any]:
+        return {name: file for name, file in found.items() if name.suffix in FORMATS}
 
     def open_tokens(self, tokenizer: TokenizerSpec | Tokenizer, cache_dir: str | os.PathLike[str] | None) -> OpenTokens:
         """Open the files, and check once that every token is in the vocabulary. Raises UserError as the class does."""

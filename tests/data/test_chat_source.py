@@ -99,7 +99,7 @@ def test_rows_of_a_table_and_a_folder_without_conversations_are_named_too(templa
         texts(ChatFiles(tmp_path / "chats.parquet"), template)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("no conversation")
-    with pytest.raises(UserError, match=r"no conversations in .*notes: expected \.jsonl"):
+    with pytest.raises(UserError, match=r"data\.path=.*notes: expected conversations in \.jsonl .*: 1 \.txt"):
         texts(ChatFiles(tmp_path / "notes"), template)
 
 
