@@ -43,6 +43,7 @@ class HuggingFaceDecoder(Trainable):
         origin: Folder or hub name of the weights (None: they are in the module, or initialized at random).
         residual: "weights", or "compute": the embeddings, and so the residual stream, have autocast's dtype.
         quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
+        shape: Entries of `shape` that the module's configuration does not have.
     """
 
     module: Any
@@ -51,12 +52,18 @@ class HuggingFaceDecoder(Trainable):
     shares_sequences = True  # huggingface_context.py refuses models that do not
 
     def __init__(
-        self, module: Any, *, origin: str | None = None, residual: str = "weights", quantize: str | None = None
+        self,
+        module: Any,
+        *,
+        origin: str | None = None,
+        residual: str = "weights",
+        quantize: str | None = None,
+        shape: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         # Both modules have the same submodules, so that state dicts have transformers' names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual, self.quantize = origin, residual, quantize
+        self.origin, self.residual, self.quantize, self.of_shape = origin, residual, quantize, dict(shape or {})
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
@@ -84,7 +91,7 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def shape(self) -> HuggingFaceShape:
-        shape = shape_of(self.module)
+        shape = replace(shape_of(self.module), **self.of_shape)
         return shape if self.quantize is None else replace(shape, quantized=sum(map(_size_in_4_bits, self.adapters)))
 
     @property

@@ -37,6 +37,7 @@ def transformers_decoder(
     rope_factor: float | None = None,
     lora: Mapping[str, Any] | None = None,
     quantize: str | None = None,
+    older_rope: bool = False,
 ) -> HuggingFaceDecoder:
     """Build a Hugging Face decoder on the meta device, without reading weights.
 
@@ -51,6 +52,8 @@ def transformers_decoder(
         rope_base, rope_factor: New base and factor of rotary positions, as in GPT2Config (None: the model's).
         lora: Arguments of peft's LoraConfig, to train adapters alone (None: train the model itself).
         quantize: "nf4" to store the base matrices of adapters in 4 bits (None: as they are).
+        older_rope: Rotary angles as in flashtrain before December 2026: rope_base and rope_factor change every layer's,
+            also scaled ones, and dynamic and longrope scaling compute from `context`.
 
     Raises:
         UserError: There is no such model, or it cannot be trained with these options.
@@ -70,7 +73,7 @@ def transformers_decoder(
             f"{given} is a {described.model_type}, which reads more than text: expected its text model alone, with a "
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
-    _stretch(described.get_text_config(), context, rope_base, rope_factor, given)
+    shape = _stretch(described, context, rope_base, rope_factor, given, older_rope)
     name = register_with_transformers()
     if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours calls SDPA
         name = str(ATTENTIONS[attention])
@@ -83,7 +86,7 @@ def transformers_decoder(
         _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
     if quantize is not None:
         _check_quantize(quantize, lora)
-    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize)
+    model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize, shape=shape)
     _check_adapters(model)
     return model
 
@@ -128,8 +131,13 @@ def _check_adapters(model: HuggingFaceDecoder) -> None:
                 )
 
 
-def _stretch(config: Any, context: int | None, base: float | None, factor: float | None, where: str) -> None:
-    """Extend the configuration's positions to `context` tokens; UserError where learned ones are too few."""
+def _stretch(
+    config: Any, context: int | None, base: float | None, factor: float | None, where: str, older: bool
+) -> dict[str, Any]:
+    """Extend the configuration's positions to `context` tokens; UserError where learned ones are too few.
+
+    Returns the entries of HuggingFaceShape that the configuration no longer says.
+    """
     trained = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     if rotary is None:
@@ -138,20 +146,36 @@ def _stretch(config: Any, context: int | None, base: float | None, factor: float
                 raise UserError(f"model.{name}={value:g} needs rotary positions, but {where} has none.")
         if context is not None and trained is not None and context > trained:
             raise UserError(f"context={context} is longer than the {trained} learned positions of {where}. Lower it.")
-        return
-    if base is not None or factor is not None:
-        each = list(rotary.values()) if all(isinstance(one, dict) for one in rotary.values()) else [rotary]
+        return {}
+    kinds = [one for one in rotary.values() if isinstance(one, dict)] or [rotary]
+    scaled = sorted({one.get("rope_type", "default") for one in kinds} - {"default"})
+    if factor is not None and scaled and not older:
+        raise UserError(
+            f"model.rope_factor={factor:g} would scale positions twice: the rope_type of {where} is {scaled[0]}. Remove "
+            "it, or change that scaling: +model.options={rope_parameters: {factor: ...}}."
+        )
+    local = None if older else rotary.get("sliding_attention")  # its distances stay those of the window
+    changed = [one for one in kinds if one is not local] if base is not None or factor is not None else []
+    for one in changed:
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        for one in each:
-            one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head)
-    if context is None or trained is None or context <= trained:
-        return
-    if base is None and factor is None and rotary.get("rope_type", "default") == "default":
+        one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head)
+    longer = context is not None and trained is not None and context > trained
+    if longer and not changed and not scaled:
         _say_once(
             f"context={context} is {context / trained:g} times the {trained} in the configuration of {where}. Consider "
             f"model.rope_factor={context / trained:g} (RoPE scaling)."
         )
-    config.max_position_embeddings = context
+    stays = longer and not older and any(map(_reads_length, kinds))
+    if longer and not stays:
+        config.max_position_embeddings = context
+    differs = stays or (local is not None and bool(changed))
+    return ({"context": context} if stays else {}) | ({"older_rope": False} if differs else {})
+
+
+def _reads_length(rotary: Mapping[str, Any]) -> bool:
+    """Whether angles are computed from the configuration's max_position_embeddings, which must stay the model's."""
+    kind = rotary.get("rope_type", "default")
+    return kind not in ("default", "linear", "llama3", "yarn") or (kind == "yarn" and rotary.get("factor") is None)
 
 
 def build(settings: Any, *, vocab_size: int, context: int, attention: str = "flash") -> HuggingFaceDecoder:
@@ -178,6 +202,7 @@ def build(settings: Any, *, vocab_size: int, context: int, attention: str = "fla
         rope_factor=settings.rope_factor,
         lora=lora,
         quantize=settings.quantize,
+        older_rope=settings.older_rope,
     )
     known = model.shape.vocab_rows
     if vocab_size > known:
