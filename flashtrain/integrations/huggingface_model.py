@@ -74,14 +74,14 @@ def transformers_decoder(
             f"{CONFIG} of model_type {described.get_text_config().model_type}."
         )
     shape = _stretch(described, context, rope_base, rope_factor, given, older_rope)
-    name = register_with_transformers()
+    name = ours = register_with_transformers()
     if ATTENTIONS[attention] and (attention != "sdpa" or torch.cuda.is_available()):  # on a CPU ours calls SDPA
         name = str(ATTENTIONS[attention])
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(
             described, attn_implementation=name, dtype=torch.float32, **own
         )
-    check_architecture(module, decoder_layers(module), given)
+    check_architecture(module, decoder_layers(module), given, ours=name == ours)
     if lora is not None:
         _add_adapters(module, lora, path or "")  # of a configuration alone peft has nothing to look up
     if quantize is not None:
