@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from functools import wraps
 from typing import Any
@@ -67,13 +68,6 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
         ours: Whether the registered attention is ours, not one of transformers.
     """
     calls, unserved = _tried(type(model), model.config)
-    if ours and unserved is not None:
-        raise UserError(f"{path}: {type(model).__name__} {unserved}.")
-    if "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
-        raise UserError(
-            f"{path}: {type(model).__name__} takes no position_ids, so that packed documents would have the positions "
-            "of their row: expected a model that does."
-        )
     if calls is not None and (calls == 0 or calls % len(layers)):
         raise UserError(
             f"{path}: a forward of {type(model).__name__} calls transformers' registered attention {calls} times in "
@@ -85,6 +79,10 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
             f"{path}: {type(model).__name__} mixes tokens by {other}, which does not support packed documents and "
             "context parallelism: expected a model whose every layer is attention."
         )
+    if "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
+        unserved, ours = "takes no position_ids, so that packed documents would be read as one", True
+    if ours and unserved is not None:
+        raise UserError(f"{path}: {type(model).__name__} {unserved}.")
 
 
 def _tried(model_class: Any, config: Any) -> tuple[int | None, str | None]:
@@ -95,22 +93,25 @@ def _tried(model_class: Any, config: Any) -> tuple[int | None, str | None]:
 
 
 def _counted(model_class: Any, config: Any) -> tuple[int | None, str | None]:
-    """(the calls as attention_calls returns them, why our attention cannot compute them)."""
+    """(the number of calls as attention_calls returns it, why our attention cannot compute them)."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    calls, width, foreign = 0, 0, False
-    make_mask: Callable[[int, int, int], Any] = lambda batch, q, k: torch.zeros(batch, 1, q, k)  # noqa: E731
+    calls, width, found, served = 0, 0, None, False
 
     def count(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *_: Any, **__: Any) -> Any:
-        nonlocal calls, width, foreign
+        nonlocal calls, width
         calls, width = calls + 1, max(width, query.shape[3])
-        foreign = foreign or not isinstance(attention_mask, AttentionMask | None)
+        if found is not None and not isinstance(attention_mask, AttentionMask | None):
+            raise TypeError("a mask of the model's own making")
         return value.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
 
+    def nothing_hidden(batch_size: int, q_length: int, kv_length: int, **_: Any) -> Tensor | AttentionMask:
+        if found is not None:
+            return AttentionMask(batch_size, q_length, kv_length)
+        return torch.zeros(batch_size, 1, q_length, kv_length)
+
     AttentionInterface.register(COUNTED, count)
-    AttentionMaskInterface.register(
-        COUNTED, lambda batch_size, q_length, kv_length, **_: make_mask(batch_size, q_length, kv_length)
-    )
+    AttentionMaskInterface.register(COUNTED, nothing_hidden)
     names = {"attn_implementation": COUNTED, "experts_implementation": "batched_mm"}  # the others read values
     try:
         with torch.device("meta"), torch.no_grad():
@@ -119,22 +120,21 @@ def _counted(model_class: Any, config: Any) -> tuple[int | None, str | None]:
             tokens = torch.zeros(1, 4, dtype=torch.int64)
             given = {"decoder_input_ids": tokens} if config.is_encoder_decoder else {}
             model(input_ids=tokens, use_cache=False, **given)
-            found, make_mask, foreign = calls, AttentionMask, False
-            try:  # with our mask, which is no tensor
+            found = calls
+            with suppress(Exception):  # again, with masks as ours, which are no tensors
                 model(input_ids=tokens, use_cache=False, **given)
-            except Exception:  # noqa: BLE001 - whatever failed, it passed with a tensor
-                foreign = True
+                served = True
     except KeyError as error:
         return 0 if error.args == (COUNTED,) else None, None  # its own table has no such name
     except Exception as error:  # noqa: BLE001 - whatever failed, the count stays unknown (XLNet, Longformer, T5)
         # The device meta has no values to read, of which torch says so; other errors come on every device.
-        fails = None if isinstance(error, NotImplementedError | RuntimeError) else f"fails in a forward: {first_line(error)}"
-        return None if calls or model_class._can_set_attn_implementation() else 0, fails
-    unserved = "computes with its attention masks, which are no tensors" if foreign else None
-    if width > MAX_HEAD_DIM:
-        unserved = f"has heads of {width}: expected {MAX_HEAD_DIM} or fewer"
+        fails = not isinstance(error, NotImplementedError | RuntimeError)
+        unserved = f"fails in a forward: {first_line(error)}" if fails else None
+        return None if calls or model_class._can_set_attn_implementation() else 0, unserved
+    unserved = f"has heads of {width}, and not {MAX_HEAD_DIM} or fewer" if width > MAX_HEAD_DIM else None
+    unserved = unserved if served else "computes with its attention masks"
     if unserved is not None:
-        unserved += " with flashtrain's attention. Use attention=standard (transformers' eager), or another model"
+        unserved += ", which flashtrain's attention does not support. Use attention=standard, or another model"
     has_attention = found or any("Attention" in type(one).__name__ for one in model.modules())
     return found if has_attention else None, unserved
 

@@ -43,6 +43,7 @@ class HuggingFaceDecoder(Trainable):
         origin: Folder or hub name of the weights (None: they are in the module, or initialized at random).
         residual: "weights", or "compute": the embeddings, and so the residual stream, have autocast's dtype.
         quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
+        first: The position that the model gives to a document's first token.
         shape: Entries of `shape` that the module's configuration does not have.
     """
 
@@ -58,6 +59,7 @@ class HuggingFaceDecoder(Trainable):
         origin: str | None = None,
         residual: str = "weights",
         quantize: str | None = None,
+        first: int = 0,
         shape: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -67,7 +69,7 @@ class HuggingFaceDecoder(Trainable):
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
-        self.balance = balance_of(module)
+        self.balance, self.first = balance_of(module), first
         for layer in self.layers if self.balance is not None else []:
             if layer.feed_forward is not None:
                 layer.feed_forward.routes = True
@@ -190,7 +192,7 @@ class HuggingFaceDecoder(Trainable):
         last_only: bool = False,
     ) -> Tensor:
         """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see GPT2.forward."""
-        options = {} if positions is None else {"position_ids": positions}
+        options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         return self.module(
             input_ids=tokens,
             past_key_values=cache,
@@ -200,8 +202,13 @@ class HuggingFaceDecoder(Trainable):
         ).logits
 
     def _states(self, tokens: Tensor, positions: Tensor | None) -> Any:
-        positions = _counted(tokens) if positions is None else positions
+        positions = self._positions(tokens, positions)
         return body_of(self.module)[1](input_ids=tokens, position_ids=positions, use_cache=False)
+
+    def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
+        positions = _counted(tokens) if positions is None else positions
+        return positions + self.first if self.first else positions
 
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
@@ -214,8 +221,7 @@ class HuggingFaceDecoder(Trainable):
         if mask is not None:
             _check_mask(mask, positions)
         if self.head is None:  # an unknown head: the model computes all logits itself
-            positions = _counted(tokens) if positions is None else positions
-            found = self.module(input_ids=tokens, position_ids=positions, use_cache=False)
+            found = self.module(input_ids=tokens, position_ids=self._positions(tokens, positions), use_cache=False)
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
             total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
             return self._balanced(total / (labels != IGNORED).sum().clamp(min=1), found, tokens)

@@ -36,7 +36,7 @@ class HuggingFaceShape(DecoderShape):
     quantized: int = 0  # frozen parameters that are stored in 4 bits
     turned_alone: bool = False  # whether the backward needs only the rotated queries and keys
     pieces_by_autograd: bool = False  # whether autograd computes the feed-forward's chunks; our operator stores less
-    older_rope: bool | None = None  # that setting of the model, where its angles depend on it
+    older_positions: bool | None = None  # that setting, where the model's positions depend on it
 
 
 def shape_of(module: Any) -> HuggingFaceShape:

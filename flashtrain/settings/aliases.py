@@ -49,7 +49,7 @@ RENAMED = {
 }
 
 # A setting that a run's configuration lacks since it is newer than the run, and the value that repeats what it did.
-NEWER: dict[str, Any] = {"model.older_rope": True}
+NEWER: dict[str, Any] = {"model.older_positions": True}
 
 
 @cache

@@ -91,10 +91,10 @@ def test_a_factor_scales_the_layers_of_gemma_3_that_see_the_whole_context(tmp_pa
 def test_an_older_run_has_its_own_angles(tmp_path) -> None:
     """Until November 2026 the context was written over what these scalings compute from, and every base was scaled."""
     (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump({"recipe": "hf", "model": {"name": "huggingface"}}))
-    assert read_settings(tmp_path).model.older_rope
+    assert read_settings(tmp_path).model.older_positions
     for name in ("dynamic", "longrope"):
         folder = saved(tmp_path / name, rope_parameters=scaling(name))
-        older = transformers_decoder(folder, context=200, older_rope=True)
+        older = transformers_decoder(folder, context=200, older_positions=True)
         older.materialise(CPU)
         longer = transformers.AutoConfig.from_pretrained(folder, max_position_embeddings=200)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=longer, attn_implementation="eager")
@@ -103,7 +103,7 @@ def test_an_older_run_has_its_own_angles(tmp_path) -> None:
             with torch.no_grad():
                 torch.testing.assert_close(older.eval()(ids), model.eval()(ids).logits, rtol=0, atol=1e-5)
     both = {"config": "llama", "changes": {**tiny.LLAMA_LIKE, "rope_parameters": scaling("yarn")}}
-    twice = transformers_decoder(**both, rope_factor=4.0, older_rope=True)
+    twice = transformers_decoder(**both, rope_factor=4.0, older_positions=True)
     assert twice.config.rope_parameters["rope_theta"] == rotary_base_for(1e4, 4.0, 8)
 
 
@@ -111,12 +111,12 @@ def test_an_older_run_has_its_own_angles(tmp_path) -> None:
 def test_an_older_checkpoint_is_refused_by_a_model_of_other_angles_alone(name) -> None:
     given = {"config": "llama", "changes": {**tiny.LLAMA_LIKE, "rope_parameters": scaling(name)}, "context": 200}
     here = {"name": "huggingface", "shape": vars(transformers_decoder(**given).shape)}
-    older = {key: value for key, value in here["shape"].items() if key != "older_rope"}
+    older = {key: value for key, value in here["shape"].items() if key != "older_positions"}
     saved_then = {"flashtrain": {"name": "huggingface", "shape": older}}
     if name == "default":
         check_same_model(Path("last.ckpt"), saved_then, here)
         return
-    with pytest.raises(UserError, match="older_rope is None, expected False"):
+    with pytest.raises(UserError, match="older_positions is None, expected False"):
         check_same_model(Path("last.ckpt"), saved_then, here)
-    as_then = transformers_decoder(**given, older_rope=True)
+    as_then = transformers_decoder(**given, older_positions=True)
     check_same_model(Path("last.ckpt"), saved_then, {"name": "huggingface", "shape": vars(as_then.shape)})
