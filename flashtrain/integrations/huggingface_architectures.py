@@ -80,8 +80,8 @@ def check_architecture(model: Any, layers: Sequence[nn.Module], path: str, *, ou
             "context parallelism: expected a model whose every layer is attention."
         )
     if "position_ids" not in inspect.signature(body_of(model)[1].forward).parameters:
-        unserved, ours = "takes no position_ids, so that packed documents would be read as one", True
-    if ours and unserved is not None:
+        unserved = "takes no position_ids, so that packed documents would be read as one"
+    if unserved is not None and (ours or "attention=standard" not in unserved):
         raise UserError(f"{path}: {type(model).__name__} {unserved}.")
 
 

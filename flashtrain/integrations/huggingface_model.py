@@ -17,6 +17,7 @@ from flashtrain.integrations.huggingface_attention import register_with_transfor
 from flashtrain.integrations.huggingface_config import read_config
 from flashtrain.integrations.huggingface_decoder import HuggingFaceDecoder
 from flashtrain.integrations.huggingface_layers import decoder_layers, first_position
+from flashtrain.integrations.huggingface_numbers import head_dim_of
 from flashtrain.integrations.weight_files import CONFIG
 from flashtrain.models.positions import rotary_base_for
 from flashtrain.settings import options
@@ -161,8 +162,7 @@ def _stretch(
     local = None if older else rotary.get("sliding_attention")  # its distances stay those of the window
     changed = [one for one in kinds if one is not local] if base is not None or factor is not None else []
     for one in changed:
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head)
+        one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head_dim_of(config))
     longer = context is not None and trained is not None and context > trained
     if longer and not changed and not scaled:
         _say_once(
