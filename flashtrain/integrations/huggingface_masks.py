@@ -68,8 +68,8 @@ def attention_mask(
 ) -> AttentionMask | None:
     """Make the mask of one kind of layer (full, sliding, ...); the arguments are those of transformers' sdpa_mask.
 
-    Where padding is passed, the device is synchronized once to find on which sides it is. Under torch.compile the graph
-    breaks here.
+    Where padding is passed, the device is synchronized to find on which sides it is, and documents beside it. Under
+    torch.compile the graph breaks here.
 
     Args:
         attention_mask: (B, keys so far) bool, False for padding; or an earlier result of this function, which is

@@ -89,7 +89,7 @@ def transformers_decoder(
         _check_quantize(quantize, lora)
     first = 0 if older_positions else first_position(module)
     if first:
-        shape = {"context": described.max_position_embeddings - first, "older_positions": False}
+        shape = {"context": described.max_position_embeddings - first}
     model = HuggingFaceDecoder(module, origin=path, residual=residual, quantize=quantize, first=first, shape=shape)
     _check_adapters(model)
     known = model.shape.context
@@ -163,17 +163,17 @@ def _stretch(
     changed = [one for one in kinds if one is not local] if base is not None or factor is not None else []
     for one in changed:
         one["rope_theta"] = rotary_base_for(base or one["rope_theta"], factor or 1.0, head_dim_of(config))
-    longer = context is not None and trained is not None and context > trained
-    if longer and not changed and not scaled:
+    if context is None or trained is None or context <= trained:
+        return {}
+    if not changed and not scaled:
         _say_once(
             f"context={context} is {context / trained:g} times the {trained} in the configuration of {where}. Consider "
             f"model.rope_factor={context / trained:g} (RoPE scaling)."
         )
-    stays = longer and not older and any(map(_reads_length, kinds))
-    if longer and not stays:
-        config.max_position_embeddings = context
-    differs = stays or (local is not None and bool(changed))
-    return ({"context": context} if stays else {}) | ({"older_positions": False} if differs else {})
+    if not older and any(map(_reads_length, kinds)):
+        return {"context": context}
+    config.max_position_embeddings = context
+    return {}
 
 
 def _reads_length(rotary: Mapping[str, Any]) -> bool:

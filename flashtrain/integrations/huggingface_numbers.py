@@ -36,7 +36,6 @@ class HuggingFaceShape(DecoderShape):
     quantized: int = 0  # frozen parameters that are stored in 4 bits
     turned_alone: bool = False  # whether the backward needs only the rotated queries and keys
     pieces_by_autograd: bool = False  # whether autograd computes the feed-forward's chunks; our operator stores less
-    older_positions: bool | None = None  # that setting, where the model's positions depend on it
 
 
 def shape_of(module: Any) -> HuggingFaceShape:

@@ -577,7 +577,7 @@ def test_packed_documents_of_robertas_family_are_read_as_alone_and_in_older_runs
     ours = transformers_decoder(config="roberta", changes=changes, context=62, older_positions=older)
     ours.materialise(CPU)
     ours.double().eval()
-    assert (ours.shape.context, ours.shape.older_positions) == ((64, None) if older else (62, False))
+    assert ours.shape.context == (64 if older else 62)
     ids = tiny.tokens(1, sum(DOCUMENTS))
     labels = labels_of(ids)
     config = copy.deepcopy(ours.config)  # transformers writes the implementation into it

@@ -14,7 +14,6 @@ from flashtrain.errors import UserError
 from flashtrain.folders.run_folder import CONFIG_FILE, read_settings
 from flashtrain.integrations.huggingface_model import transformers_decoder
 from flashtrain.models.positions import rotary_base_for
-from flashtrain.run.train import check_same_model
 
 CPU = torch.device("cpu")
 TRAINED = 64  # max_position_embeddings of the tiny models
@@ -105,18 +104,3 @@ def test_an_older_run_has_its_own_angles(tmp_path) -> None:
     both = {"config": "llama", "changes": {**tiny.LLAMA_LIKE, "rope_parameters": scaling("yarn")}}
     twice = transformers_decoder(**both, rope_factor=4.0, older_positions=True)
     assert twice.config.rope_parameters["rope_theta"] == rotary_base_for(1e4, 4.0, 8)
-
-
-@pytest.mark.parametrize("name", ["default", "dynamic"])
-def test_an_older_checkpoint_is_refused_by_a_model_of_other_angles_alone(name) -> None:
-    given = {"config": "llama", "changes": {**tiny.LLAMA_LIKE, "rope_parameters": scaling(name)}, "context": 200}
-    here = {"name": "huggingface", "shape": vars(transformers_decoder(**given).shape)}
-    older = {key: value for key, value in here["shape"].items() if key != "older_positions"}
-    saved_then = {"flashtrain": {"name": "huggingface", "shape": older}}
-    if name == "default":
-        check_same_model(Path("last.ckpt"), saved_then, here)
-        return
-    with pytest.raises(UserError, match="older_positions is None, expected False"):
-        check_same_model(Path("last.ckpt"), saved_then, here)
-    as_then = transformers_decoder(**given, older_positions=True)
-    check_same_model(Path("last.ckpt"), saved_then, {"name": "huggingface", "shape": vars(as_then.shape)})
