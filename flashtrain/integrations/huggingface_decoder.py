@@ -44,6 +44,8 @@ class HuggingFaceDecoder(Trainable):
         origin: Folder or hub name of the weights (None: they are in the module, or initialized at random).
         residual: "weights", or "compute": the embeddings, and so the residual stream, have autocast's dtype.
         quantize: "nf4" stores the base matrices of adapters in 4 bits (Dettmers et al. 2023, "QLoRA"), by torchao.
+        first: The position that the model gives to a document's first token.
+        shape: Entries of `shape` that the module's configuration does not have.
     """
 
     module: Any
@@ -52,16 +54,23 @@ class HuggingFaceDecoder(Trainable):
     shares_sequences = True  # huggingface_context.py refuses models that do not
 
     def __init__(
-        self, module: Any, *, origin: str | None = None, residual: str = "weights", quantize: str | None = None
+        self,
+        module: Any,
+        *,
+        origin: str | None = None,
+        residual: str = "weights",
+        quantize: str | None = None,
+        first: int = 0,
+        shape: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         # Both modules have the same submodules, so that state dicts have transformers' names, also for FSDP2.
         self.__dict__["_modules"], self.__dict__["module"] = module._modules, module
-        self.origin, self.residual, self.quantize = origin, residual, quantize
+        self.origin, self.residual, self.quantize, self.of_shape = origin, residual, quantize, dict(shape or {})
         self.blocks = decoder_layers(module)
         self.layers = [Layer(block) for block in self.blocks]
         self.head = head_of(module)
-        self.balance = balance_of(module)
+        self.balance, self.first = balance_of(module), first
         for layer in self.layers if self.balance is not None else []:
             if layer.feed_forward is not None:
                 layer.feed_forward.routes = True
@@ -85,7 +94,7 @@ class HuggingFaceDecoder(Trainable):
 
     @property
     def shape(self) -> HuggingFaceShape:
-        shape = shape_of(self.module)
+        shape = replace(shape_of(self.module), **self.of_shape)
         return shape if self.quantize is None else replace(shape, quantized=sum(map(_size_in_4_bits, self.adapters)))
 
     @property
@@ -184,7 +193,7 @@ class HuggingFaceDecoder(Trainable):
         last_only: bool = False,
     ) -> Tensor:
         """Return logits (B, S, V) for the token after each of tokens (B, S); other arguments: see GPT2.forward."""
-        options = {} if positions is None else {"position_ids": positions}
+        options = {} if positions is None else {"position_ids": self._positions(tokens, positions)}
         return self.module(
             input_ids=tokens,
             past_key_values=cache,
@@ -194,8 +203,13 @@ class HuggingFaceDecoder(Trainable):
         ).logits
 
     def _states(self, tokens: Tensor, positions: Tensor | None) -> Any:
-        positions = _counted(tokens) if positions is None else positions
+        positions = self._positions(tokens, positions)
         return body_of(self.module)[1](input_ids=tokens, position_ids=positions, use_cache=False)
+
+    def _positions(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
+        """The model's numbers of positions (B, S) that count from 0, by default those of the tokens in their rows."""
+        positions = _counted(tokens) if positions is None else positions
+        return positions + self.first if self.first else positions
 
     def loss(
         self, tokens: Tensor, labels: Tensor, *, positions: Tensor | None = None, mask: Mask | None = None
@@ -208,8 +222,7 @@ class HuggingFaceDecoder(Trainable):
         if mask is not None:
             _check_mask(mask, positions)
         if self.head is None:  # an unknown head: the model computes all logits itself
-            positions = _counted(tokens) if positions is None else positions
-            found = self.module(input_ids=tokens, position_ids=positions, use_cache=False)
+            found = self.module(input_ids=tokens, position_ids=self._positions(tokens, positions), use_cache=False)
             logits = found.logits.to(torch.promote_types(found.logits.dtype, torch.float32))
             total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
             return self._balanced(total / (labels != IGNORED).sum().clamp(min=1), found, tokens)

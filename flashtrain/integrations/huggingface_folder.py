@@ -155,6 +155,8 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
     Layers are initialized one by one; the same seed gives the same weights, however the model is sharded.
     """
     done: set[int] = set()
+    # Each module is initialized by the innermost model around it, as in transformers.
+    owner = {one: part for part in model.modules() if hasattr(part, "_init_weights") for one in part.modules()}
     _make_buffers(model, device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(torch.initial_seed())
@@ -162,7 +164,7 @@ def random_weights(model: Any, layers: Iterable[nn.Module], device: torch.device
             with allocated(unit, device):
                 for module in reversed(list(unit.modules())):  # children before parents, as in transformers
                     if id(module) not in done:
-                        model._init_weights(module)
+                        owner[module]._init_weights(module)
                         done.add(id(module))
 
 

@@ -63,12 +63,18 @@ def shape_of(module: Any) -> HuggingFaceShape:
         vocab_rows=module.get_output_embeddings().weight.shape[0],
         activation="swiglu" if names & {"gate_proj", "gate_up_proj", "w3"} else "gelu",
         positions="learned" if learned_positions(module) is not None else "rotary",
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=head_dim_of(config),
         frozen=sum(one.numel() for one in module.parameters() if not one.requires_grad),
         outside=sum(one.numel() for one in module.parameters()) - inside,
         turned_alone={"q_proj", "k_proj"} <= names and not normed,
         pieces_by_autograd=feed_forward is None or gated_matrices(feed_forward) is None,
     )
+
+
+def head_dim_of(config: Any) -> int:
+    """Return the dimension of a configuration's heads, the largest where it differs between layers (Gemma 4)."""
+    each = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    return max(getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads for one in each)
 
 
 def learned_positions(module: Any) -> Tensor | None:

@@ -56,6 +56,7 @@ NEWER: dict[str, Any] = {
     "data.include_ignored": True,
     "data.special_tokens": "chat",
     "export.dtype": "float32",
+    "model.older_positions": True,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -582,6 +583,44 @@ def test_a_change_of_what_the_configuration_has_not_is_refused(changes, said, tm
     transformers_decoder(config=given, changes={"attention_dropout": 0.1, "of_its_own": 2})
     with pytest.raises(UserError, match=said):
         transformers_decoder(config=given, changes=changes)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
+def test_an_entry_that_the_model_reads_by_getattr_is_changed_as_in_its_config_json(kind, tmp_path: Path) -> None:
+    experts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1} if kind == "glm4_moe" else {"num_experts": 4}
+    content = {**tiny.LLAMA_LIKE, **experts, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 12}
+    written = transformers_decoder(config=save_config(tmp_path, model_type=kind, **content))
+    ours = transformers_decoder(config=kind, changes=content)
+    shapes = [{name: one.shape for name, one in model.named_parameters()} for model in (ours, written)]
+    assert shapes[0] == shapes[1]
+    assert ours.module.model.layers[0].self_attn.q_proj.out_features == 4 * 12
+    with pytest.raises(UserError, match=r"'head_dimm'. Did you mean 'head_dim'"):
+        transformers_decoder(config=kind, changes={**content, "head_dimm": 12})
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_packed_documents_of_robertas_family_are_read_as_alone_and_in_older_runs_from_position_0(older) -> None:
+    changes = {**tiny.LLAMA_LIKE, "pad_token_id": 1, "bos_token_id": 0, "is_decoder": True}
+    del changes["num_key_value_heads"]
+    ours = transformers_decoder(config="roberta", changes=changes, context=62, older_positions=older)
+    ours.materialise(CPU)
+    ours.double().eval()
+    assert ours.shape.context == (64 if older else 62)
+    ids = tiny.tokens(1, sum(DOCUMENTS))
+    labels = labels_of(ids)
+    config = copy.deepcopy(ours.config)  # transformers writes the implementation into it
+    eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
+    eager.load_state_dict(ours.module.state_dict())
+    if older:
+        read = [eager(one, position_ids=tiny.positions([one.shape[1]])).logits for one in ids.split(DOCUMENTS, 1)]
+        logits = torch.cat(read, 1)
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    else:
+        expected = eager_loss(eager, ids, labels)
+        with pytest.raises(UserError, match="context=63 is longer than the 62 learned positions"):
+            transformers_decoder(config="roberta", changes=changes, context=63)
+    loss = ours.loss(ids, labels, positions=tiny.positions(DOCUMENTS))
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-10)
 
 
 def test_older_and_other_names_of_entries_are_changed(tmp_path: Path) -> None:
