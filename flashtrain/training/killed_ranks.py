@@ -38,7 +38,7 @@ def name_killed_ranks(note: Callable[[str], None]) -> None:
     logger.setLevel(logging.INFO)
     logger.propagate = False  # our line replaces Lightning's
     logger.handlers = [_ReportHandler(note)]
-    _ChildProcessObserver._terminate_all = _end_all
+    _ChildProcessObserver._terminate_all = _end_all  # type: ignore[method-assign, assignment]
 
 
 def _end_all(observer: _ChildProcessObserver) -> None:

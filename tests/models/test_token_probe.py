@@ -1,4 +1,4 @@
-"""What else than shared attention lets a model's tokens see each other is found; what computes token by token is not."""
+"""What lets tokens see each other beside shared attention is found; what computes token by token is not."""
 
 from __future__ import annotations
 
