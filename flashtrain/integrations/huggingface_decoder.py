@@ -51,7 +51,7 @@ class HuggingFaceDecoder(Trainable):
     module: Any
     generates = True
     recomputes_blocks = True  # layers are compiled one by one, since the code between them is transformers' own
-    shares_sequences = True  # huggingface_context.py refuses models that do not
+    shares_sequences = None  # huggingface_context.py refuses those of a known name, the first step the others
 
     def __init__(
         self,

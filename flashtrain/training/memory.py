@@ -166,7 +166,7 @@ def estimate_memory(
         master_weights: float32 copies of half-precision weights; the optimiser's states then belong to the copies.
         shards: devices among which weights, gradients and optimiser states are sharded (FSDP2).
         context_degree: devices that share each sequence.
-        exchange: bytes that one layer's attention needs for data exchanged between these devices.
+        exchange: bytes that one layer's attention needs while these devices exchange its data, with the kernels' sums.
         gradients_stay: whether gradients are always allocated (gradient accumulation, DDP's buckets); otherwise a step
             begins without any, as TrainingTask's does.
         chunks_by_autograd: whether autograd, not our operator, differentiates feed-forward chunks.
@@ -305,7 +305,7 @@ def block_bytes(
         again_in_attention += attention_again
     gradients = RESIDUAL_GRADIENTS * stream + embed * activation
     in_ffn = 0 if chunk else ffn_gradients * ffn * activation
-    of_attended = query * (activation + QUERY_GRADIENT_BYTES)
+    of_attended = query * activation
     # A feed-forward chunk is freed before attention begins. During the exchange between devices the gradients of the
     # block's output and of attention's output are live, those of queries, keys and values not yet.
     chunks = (chunk or 0) * chunk_tensors * ffn * activation
@@ -314,7 +314,7 @@ def block_bytes(
     group, part = max(1, query // kv_width), 8 * tokens * kv_width
     split = group if part < FEW_BYTES else -(-group // 4)
     parts = split * part if split > 1 and (part < FEW_BYTES or split * part <= PART_BYTES) else 0
-    at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended))
+    at_attention = int(tokens * (gradients + again_in_attention + qkv + of_attended + query * QUERY_GRADIENT_BYTES))
     at_exchange = int(tokens * (stream + again_in_attention + of_attended)) + exchange
     return saved - stream * savings.offload, max(at_ffn, at_attention + parts, at_exchange + parts)
 
